@@ -25,6 +25,12 @@ class CheckpointError(DbrdistError):
     """A checkpoint is missing, damaged, or belongs to another architecture."""
 
 
+class MissingEntryError(CheckpointError, KeyError):
+    """A saved state has no entry of this name; Chainer raises KeyError, which programs catch."""
+
+    __str__ = Exception.__str__  # KeyError shows its message in quotes
+
+
 class CorruptExampleError(DbrdistError):
     """An example of a dataset cannot be read; the message names its file."""
 

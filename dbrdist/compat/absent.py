@@ -45,7 +45,7 @@ _REMOVED_ARGUMENTS = {
 
 def explain_argument(error: TypeError) -> None:
     """Add to an error what took the place of an argument that Chainer 2 removed."""
-    found = re.search(r"unexpected (?:keyword )?argument '(\w+)'", str(error))
+    found = re.search(r"(?:unexpected (?:keyword )?argument '|unknown arguments: )(\w+)", str(error))
     if found is not None and found[1] in _REMOVED_ARGUMENTS:
         error.add_note(f"Chainer 2 removed the argument {found[1]}: {_REMOVED_ARGUMENTS[found[1]]}")
 

@@ -34,6 +34,8 @@ _ALSO = {
 _INSTEAD = {
     ("chainer.iterators", "MultiprocessIterator"): "dbrdist.compat.iterators",
     ("chainer.iterators.multiprocess_iterator", "MultiprocessIterator"): "dbrdist.compat.iterators",
+    ("chainermn.functions", "pseudo_connect"): "dbrdist.compat.communication",
+    ("chainermn.functions.pseudo_connect", "pseudo_connect"): "dbrdist.compat.communication",
     ("chainer.training.extensions", "LogReport"): "dbrdist.compat.extensions",
     ("chainer.training.extensions.log_report", "LogReport"): "dbrdist.compat.extensions",
 }
@@ -113,8 +115,24 @@ class Alias(ModuleType):
         if isinstance(value, Alias) and _is_over_a_module(self.__name__, name):  # set by the import of a module
             return
         super().__setattr__(name, value)
+        self._hand_down(name, value)
         if (self.__name__, name) in _SWITCHES:
             setattr(importlib.import_module(_LAST[self.__name__]), name, value)
+
+    def _hand_down(self, name: str, value: Any) -> None:
+        """Where a program replaces a function deep inside Chainer, ours is replaced for those who call it, too."""
+        if self.__name__.count(".") < 2 or not callable(value) or isinstance(value, type):
+            return
+        for room in _rooms(self.__name__):
+            if callable(room.__dict__.get(name)):
+                _replaced.setdefault((room, name), room.__dict__[name])
+                setattr(room, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        for room in _rooms(self.__name__):
+            if (room, name) in _replaced:
+                setattr(room, name, _replaced.pop((room, name)))
 
     def __getattr__(self, name: str) -> Any:
         path = self.__name__
@@ -172,6 +190,7 @@ class _InstalledFirst:
 
 
 _finder = _Finder()
+_replaced: dict[tuple[ModuleType, str], Any] = {}  # functions of ours that a program replaced, as they were
 _prepare_spawned = spawn.get_preparation_data
 
 
@@ -213,6 +232,9 @@ def uninstall() -> None:
         global_config.stale_parameters = "refuse"
         as_chainer[0] = False
         labels.clear()
+        for (room, name), value in _replaced.items():
+            setattr(room, name, value)
+        _replaced.clear()
         spawn.get_preparation_data = _prepare_spawned
         for name in [name for name, module in sys.modules.items() if isinstance(module, Alias)]:
             del sys.modules[name]

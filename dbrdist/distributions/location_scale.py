@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import dbrdist.functions as F
+from dbrdist.core.array.user_line import warn_user
 from dbrdist.core.tape.variable import Variable, as_variable
 from dbrdist.distributions.base import (
     Elementwise,
@@ -163,9 +164,15 @@ class Cauchy(_LocationScale):
 
     @property
     def mean(self) -> Variable:
-        return as_variable(self.xp.full_like(self.loc.array, np.nan))
+        return self._undefined("mean")
 
-    variance = mean
+    @property
+    def variance(self) -> Variable:
+        return self._undefined("variance")
+
+    def _undefined(self, what: str) -> Variable:
+        warn_user(f"the {what} of the Cauchy distribution is undefined: NaN", RuntimeWarning)
+        return as_variable(self.xp.full_like(self.loc.array, np.nan))
 
     @property
     def mode(self) -> Variable:

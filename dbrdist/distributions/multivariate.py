@@ -100,7 +100,9 @@ class MultivariateNormal(Distribution):
 
     support = "real"
 
-    def __init__(self, loc: Any, *, scale_tril: Any) -> None:
+    def __init__(self, loc: Any, *, scale_tril: Any = None) -> None:
+        if scale_tril is None:
+            raise ValueError("MultivariateNormal: scale_tril: expected a lower triangular matrix, got None")
         self.loc, self.scale_tril = in_one_type(loc, scale_tril)
         k = self.loc.shape[-1] if self.loc.ndim else None
         if k is None or self.scale_tril.shape != (*self.loc.shape, k):

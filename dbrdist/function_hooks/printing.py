@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any, TextIO
 
+from dbrdist.core.array.backend import get_array_module
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.tape.function_node import FunctionHook, FunctionNode
+from dbrdist.core.tape.variable import Variable
 
 
 class PrintHook(FunctionHook):
@@ -34,5 +37,15 @@ class PrintHook(FunctionHook):
         for a in arrays:
             if a is None:
                 self._print("(removed)")
+            elif as_chainer[0]:
+                self._print(_described(a, title == "output gradient"))
             else:
                 self._print(f"<variable of shape {a.shape}, {a.dtype}>\n{a}")
+
+
+def _described(a: Any, is_gradient: bool) -> str:
+    """An array as Chainer prints it: place, type, shape and statistics of a Variable, or of its gradient."""
+    v = Variable(get_array_module(a).zeros_like(a) if is_gradient else a)
+    if is_gradient:
+        v.grad = a
+    return f"<variable at 0x{id(v):x}>\n" + v.debug_print().partition("\n")[2]

@@ -23,6 +23,7 @@ from dbrdist.core.array.backend import (
     zeros,
     zeros_as,
 )
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.elementwise import elementwise
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, wrong_type
@@ -251,6 +252,8 @@ def vstack(xs: Sequence[Any]) -> Any:
         xs: arrays or Variables.
     """
     xs = [as_variable(x) for x in matched(tuple(xs))]
+    if as_chainer[0] and len({x.ndim for x in xs}) > 1:
+        raise expected("vstack", "xs", "arrays with the same number of axes, as in Chainer", str([x.shape for x in xs]))
     return concat([reshape(x, (1, -1)) if x.ndim < 2 else x for x in xs], axis=0)
 
 
@@ -349,6 +352,8 @@ def get_item(x: Any, slices: Any) -> Any:
         x: array or Variable.
         slices: numbers, slices, None, Ellipsis, and arrays of integers or booleans, as in NumPy.
     """
+    if isinstance(slices, (tuple, list)) and sum(s is Ellipsis for s in slices) > 1:
+        raise expected("get_item", "slices", "at most one Ellipsis", repr(slices))
     return ops.getitem(as_variable(x), slices)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from dbrdist.core.array.backend import zeros_as
 from dbrdist.core.tape import ops
-from dbrdist.core.tape.checks import expected, floating
+from dbrdist.core.tape.checks import expected, floating, wrong_shape
 from dbrdist.core.tape.variable import as_array
 from dbrdist.functions.connection import activation
 from dbrdist.functions.convolution import convolution_2d, deconvolution_2d
@@ -252,7 +252,7 @@ def _deconvolution(
     out = tuple(smallest) if outsize is None else each_axis(function, "outsize", outsize, ndim)
     for n, k_, s_, p_, d_, o in zip(sizes, k, s, p, d, out):
         if o < 1 or n not in (out_size(o, k_, s_, p_, d_, False), out_size(o, k_, s_, p_, d_, True)):
-            raise expected(function, "outsize", f"sizes whose convolution has the sizes {sizes} of x", str(out))
+            raise wrong_shape(function, "outsize", f"sizes whose convolution has the sizes {sizes} of x", str(out))
     return _with_bias(_spread_windows(x, W, s, p, d, out, groups), b)
 
 

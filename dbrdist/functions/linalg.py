@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import Operands, expected, floating
 from dbrdist.core.tape.elementwise_table import together
@@ -66,6 +67,9 @@ def einsum(*operands: Any) -> Any:
     xs = together("einsum", **{f"operand {i}": x for i, x in enumerate(xs)})
     named = [_named_axes(i, term, x.ndim) for i, (term, x) in enumerate(zip(terms, xs))]
     lengths = _lengths(named, xs)
+    num_free = {x.ndim - len(term) + 1 for term, x in zip(terms, xs) if Ellipsis in term}
+    if as_chainer[0] and len(num_free) > 1:
+        raise expected("einsum", "operands", "as many axes for each '...', as in Chainer", str(sorted(num_free)))
     result = _result(named, out)
     kept = set(result)
     pairs = [_simplified(x, labels, lengths) for x, labels in zip(xs, named)]
@@ -121,7 +125,7 @@ def _lengths(named: list[Labels], xs: Sequence[Any]) -> dict[Hashable, int]:
     for i, (labels, x) in enumerate(zip(named, xs)):
         for label, n in zip(labels, x.shape):
             known = lengths.setdefault(label, n)
-            may_repeat = isinstance(label, tuple) and 1 in (known, n)
+            may_repeat = isinstance(label, tuple) and 1 in (known, n) and not as_chainer[0]
             if known != n and not may_repeat:
                 what = f"length {known} of {'...' if isinstance(label, tuple) else label!r} as before"
                 raise expected("einsum", f"operand {i}", what, x)
@@ -138,6 +142,8 @@ def _result(named: list[Labels], out: Labels | None) -> Labels:
         return [*free, *sorted(single)]
     if free and Ellipsis not in out:
         raise expected("einsum", "subscripts", "'...' in the result, since axes of '...' are not summed", "none")
+    if Ellipsis in out and not free and as_chainer[0]:
+        raise expected("einsum", "subscripts", "'...' in the result only where a term has it", str(out))
     result = [label for a in out for label in (free if a is Ellipsis else [a])]
     if len(set(result)) != len(result) or not set(result) <= set(every):
         raise expected("einsum", "subscripts", "letters of the terms in the result, each once", str(out))
@@ -171,8 +177,8 @@ def batch_l2_norm_squared(x: Any) -> Any:
     """
     floating("batch_l2_norm_squared", x=x)
     x = as_variable(x)
-    if not x.ndim:
-        raise expected("batch_l2_norm_squared", "x", "at least one axis", x)
+    if x.ndim < 1 + as_chainer[0]:
+        raise expected("batch_l2_norm_squared", "x", "an axis of examples, and in Chainer one of features", x)
     wide = ops.cast(x, accumulation_dtype(x.dtype))
     return ops.cast(ops.sum(ops.mul(wide, wide), tuple(range(1, x.ndim))), x.dtype)
 

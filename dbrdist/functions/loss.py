@@ -13,11 +13,12 @@ from numpy import ndarray
 
 from dbrdist import kernels
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, is_array, is_floating
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config
 from dbrdist.core.array.elementwise import elementwise
 from dbrdist.core.array.sums import square_sum
 from dbrdist.core.tape import ops
-from dbrdist.core.tape.checks import expected, floating, one_of
+from dbrdist.core.tape.checks import UnknownOptionError, expected, floating, one_of, wrong_type
 from dbrdist.core.tape.elementwise_table import row, together
 from dbrdist.core.tape.function_node import FunctionNode, call
 from dbrdist.core.tape.variable import Variable, as_array, as_variable
@@ -307,6 +308,11 @@ def _of_probabilities(x: Any, t: Array, reduce: str, soft_target_loss: str) -> A
 def same_shapes(function: str, **xs: Any) -> tuple[Any, ...]:
     """The arguments as Variables; an error unless all have the shape of the first."""
     variables = together(function, **xs)
+    if as_chainer[0] and len({isinstance(x, Variable) for x in xs.values()}) == 1:
+        first, *others = xs.items()
+        for name, x in others:
+            if x.dtype != first[1].dtype:
+                raise wrong_type(function, name, f"the type {first[1].dtype} of {first[0]}", x)
     for name, x in zip(xs, variables):
         if x.shape != variables[0].shape:
             raise expected(function, name, f"shape {variables[0].shape} to match {next(iter(xs))}", x)
@@ -515,7 +521,8 @@ def hinge(x: Any, t: Any, norm: str = "L1", reduce: str = "mean") -> Any:
 
     x (N, K), t (N,) integers. ``reduce``: 'mean' over N, or 'no' for the terms, shape (N, K).
     """
-    one_of("hinge", "norm", ("L1", "L2"), norm)
+    if norm not in ("L1", "L2"):
+        raise UnknownOptionError("hinge", "norm", "'L1' or 'L2'", repr(norm))
     one_of("hinge", "reduce", ("mean", "no"), reduce)
     floating("hinge", x=x)
     x = as_variable(x)

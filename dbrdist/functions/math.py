@@ -13,11 +13,12 @@ import numpy as np
 
 from dbrdist.core.array.array_operations import row_starts
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, is_array
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.elementwise import elementwise
 from dbrdist.core.array.observed import observed, observed_index
 from dbrdist.core.array.sums import wide_sum
 from dbrdist.core.tape import ops
-from dbrdist.core.tape.checks import expected, floating, wrong_type
+from dbrdist.core.tape.checks import expected, floating, wrong_shape, wrong_type
 from dbrdist.core.tape.elementwise_table import function, public, row, together
 from dbrdist.core.tape.function_node import FunctionNode
 from dbrdist.core.tape.variable import Variable, as_array, as_variable
@@ -262,7 +263,7 @@ def bias(x: Any, y: Any, axis: int = 1) -> Any:
 def _aligned(function: str, x: Variable, y: Any, axis: int) -> Any:
     stop = axis + len(y.shape)
     if x.shape[axis:stop] != tuple(y.shape):
-        raise expected(function, "y", f"the axes of x (shape {x.shape}) from {axis} on", y)
+        raise wrong_shape(function, "y", f"the axes of x (shape {x.shape}) from {axis} on", y)
     return ops.reshape(y, (1,) * axis + tuple(y.shape) + (1,) * (x.ndim - stop))
 
 
@@ -273,7 +274,7 @@ def checked_axis(function: str, x: Any, axis: Any) -> Any:
     """None, or the axes as a tuple of numbers from 0."""
     if axis is None:
         return None
-    axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
+    axes = tuple(axis) if isinstance(axis, tuple) or (isinstance(axis, list) and not as_chainer[0]) else (axis,)
     for a in axes:
         if not isinstance(a, (int, np.integer)):
             raise wrong_type(function, "axis", "an int, a tuple of ints or None", axis)

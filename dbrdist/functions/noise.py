@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.array.backend import Array, accumulation_dtype, device_of, full_as, to_device
+from dbrdist.core.array.backend import Array, accumulation_dtype, device_of, full_as, get_array_module, to_device
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config
 from dbrdist.core.array.elementwise import elementwise
 from dbrdist.core.array.observed import observed
@@ -173,6 +174,8 @@ def zoneout(h: Any, x: Any, ratio: float = 0.5) -> Any:
         raise expected("zoneout", "x", f"shape {h.shape} to match h", x)
     if not config.train:
         return ops.add(ops.mul(h, ratio), ops.mul(x, 1.0 - ratio))
+    if as_chainer[0]:
+        return Zoneout(get_array_module(h.array).random.rand(*x.shape) < ratio).apply((h, x))[0]
     return Zoneout(elementwise(lambda bits: bits < ratio * 2.0**32, _bits(h.array))).apply((h, x))[0]
 
 
@@ -196,7 +199,7 @@ def simplified_dropconnect(
     name = "simplified_dropconnect"
     if not 0.0 <= ratio < 1.0:
         raise expected(name, "ratio", "a number from 0 to less than 1", ratio)
-    operands = {"x": x, "W": W} if b is None else {"x": x, "W": W, "b": b}
+    operands, dtype = {"x": x, "W": W} if b is None else {"x": x, "W": W, "b": b}, x.dtype
     x, W, *rest = together(name, **operands)
     x = ops.reshape(x, (x.shape[0], prod(x.shape[1:]))) if x.ndim != 2 and x.ndim else x
     if x.ndim != 2 or W.ndim != 2 or x.shape[1] != W.shape[1]:
@@ -214,4 +217,9 @@ def simplified_dropconnect(
     columns = ops.reshape(x, (*x.shape, 1)) if use_batchwise_mask else ops.transpose(x)
     y = ops.matmul(kept, columns)
     y = ops.reshape(y, y.shape[:2]) if use_batchwise_mask else ops.transpose(y)
-    return ops.add(y, rest[0]) if rest else y
+    y = ops.add(y, rest[0]) if rest else y
+    if as_chainer[0]:  # of the type of x, and its node has the mask
+        y = ops.cast(y, dtype)
+        if y.creator_node is not None:
+            y.creator_node.mask = mask
+    return y

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array.backend import Array, empty_as, full_as, zeros_as
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import describe, expected
 from dbrdist.core.tape.elementwise_table import matched
@@ -47,6 +48,8 @@ def pad_sequence(xs: Sequence[Any], length: int | None = None, padding: Any = 0)
         is_held = dtype.kind not in "biu" or bool(dtype.type(padding) == padding)
     except (OverflowError, TypeError, ValueError):
         is_held = False
+    if not is_held and as_chainer[0] and isinstance(padding, int):  # NumPy 1 took the lowest bits
+        padding, is_held = int(np.asarray(padding).astype(dtype)), True
     if not is_held:
         raise expected("pad_sequence", "padding", f"a number of type {dtype}", repr(padding))
     return PadSequence(longest if length is None else operator.index(length), padding).apply(xs)[0]

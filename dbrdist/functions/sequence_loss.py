@@ -13,6 +13,7 @@ import numpy as np
 
 from dbrdist import kernels
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.backprop import grad
 from dbrdist.core.tape.checks import expected, one_of
@@ -301,7 +302,10 @@ def negative_sampling(
     x, W = together("negative_sampling", x=x, W=W)
     t = _words("negative_sampling", x, t, W)
     xp, shape = get_array_module(x), (len(x), operator.index(sample_size))
-    if samples is None:
+    if samples is None and as_chainer[0]:  # the first column is drawn, too, and replaced
+        samples = xp.array(as_array(sampler((shape[0], shape[1] + 1))))
+        samples[:, 0] = t
+    elif samples is None:
         samples = xp.concatenate([t[:, None], xp.asarray(as_array(sampler(shape)))], axis=1)
     words = xp.asarray(as_array(samples))
     if words.shape != (shape[0], shape[1] + 1) or words.dtype.kind not in "iu":

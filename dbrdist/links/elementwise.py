@@ -11,6 +11,10 @@ from dbrdist.functions.math import bias, scale
 from dbrdist.links.initializers import get_initializer
 
 
+class _WrongCount(TypeError, AssertionError):
+    """Another number of arguments than the link takes, about which Chainer raises AssertionError."""
+
+
 class Scale(Link):
     """y = x W, whose axes are those of x from ``axis`` on; with ``bias_term`` plus a :class:`Bias`.
 
@@ -40,7 +44,7 @@ class Scale(Link):
         """(x,), or (x, W) where the link has no W."""
         axis = self.axis
         if len(xs) != (1 if "W" in self._params else 2):
-            raise TypeError(f"Scale: expected {'x' if 'W' in self._params else 'x and W'}, got {len(xs)} arguments")
+            raise _WrongCount(f"Scale: expected {'x' if 'W' in self._params else 'x and W'}, got {len(xs)} arguments")
         x = scale(xs[0], self.W if len(xs) == 1 else xs[1], axis)
         return bias(x, self.b, axis) if self.with_bias else x
 
@@ -63,7 +67,7 @@ class Bias(Link):
     def forward(self, *xs: Any) -> Any:
         """(x,), or (x, b) where the link has no b."""
         if len(xs) != (1 if "b" in self._params else 2):
-            raise TypeError(f"Bias: expected {'x' if 'b' in self._params else 'x and b'}, got {len(xs)} arguments")
+            raise _WrongCount(f"Bias: expected {'x' if 'b' in self._params else 'x and b'}, got {len(xs)} arguments")
         return bias(xs[0], self.b if len(xs) == 1 else xs[1], self.axis)
 
 

@@ -16,7 +16,7 @@ from dbrdist.core.array.backend import Array, as_dtype, device_of, get_device, i
 from dbrdist.core.array.config import get_dtype
 from dbrdist.core.array.random import next_initializer_generator
 from dbrdist.core.names.constructors import explain_constructors
-from dbrdist.core.tape.checks import expected, one_of
+from dbrdist.core.tape.checks import expected, one_of, wrong_shape
 from dbrdist.core.usage.mistakes import given_a_class
 
 
@@ -40,7 +40,7 @@ class Constant(Initializer):
 
     def __call__(self, array: Array) -> None:
         if is_array(self.fill_value) and self.fill_value.ndim and self.fill_value.shape != array.shape:
-            raise expected("Constant", "fill_value", f"shape {array.shape} to match the parameter", self.fill_value)
+            raise wrong_shape("Constant", "fill_value", f"shape {array.shape} to match the parameter", self.fill_value)
         value = self.fill_value
         array[...] = to_device(value, device_of(array)) if is_array(value) else value
 

@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.array.backend import as_dtype, full
+from dbrdist.core.array.backend import as_dtype, device_of, full, to_device
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config, get_dtype
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.names.limits import Sizes
 from dbrdist.core.tape.checks import expected, wrong_type
+from dbrdist.core.usage.foreign_names import refuse_unknown
 from dbrdist.core.usage.mistakes import warn
 from dbrdist.functions import example_normalization as E
 from dbrdist.functions import normalization as N
@@ -50,6 +52,12 @@ class BatchNormalization(Link):
         initial_avg_mean: Any = None, initial_avg_var: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
+        if size is None and axis is None and as_chainer[0]:
+            raise RuntimeError(
+                "BatchNormalization: expected size or axis, got neither, from which Chainer tells the shape"
+            )
+        if not isinstance(size, (int, np.integer, tuple, list, type(None))):
+            raise TypeError(f"BatchNormalization: size: expected an int or a tuple of ints, got {type(size).__name__}")
         self.decay, self.eps = decay, eps
         self.axis = (axis,) if isinstance(axis, int) else axis
         self.dtype = get_dtype(dtype, map_mixed16=np.float32)
@@ -84,9 +92,11 @@ class BatchNormalization(Link):
         """Forget how many batches the statistics have seen; see ``finetune``."""
         self.N = 0
 
-    def forward(self, x: Any, finetune: bool = False) -> Any:
+    def forward(self, x: Any, *, finetune: bool = False, **removed: Any) -> Any:
         """Normalize ``x``. With ``finetune`` the running statistics become the plain mean over all batches since
         ``start_finetuning``."""
+        if removed:
+            refuse_unknown("BatchNormalization.forward", BatchNormalization.forward, removed)
         axis, mean = self.axis, self.avg_mean
         if mean is None:
             averaged = N.default_axis(len(x.shape)) if axis is None else axis
@@ -175,6 +185,23 @@ class BatchRenormalization(BatchNormalization):
         )
 
 
+class _OfChainer5:
+    """Loads statistics that all groups have in common, too."""
+
+    is_loading = True
+
+    def __init__(self, serializer: Any) -> None:
+        self._serializer = serializer
+        self.strict = getattr(serializer, "strict", True)
+
+    def __call__(self, key: str, value: Any) -> Any:
+        saved = self._serializer(key, None) if key.startswith("avg_") else None
+        if saved is None or saved.shape != value.shape[1:]:
+            return self._serializer(key, value)
+        value[...] = to_device(saved, device_of(value))
+        return value
+
+
 class DecorrelatedBatchNormalization(Link):
     """Whitening: channels of mean 0 and variance 1 that are not correlated within their group (Huang et al. 2018).
 
@@ -202,6 +229,10 @@ class DecorrelatedBatchNormalization(Link):
         self.N = 0  # batches seen since start_finetuning
         for name in ("avg_mean", "avg_projection", "N"):
             self.register_persistent(name)
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load; Chainer 5 saved statistics without an axis of groups."""
+        super().serialize(_OfChainer5(serializer) if getattr(serializer, "is_loading", False) else serializer)
 
     def start_finetuning(self) -> None:
         """Forget how many batches the statistics have seen; see ``finetune``."""
@@ -275,7 +306,7 @@ class GroupNormalization(_Affine):
     """
 
     def __init__(
-        self, groups: int, size: int | None = None, eps: float = 1e-5, initial_gamma: Any = None,
+        self, groups: Any, size: int | None = None, eps: float = 1e-5, initial_gamma: Any = None,
         initial_beta: Any = None,
     ) -> None:  # fmt: skip
         super().__init__(size, initial_gamma, initial_beta)

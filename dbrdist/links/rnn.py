@@ -10,7 +10,7 @@ import numpy as np
 import dbrdist.functions as F
 from dbrdist.core.array import backend
 from dbrdist.core.model.chain import Chain
-from dbrdist.core.tape.checks import expected
+from dbrdist.core.tape.checks import OperandTypeError, describe, expected
 from dbrdist.core.tape.variable import Variable, as_variable
 from dbrdist.links.connection import Linear
 from dbrdist.links.initializers import LeCunNormal, get_initializer
@@ -147,7 +147,8 @@ class LSTM(_Stateful, _LSTMBase):
         h, rest = self.h, None
         if h is not None:
             if n > len(h):
-                raise expected("LSTM", "x", f"at most {len(h)} examples, as in the call before (or reset_state())", x)
+                what = f"at most {len(h)} examples, as in the call before (or reset_state())"
+                raise OperandTypeError("LSTM", "x", what, describe(x))
             if n < len(h):
                 h, rest = F.split_axis(h, [n], axis=0)
         gates = self._gates(h, x)

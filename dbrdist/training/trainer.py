@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array import random
-from dbrdist.core.files.serializer import is_about
+from dbrdist.core.files.serializer import is_about, saved_entry
 from dbrdist.core.model.reporter import Reporter, as_number
 from dbrdist.core.usage.foreign_names import refuse_unknown
 from dbrdist.core.usage.mistakes import given_a_class
@@ -133,7 +133,10 @@ class Trainer:
         if show:  # with the traceback, where the words of the error stand already
             error.add_note(f"in the training loop at iteration {self.updater.iteration}")
         for entry in entries:
-            entry.extension.on_error(self, error, error.__traceback__)
+            try:
+                entry.extension.on_error(self, error, error.__traceback__)
+            except Exception as another:  # the others are told, and the first error is the one that is raised
+                error.add_note(f"on_error of the extension {entry.name} failed: {type(another).__name__}: {another}")
 
     @property
     def elapsed_time(self) -> float:
@@ -212,6 +215,9 @@ class Trainer:
                 if is_about(place["__class__"], type(entry.trigger).__name__):
                     entry.trigger.serialize(place)
         fresh = self._started_seconds is None
+        if serializer.is_loading and saved_entry(serializer, "random_state") is None:  # a snapshot of Chainer
+            self._earlier_seconds = float(serializer("_snapshot_elapsed_time", self._earlier_seconds))
+            return
         state = serializer("random_state", np.array(random.get_state(), np.uint64))
         elapsed = serializer("_snapshot_elapsed_time", self._earlier_seconds if fresh else self.elapsed_time)
         # The stop trigger has not seen the last step yet when a snapshot is taken: it asks first after a resume.

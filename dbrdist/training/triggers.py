@@ -187,7 +187,11 @@ class OnceTrigger:
         return fire
 
     def serialize(self, serializer: Any) -> None:
-        self._first = bool(serializer("first", self._first))
+        try:
+            self._first = bool(serializer("first", self._first))
+        except KeyError:
+            mistakes.warn("OnceTrigger: the saved state does not say whether it fired, as in files of Chainer 4")
+            self._first = False
 
 
 class TimeTrigger:
@@ -324,6 +328,10 @@ class EarlyStoppingTrigger:
         max_trigger: Any = (100, "epoch"),
         **kwargs: Any,
     ):
+        if "patients" in kwargs:  # as Chainer spelled it first
+            if patience is not None:
+                raise TypeError("EarlyStoppingTrigger: expected patience or its alias patients, got both")
+            patience = kwargs.pop("patients")
         foreign_names.refuse_unknown("EarlyStoppingTrigger", EarlyStoppingTrigger.__init__, kwargs)
         if mode not in ("auto", "min", "max"):
             raise ValueError(f"expected mode 'auto', 'min' or 'max', got {mode!r}")

@@ -91,6 +91,8 @@ class StandardUpdater(Updater):
                 )
             if self._device is not None:
                 optimizer.target.to_device(self._device)
+            if auto_new_epoch:  # of a multi-node optimizer, that of the one that it wraps
+                getattr(optimizer, "actual_optimizer", optimizer).use_auto_new_epoch = True
             if loss_scale is not None:
                 optimizer.set_loss_scale(loss_scale)
             if hasattr(optimizer, "reads"):  # a multi-node one, which compares them over the ranks

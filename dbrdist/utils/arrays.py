@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.array.backend import Array, get_array_module
+from dbrdist.core.array.backend import Array, get_array_module, is_array
 from dbrdist.core.tape import ops
 
 
@@ -19,8 +19,10 @@ def force_array(x: Any, dtype: Any = None) -> Array:
 
 
 def force_type(dtype: Any, value: Any) -> Any:
-    """A number as a scalar of ``dtype``; arrays and Variables stay as they are."""
-    return dtype.type(value) if np.isscalar(value) else value
+    """A number as a scalar of ``dtype``, an array in that type; Variables stay as they are."""
+    if np.isscalar(value):
+        return np.dtype(dtype).type(value)
+    return value.astype(dtype, copy=False) if is_array(value) else value
 
 
 def size_of_shape(shape: tuple[int, ...]) -> int:

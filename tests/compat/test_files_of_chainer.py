@@ -47,3 +47,57 @@ def test_an_optimizer_goes_on_as_it_did_in_chainer():
     optimizer.update(lambda: F.softmax_cross_entropy(net(results["x"]), results["t"]))
     with dbrdist.using_config("train", False):
         np.testing.assert_allclose(net(results["x"]).array, results["after"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_trainer_goes_on_as_chainers_was_saved(tmp_path):
+    """Chainer numbers the links of a Sequential in another order, and saves sums in place of means."""
+    from dbrdist import iterators, optimizers, training
+    from dbrdist.training import extensions
+
+    results = np.load(FILES / "trainer-results.npz")
+    net = dbrdist.Sequential(L.Linear(3, 4), L.BatchNormalization(4), F.relu, L.Linear(4, 2))
+    optimizer = optimizers.MomentumSGD(0.1).setup(L.Classifier(net))
+    data = dbrdist.datasets.TupleDataset(results["x"], results["t"])
+    iterator = iterators.SerialIterator(data, 4)
+    trainer = training.Trainer(training.StandardUpdater(iterator, optimizer), (6, "iteration"), str(tmp_path))
+    trainer.extend(extensions.ExponentialShift("lr", 0.5, 0.1), trigger=(2, "iteration"))
+    dbrdist.serializers.load_npz(str(FILES / "trainer.npz"), trainer)
+    with dbrdist.using_config("train", False):
+        np.testing.assert_allclose(net(results["x"]).array, results["y"], rtol=1e-5, atol=1e-6)
+    assert (iterator.epoch_detail, trainer.updater.iteration, optimizer.t) == (1 + 8 / 12, 5, 5)
+    trainer.run()
+    np.testing.assert_array_equal(iterator.indices, results["order"][8:12])
+    assert optimizer.lr == pytest.approx(results["lr"] / 2)
+
+
+def test_a_file_with_our_numbers_of_a_sequential_is_read_too(tmp_path):
+    """Written with NumPy: nothing says who wrote it."""
+    net = dbrdist.Sequential(L.Linear(2, 3), L.Linear(3, 4), L.Linear(4, 5))
+    arrays = {name[1:]: np.random.rand(*p.shape).astype("f") for name, p in net.namedparams()}
+    np.savez(tmp_path / "net.npz", **arrays)
+    dbrdist.serializers.load_npz(tmp_path / "net.npz", net)
+    for name, p in net.namedparams():
+        np.testing.assert_array_equal(p.array, arrays[name[1:]])
+    dbrdist.serializers.save_npz(tmp_path / "ours.npz", net)
+    other = dbrdist.Sequential(L.Linear(2, 3), L.Linear(3, 4), L.Linear(4, 5))
+    dbrdist.serializers.load_npz(tmp_path / "ours.npz", other)
+    np.testing.assert_array_equal(other[2].W.array, net[2].W.array)
+
+
+@pytest.mark.parametrize("first", [(), (F.relu,), (F.relu, F.tanh)])
+def test_links_of_a_sequential_are_numbered_as_chainer_inserts_them(first):
+    """Against the order that Chainer's insert makes: behind the first link, or behind what is at its place."""
+    from dbrdist.core.array.chainer_mode import order_of_chainer
+
+    layers = [*first, L.Linear(1, 1), F.relu, L.Linear(1, 2), L.Linear(2, 3), F.tanh, L.Linear(3, 4)]
+    expected = []
+    for i, layer in enumerate(layers):
+        if hasattr(layer, "namedparams"):
+            before = [j for j in range(i) if hasattr(layers[j], "namedparams")]
+            expected.insert(0 if i == 0 else (before[0] if before else 0) + 1, layer)
+    order_of_chainer[0] = True
+    try:
+        found = [link for _, link in dbrdist.Sequential(*layers).namedlinks(skipself=True)]
+    finally:
+        order_of_chainer[0] = False
+    assert [id(link) for link in found] == [id(link) for link in expected]

@@ -89,14 +89,18 @@ def test_a_function_of_the_name_of_a_module_is_the_function(installed):
     import chainermn.functions
     import chainermn.links
 
+    from dbrdist.compat import communication
+
     ours = dbrdist.comm.functions
     for _ in range(2):
-        assert chainermn.functions.pseudo_connect is ours.pseudo_connect
+        assert chainermn.functions.pseudo_connect is communication.pseudo_connect
         assert chainermn.links.create_mnbn_model is dbrdist.comm.links.create_mnbn_model
         from chainermn.functions.pseudo_connect import pseudo_connect
         from chainermn.links.create_mnbn_model import create_mnbn_model
 
-        assert pseudo_connect is ours.pseudo_connect and create_mnbn_model is dbrdist.comm.links.create_mnbn_model
+        assert (
+            pseudo_connect is communication.pseudo_connect and create_mnbn_model is dbrdist.comm.links.create_mnbn_model
+        )
     from chainermn.functions.point_to_point_communication import Recv, send
 
     assert send is chainermn.functions.send is ours.send and Recv is ours.Recv

@@ -123,6 +123,7 @@ def test_backward_after_new_values_of_a_parameter_computes_as_chainer_and_warns(
         link = L.Linear(3, 1, nobias=True, initialW=np.ones((1, 3), "f"))
         if in_flat_memory:
             chainer.optimizers.SGD().setup(link)
+        link.cleargrads()
         v = chainer.Variable(X)
         loss = F.sum(link(v))
         link.W.array = np.full((1, 3), 5.0, "f")

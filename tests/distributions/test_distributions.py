@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pickle
 
@@ -66,7 +67,8 @@ def test_moments_and_entropy(name):
     make, params, _, scipys, _ = ROWS[name]
     ours, theirs = make(*params), scipys(*params)
     assert ours.batch_shape == (3,) and ours.event_shape == () and ours.xp is np
-    with np.errstate(invalid="ignore"):
+    undefined = pytest.warns(RuntimeWarning, match="undefined: NaN") if name == "Cauchy" else contextlib.nullcontext()
+    with np.errstate(invalid="ignore"), undefined:
         close(ours.mean, theirs.mean())
         close(ours.variance, theirs.var())
         close(ours.stddev, theirs.std())

@@ -155,6 +155,42 @@ def test_dqn():
     assert load("control/dqn.py").main(["--steps", "1000", "--explore", "300", "--units", "32"]) > 8
 
 
+def beside(name, monkeypatch):
+    """An example that imports others of its folder."""
+    monkeypatch.syspath_prepend(str((EXAMPLES / name).parent))
+    return load(name)
+
+
+def test_ppo_balances_the_pole_longer_than_chance(monkeypatch):
+    main = beside("control/ppo.py", monkeypatch).main
+    words = ["--simulations", "8", "--steps", "64", "--units", "16", "--parts", "2"]
+    assert main([*words, "--rollouts", "8", "--alpha", "3e-3"]) > 40  # a constant push fails after 10 steps
+
+
+def test_advantages_of_ppo_are_sums_of_what_was_not_expected(monkeypatch):
+    """Against the definition, sum over l of (discount smoothing)^l times the surprise, which ends with the episode."""
+    ppo = beside("control/ppo.py", monkeypatch)
+    network = ppo.Network(8)
+    simulations = ppo.Simulations(3, 0, 1, np.random.default_rng(0))
+    begin, lengths = simulations.state.copy(), simulations.length.copy()
+    states, pushes, log_p, advantages, returns = simulations.rollout(network, 40, 0.9, 0.8)
+    np.testing.assert_array_equal(states[0], begin.astype("f"))
+    values = np.stack([network.of_arrays(s)[1] for s in states])
+    np.testing.assert_allclose(returns - advantages, values, atol=1e-5)
+    for n in range(3):
+        for t in range(40):
+            expected, factor = 0.0, 1.0
+            for later in range(t, 40):
+                after, failed = ppo.cart_pole(states[later, n][None].astype(float), pushes[later, n][None])
+                worth = 0.0 if failed[0] else network.of_arrays(after)[1][0]
+                expected += factor * (1.0 + 0.9 * worth - values[later, n])
+                factor *= 0.9 * 0.8
+                if failed[0]:
+                    break
+            assert abs(advantages[t, n] - expected) < 1e-3
+    assert (lengths == 0).all() and log_p.max() <= 0
+
+
 @pytest.mark.parametrize("name", ["by_hand", "with_trainer"])
 def test_paper(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -20,6 +20,7 @@ from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.protocol.agree import raise_together, together
 from dbrdist.comm.protocol.arguments import attempt, rank_of, whole_number
 from dbrdist.comm.steps.joint_steps import JointSteps
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.files.regular_file import regular
 from dbrdist.core.files.serializer import read_npz
 from dbrdist.errors import CheckpointError
@@ -208,7 +209,9 @@ def _parse_sets(replica_sets: Iterable[int | Iterable[int]], size: int) -> list[
         if rank_of(rank, size, what) in seen:
             raise ValueError(f"{what} expected each rank in one set, got rank {rank} twice")
         seen.add(int(rank))
-    return [sorted(ranks) for ranks in sets if ranks] + [[rank] for rank in range(size) if rank not in seen]
+    others = [rank for rank in range(size) if rank not in seen]
+    rest = [others] if others and as_chainer[0] else [[rank] for rank in others]  # in ChainerMN they are one set
+    return [sorted(ranks) for ranks in sets if ranks] + rest
 
 
 class MultiNodeSnapshot(Extension):
@@ -224,6 +227,16 @@ class MultiNodeSnapshot(Extension):
         self._snapshot = copy.copy(snapshot)
         self._snapshot.filename = _of_rank(snapshot.filename, writer)
         self.priority, self.trigger = snapshot.priority, snapshot.trigger
+
+    @property
+    def is_master(self) -> bool:
+        """Whether this rank writes the snapshot of its set."""
+        return self._is_writer
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The snapshot of this rank's set, with the writer's rank in its file name."""
+        return self._snapshot
 
     def __call__(self, trainer: Any) -> None:
         with together(self._comm):

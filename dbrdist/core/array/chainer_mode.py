@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
+order_of_chainer = [False]  # while a file that Chainer wrote is loaded: the children of a Sequential have its numbers
 as_chainer = [False]  # set by dbrdist.compat
 labels: dict[type[Any], str] = {}  # of function nodes, where Chainer's differ from ours; filled by dbrdist.compat

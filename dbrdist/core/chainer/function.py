@@ -6,6 +6,7 @@ import weakref
 from typing import Any
 
 from dbrdist.core.array.backend import Array, get_array_module
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import force_backprop_mode, no_backprop_mode
 from dbrdist.core.tape.function_node import FunctionHook, FunctionNode
 from dbrdist.core.tape.node import VariableNode
@@ -58,6 +59,12 @@ class FunctionAdapter(FunctionNode):
             raise ValueError(
                 f"{self.label}.backward: expected {self._num_inputs} gradients, one for each input, got {len(gxs)}"
             )
+        for i in wanted if as_chainer[0] else ():
+            if gxs[i] is not None and gxs[i].dtype != self.inputs[i].dtype:
+                raise TypeError(
+                    f"{self.label}.backward: expected a gradient of type {self.inputs[i].dtype} for input {i}, got "
+                    f"{gxs[i].dtype}"
+                )
         return tuple([gxs[i] for i in wanted])
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from dbrdist.core.array.backend import as_dtype
 from dbrdist.core.files.serializer import Deserializer, Serializer, as_saved, load_value, missing, replace_atomically
-from dbrdist.errors import CheckpointError
+from dbrdist.errors import CheckpointError, MissingEntryError
 
 _DTYPE = "dbrdist.dtype"  # the attribute with the name of a type that HDF5 does not know (bfloat16)
 
@@ -76,7 +76,7 @@ class HDF5Deserializer(Deserializer):
         path = (self._path + key).lstrip("/")
         if not self._has(key):
             if self.strict:
-                raise CheckpointError(missing(path, ()))
+                raise MissingEntryError(missing(path, ()))
             return value
         dataset = self.group[key]
         if dataset.shape is None:
@@ -124,6 +124,6 @@ def load_hdf5(filename: str | os.PathLike[str], obj: Any) -> None:
         with h5py.File(filename, "r") as file:
             HDF5Deserializer(file).load(obj)
     except CheckpointError as error:
-        raise CheckpointError(f"{os.fspath(filename)}: {error}") from error
+        raise type(error)(f"{os.fspath(filename)}: {error}") from error
     except OSError as error:
         raise CheckpointError(f"{os.fspath(filename)}: cannot be read as an HDF5 file: {error}") from error

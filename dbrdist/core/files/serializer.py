@@ -22,9 +22,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from dbrdist.core.array.backend import as_dtype, is_array, to_cpu
+from dbrdist.core.array.chainer_mode import order_of_chainer
 from dbrdist.core.files.regular_file import regular
 from dbrdist.core.usage.mistakes import given_a_class, warn
-from dbrdist.errors import CheckpointError
+from dbrdist.errors import CheckpointError, MissingEntryError
 
 FORMAT_VERSION = 1
 _META = "dbrdist.json"
@@ -75,15 +76,29 @@ def is_about(serializer: Any, subject: str) -> bool:
     return saved is None or saved == subject
 
 
+def loads(serializer: Any) -> bool:
+    """Whether a serializer loads. One of a program's that does not say so, such as a function, is taken to load."""
+    return bool(getattr(serializer, "is_loading", True))
+
+
+def saved_entry(serializer: Any, *keys: str) -> Any:
+    """The value that was saved under the first of these names that is there, else None; for a serializer that loads."""
+    for key in keys:
+        try:
+            value = serializer(key, None)
+        except KeyError:
+            continue
+        if value is not None:
+            return value
+    return None
+
+
 def described(serializer: Any, key: str, words: str) -> str | None:
     """Save words; when loading the saved ones, None where there are none: an earlier version saved."""
-    if not serializer.is_loading:
+    if not loads(serializer):
         serializer(key, words)
         return words
-    try:
-        saved = serializer(key, None)
-    except (CheckpointError, KeyError):
-        return None
+    saved = saved_entry(serializer, key)
     return None if saved is None else str(saved)
 
 
@@ -150,7 +165,7 @@ class NpzDeserializer(Deserializer):
             return value
         if key not in self.npz:
             if self.strict:
-                raise CheckpointError(missing(key, self.npz))
+                raise MissingEntryError(missing(key, self.npz))
             return value
         saved = self.npz[key]
         return None if saved is None else load_value(key, value, saved)
@@ -228,6 +243,10 @@ def encode(entries: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
     return arrays
 
 
+class SavedByOthers(dict[str, Any]):
+    """The entries of a file that :func:`save_npz` did not write: Chainer's, most likely."""
+
+
 def decode(npz: Mapping[str, Any]) -> dict[str, Any]:
     """The inverse of :func:`encode`; files without its entry (Chainer's) are taken as they are."""
     keys = list(npz)
@@ -244,7 +263,7 @@ def decode(npz: Mapping[str, Any]) -> dict[str, Any]:
             a = npz[key]
             entries[key] = a.view(as_dtype(meta["dtypes"][key])) if key in meta["dtypes"] else a
     entries.update(dict.fromkeys(meta["none"]))
-    return entries
+    return entries if _META in keys else SavedByOthers(entries)
 
 
 def replace_atomically(path: str | os.PathLike[str], make: Callable[[str], None]) -> None:
@@ -324,6 +343,17 @@ def load_npz(file: Any, obj: Any, path: str = "", strict: bool = True, ignore_na
     _check_serializable("load_npz", obj)
     if not strict and saved and ignore_names is None:
         _warn_where_nothing_fits(file, saved, path, obj)
+    if not isinstance(saved, SavedByOthers) or order_of_chainer[0]:
+        NpzDeserializer(saved, path, strict, ignore_names).load(obj)
+        return
+    order_of_chainer[0] = True
+    try:
+        NpzDeserializer(saved, path, strict, ignore_names).load(obj)
+        return
+    except CheckpointError:  # not of Chainer's Sequential either, or wrong in another way, which is said
+        pass
+    finally:
+        order_of_chainer[0] = False
     NpzDeserializer(saved, path, strict, ignore_names).load(obj)
 
 
@@ -379,7 +409,7 @@ def read_npz(file: Any) -> dict[str, Any]:
             with READING:
                 return decode(stack.enter_context(np.load(source, allow_pickle=False)))
         except CheckpointError as e:
-            raise CheckpointError(f"{file}: {e}") from e
+            raise type(e)(f"{file}: {e}") from e
         except Exception as e:  # damage shows as nearly any exception of zipfile, zlib, NumPy and json
             raise CheckpointError(f"{file}: cannot be read as an .npz file: {e or type(e).__name__}") from e
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+from dbrdist.core.array.chainer_mode import order_of_chainer
 from dbrdist.core.model.device_resident import DeviceResidentsVisitor
 from dbrdist.core.model.link import Link, _join
 from dbrdist.core.model.parameter import Parameter
@@ -237,6 +238,20 @@ class Sequential(ChainList):
         self._layers: list[Any] = []
         for layer in layers:
             self.append(layer)
+
+    def _named_children(self) -> list[tuple[str, Link]]:
+        links = self._in_order_of_chainer() if order_of_chainer[0] else self._list
+        return [(str(i), link) for i, link in enumerate(links)]
+
+    def _in_order_of_chainer(self) -> list[Link]:
+        """The links as Chainer numbers them: each later one is inserted right behind the first."""
+        links: list[Link] = []
+        first: int | None = None  # the place of the first link among the layers
+        for i, layer in enumerate(self._layers):
+            if isinstance(layer, Link):
+                links.insert((first or 0) + 1 if i else 0, layer)
+                first = i if first is None else first
+        return links
 
     def _renew(self) -> None:
         self._list = [layer for layer in self._layers if isinstance(layer, Link)]

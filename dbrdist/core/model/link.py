@@ -46,7 +46,7 @@ class _SetByInit:
     def __get__(self, obj: Any, owner: type) -> Any:
         if obj is None:
             return self
-        raise AttributeError(str(_missing_init(obj)))
+        raise AttributeError(str(_missing_init()))
 
 
 class Link(DeviceResident):
@@ -91,7 +91,7 @@ class Link(DeviceResident):
     def init_scope(self) -> Iterator[None]:
         """Within the block, assigned parameters (and in a Chain, links) are registered."""
         if "_params" not in self.__dict__:
-            raise _missing_init(self)
+            raise _missing_init()
         old, self._within_init_scope = self._within_init_scope, True
         try:
             yield
@@ -179,19 +179,21 @@ class Link(DeviceResident):
     # ---- the call ---------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._hooks is None and not (seen and thread.hooks):
-            try:
+        try:
+            if self._hooks is None and not (seen and thread.hooks):
                 if len(args) == 1 and not kwargs:  # nearly always, and half the time of the general call
                     return self.forward(args[0])
                 return self.forward(*args, **kwargs)
-            except ArgumentError as e:
-                e.within(self)
-                raise
-            except AttributeError as e:
-                self._require_forward()
-                if type(self).__module__.startswith("dbrdist."):
-                    explain_operand(self, e, args, kwargs)
-                raise
+        except ArgumentError as e:
+            e.within(self)
+            raise
+        except AttributeError as e:
+            if "_params" not in self.__dict__:
+                raise _missing_init() from e
+            self._require_forward()
+            if type(self).__module__.startswith("dbrdist."):
+                explain_operand(self, e, args, kwargs)
+            raise
         self._require_forward()
         return self._call_with_hooks([*thread.hooks.values(), *(self._hooks or {}).values()], args, kwargs)
 
@@ -397,14 +399,16 @@ class Link(DeviceResident):
 
     def serialize(self, serializer: Any) -> None:
         """Save or load parameters and persistent values."""
+        is_loading = getattr(serializer, "is_loading", None)  # None: a program's own, which does not say
         for name in self._params:
             p = self.__dict__[name]
-            value = serializer(name, p.array)
-            if value is None or not serializer.is_loading:
-                if value is None and serializer.is_loading and p.array is not None:
+            before = p.array
+            value = serializer(name, before)
+            if value is None or is_loading is False:
+                if value is None and is_loading and before is not None:
                     _refuse_no_values(self, name, getattr(serializer, "strict", True))
                 continue
-            if p.array is None:
+            if before is None:
                 p.initialize(value.shape)
                 filled: Any = p.array
                 filled[...] = to_device(value, p.device)
@@ -431,9 +435,8 @@ def _refuse_no_values(link: Link, name: str, is_strict: bool) -> None:
         warn(words)
 
 
-def _missing_init(link: Link) -> RuntimeError:
-    kind = type(link).__name__
-    return RuntimeError(f"Link.__init__() has not been called.\n{kind}: call super().__init__() first")
+def _missing_init() -> RuntimeError:
+    return RuntimeError("Link.__init__() has not been called.")
 
 
 class _TypedNaN:

@@ -8,7 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.array.backend import Array, CpuDevice, Device, device_of, get_device, is_array, to_device
+from dbrdist.core.array.backend import (
+    Array,
+    CpuDevice,
+    Device,
+    device_of,
+    get_array_module,
+    get_device,
+    is_array,
+    is_floating,
+    to_device,
+)
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import get_dtype
 from dbrdist.core.model.versions import note_change
 from dbrdist.core.tape.fusion import is_private
@@ -46,6 +57,10 @@ class Peers:
 
     def __reduce__(self) -> Any:
         return Peers, ()  # copies join as they are made
+
+
+# The gradient of a parameter of a program of Chainer that has neither an array yet nor been cleared.
+_NOT_CLEARED = np.array(np.nan, np.float32)
 
 
 class Parameter(Variable):
@@ -99,7 +114,11 @@ class Parameter(Variable):
                     f"parameter {name or ''}: expected an array of shape {_as_shape(shape)}, got {initializer.shape}"
                 )
             self._take(initializer)
-        elif shape is not None:
+            self._begin_gradient()
+            return
+        if as_chainer[0]:
+            self.node.gradient = _NOT_CLEARED
+        if shape is not None:
             self.initialize(shape)
 
     # ---- the array --------------------------------------------------------------------------------------------------
@@ -125,14 +144,22 @@ class Parameter(Variable):
 
         A parameter that has an array already gets new values of the type that it has.
         """
+        begins = self._array is not None or self.node.gradient is not None  # in a program of Chainer
         a = to_device(self._draw(_as_shape(shape), self.dtype), self.device)
         if self._array is None:
             self._take(a)
         else:
             self.array = a
         self.node.gradient = None
+        if begins:
+            self._begin_gradient()
         if self.on_initialize is not None:
             self.on_initialize(self)
+
+    def _begin_gradient(self) -> None:
+        """None until it is written; in a program of Chainer NaN, which it may fill: ``p.grad[...] = 0``."""
+        if as_chainer[0] and is_floating(self._array.dtype):
+            self.node.gradient = get_array_module(self._array).full_like(self._array, np.nan)
 
     def _draw(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """Initial values, in host memory."""
@@ -154,7 +181,7 @@ class Parameter(Variable):
     def _take(self, a: Array) -> None:
         """Use ``a`` itself as the array, and drop a gradient of another shape, type or device."""
         self.release()
-        if self.node.gradient is not None and not _alike(a, self.grad):
+        if self.node.gradient is not None and (self._array is None or not _alike(a, self.grad)):
             self.node.gradient = None
         self._array = a
         self.node.shape, self.node.dtype = a.shape, a.dtype
@@ -218,7 +245,7 @@ class Parameter(Variable):
     @property
     def grad(self) -> Array:
         """The gradient as an array; None from ``cleargrads`` until it is written."""
-        g = self.node.gradient
+        g = None if self._array is None else self.node.gradient
         return g.array if isinstance(g, Variable) else g
 
     @grad.setter
@@ -248,6 +275,7 @@ class Parameter(Variable):
             return
         if self._array is None:
             self.initialize(g.shape)
+            self.node.gradient = None
         if g.shape != self.shape:
             raise ValueError(
                 f"parameter {self.name or ''}: addgrad expected a gradient of shape {self.shape}, got {g.shape}"

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array.backend import to_cpu
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config
 from dbrdist.core.tape.variable import Variable
+from dbrdist.core.usage.mistakes import warn
 
 
 class _Stack(threading.local):
@@ -87,7 +89,7 @@ class Reporter:
         observation = self.observation
         for key, value in values.items():
             if isinstance(value, Variable) and not config.keep_graph_on_report:
-                value = value.array
+                value = Variable(value.array, requires_grad=False) if as_chainer[0] else value.array
             observation[names[key]] = value
 
 
@@ -191,8 +193,14 @@ class Summary:
         return self._mean, float(np.sqrt(max(self._square / self._weight, 0.0)))
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load the sums."""
-        self._mean = float(serializer("_mean", self._mean))
+        """Save or load the sums, also those of Chainer: of the values and of their squares."""
+        try:
+            self._mean = float(serializer("_mean", self._mean))
+        except KeyError:
+            total, squares, weight = (float(serializer(name, 0.0)) for name in ("_x", "_x2", "_n"))
+            self._weight, self._mean = weight, total / weight if weight else 0.0
+            self._square = max(squares - total * self._mean, 0.0)
+            return
         self._square = float(serializer("_square", self._square))
         self._weight = float(serializer("_weight", self._weight))
 
@@ -247,6 +255,8 @@ class DictSummary:
             weight: Any = 1.0
             if isinstance(value, tuple):
                 value, weight = value
+                if getattr(weight, "ndim", 0):
+                    raise ValueError(f"{key}: expected a number as the weight, got an array of shape {weight.shape}")
             if isinstance(value, Variable):
                 value = value.array
             if isinstance(value, (int, float, np.number)) or getattr(value, "ndim", None) == 0:
@@ -274,6 +284,12 @@ class DictSummary:
     def serialize(self, serializer: Any) -> None:
         """Save or load all summaries."""
         summaries = self.summaries()
-        names = _listed(str(serializer("_names", json.dumps(list(summaries)))))
+        try:
+            names = _listed(str(serializer("_names", json.dumps(list(summaries)))))
+        except KeyError:
+            names = []
+            warn("DictSummary: the saved state has no names of statistics, as in files of Chainer 4; means start anew")
+        if getattr(serializer, "is_loading", False):
+            summaries.clear()
         for i, name in enumerate(names):
             summaries.setdefault(name, Summary()).serialize(serializer["_summaries"][str(i)])

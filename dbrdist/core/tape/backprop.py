@@ -13,7 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from dbrdist.core.array.backend import copy, get_array_module
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config, using_config
+from dbrdist.core.array.user_line import warn_user
 from dbrdist.core.tape import fusion, ops
 from dbrdist.core.tape.call import hooked, variable
 from dbrdist.core.tape.function_node import FunctionNode, get_function_hooks, has_nan
@@ -251,7 +253,10 @@ def _check_nan(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, 
     for i, gx in zip(wanted, gxs):
         a = plain(gx)
         if has_nan(a.array if isinstance(a, Variable) else a):
-            raise RuntimeError(f"NaN in the gradient of input {i} of {function.label}{function.called_at()}")
+            raise RuntimeError(
+                f"NaN is detected on backward computation of {function.label}: in the gradient of input {i}"
+                f"{function.called_at()}"
+            )
 
 
 def _seed(node: VariableNode, array: Any, given: Any, scale: float | None, higher: bool) -> Any:
@@ -291,7 +296,25 @@ def _see_that_all_are_variables(name: str, xs: Any) -> None:
             raise TypeError(f"{name}[{i}]: expected a Variable, got {type(x).__name__}")
 
 
+def _as_chainer_starts(outputs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Outputs that have a gradient, each once, and these gradients, which Chainer takes out of them."""
+    starts = [(y, y.node.gradient) for y in dict.fromkeys(outputs) if y.node.gradient is not None]
+    is_short = len(starts) < len(outputs)
+    starts = [(y, g) for y, g in starts if y.node.living_creator() is not None]  # a leaf's own gradient is there
+    if is_short:
+        warn_user(
+            "backward: outputs contains a Variable without a gradient, or one twice; chainer.backward sets no default "
+            "gradient: set y.grad first, or call y.backward()",
+            RuntimeWarning,
+        )
+    for y, _ in starts:
+        y.node.gradient = None
+    return [y for y, _ in starts], [g for _, g in starts]
+
+
 def _see_that_each_has_one(name: str, grads: Sequence[Any] | None, what: str, xs: Sequence[Any]) -> None:
+    if grads is not None and not isinstance(grads, (tuple, list)):
+        raise TypeError(f"{name}: expected a tuple or list, one for each {what}, got {type(grads).__name__}")
     if grads is not None and len(grads) != len(xs):
         raise ValueError(f"{name}: expected {len(xs)}, one for each {what}, got {len(grads)}")
 
@@ -317,6 +340,8 @@ def backward(
     _see_that_all_are_variables("outputs", outputs)
     if grad_outputs is not None:
         _see_that_each_has_one("grad_outputs", grad_outputs, "output", outputs)
+    elif as_chainer[0]:
+        outputs, grad_outputs = _as_chainer_starts(outputs)
     _backward(outputs, grad_outputs, retain_grad, enable_double_backprop, loss_scale, listener)
 
 
@@ -384,8 +409,8 @@ def grad(
     """The gradients of ``outputs`` by ``inputs``, as Variables; None for inputs that the outputs do not depend on.
 
     Only functions between both are visited, and no other ``grad`` is touched. ``grad_inputs`` are added to the
-    results; ``set_grad`` stores them in the inputs, ``retain_grad`` those of the variables on the way in these;
-    ``enable_double_backprop`` makes them differentiable.
+    gradients of the inputs, and go on from there; ``set_grad`` stores the results in the inputs, ``retain_grad`` those
+    of the variables on the way in these; ``enable_double_backprop`` makes them differentiable.
     """
     _see_that_all_are_variables("outputs", outputs)
     _see_that_all_are_variables("inputs", inputs)
@@ -399,16 +424,15 @@ def grad(
         if g is None:
             g = get_array_module(y).ones_like(y.array)
         seeds.append((y.node, _seed(y.node, y.array, g, loss_scale, higher)))
+    for x, g in zip(inputs, grad_inputs or ()):
+        if g is not None:  # it goes on from there to the inputs behind
+            seeds.append((x.node, _seed(x.node, x.array, g, None, higher)))
     walk = TargetWalk(higher, retain_grad, [y.node for y in outputs], [x.node for x in inputs])
     with using_config("enable_backprop", higher):
         walk.run(seeds)
         results = [walk.found[_key(x.node)] for x in inputs]
-        for i, g in enumerate(grad_inputs or ()):
-            if g is not None:
-                g = g if isinstance(g, Variable) else _as_variable(g)
-                results[i] = g if results[i] is None else ops.add(results[i], g)
     results = [None if g is None else _as_variable(g) for g in results]
-    if set_grad:
-        for x, g in zip(inputs, results):
+    for x, g in zip(inputs, results):
+        if set_grad or (retain_grad and x.node.living_creator() is not None):
             x.grad_var = g
     return results

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dbrdist.core.array.backend import Array, is_array, is_floating
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config
 from dbrdist.core.array.elementwise import elementwise
 from dbrdist.core.tape import type_check
@@ -39,7 +40,7 @@ class Call(Record):
         """Run forward on Variables or arrays, record it if a gradient may be asked for, and return Variables."""
         if waiting and not self.takes_over:
             settle()
-        if self.inputs:
+        if self.inputs and not as_chainer[0]:
             raise RuntimeError(f"{self.label}: a FunctionNode records one call; make a new one for each apply")
         xs: list[Array] = []
         nodes: list[Any] = []
@@ -75,7 +76,7 @@ class Call(Record):
                     break
         data = tuple(xs)
         if self._checks_types and config.type_check:
-            self.check_type_forward(type_check.get_types(data, "in_types"))
+            self._check_types(data)
         switches = config.__dict__  # one look at this thread's values for all of them
         if hooked[0] or switches["_function_hooks"] or switches["debug"]:
             ys = self._forward_with_hooks(data)
@@ -93,6 +94,14 @@ class Call(Record):
         else:
             self.wanted = tuple([i for i, node in enumerate(nodes) if node.requires_grad])
         return _recorded(self, rank, data, ys)
+
+    def _check_types(self: Any, data: tuple[Array, ...]) -> None:
+        """A user's checks; their error begins with the function, as in Chainer."""
+        try:
+            self.check_type_forward(type_check.get_types(data, "in_types"))
+        except type_check.InvalidType as e:
+            e.within_function(self.label)
+            raise
 
     def unchain(self) -> None:
         """Cut this function out of the graph and let go of what it retained; its outputs become leaves."""
@@ -169,7 +178,7 @@ def as_outputs(call: Any, ys: Any) -> tuple[Array, ...]:
     if isinstance(ys, np.generic):  # NumPy's reductions give scalars; the tuple is what is missing
         ys = np.asarray(ys)
     what = f"an array of shape {ys.shape}; write `return y,`" if is_array(ys) else type(ys).__name__
-    raise TypeError(f"{call.label}.forward: expected a tuple of arrays, got {what}")
+    raise TypeError(f"{call.label}: forward output must be a tuple of ndarrays, got {what}")
 
 
 def _as_array(call: Any, y: Any) -> Any:
@@ -178,7 +187,7 @@ def _as_array(call: Any, y: Any) -> Any:
         return y
     if isinstance(y, (np.generic, int, float)):
         return np.asarray(y)
-    raise TypeError(f"{call.label}.forward: expected a tuple of arrays, got {type(y).__name__} in it")
+    raise TypeError(f"{call.label}: forward output must be a tuple of ndarrays, got {type(y).__name__} in it")
 
 
 def revive(node: VariableNode, array: Array) -> Variable:

@@ -27,6 +27,12 @@ class InvalidType(Exception):
         text = f"\nExpect: {self.expect}\nActual: {self.actual}"
         return text if self.msg is None else f"{self.msg}\n{text}"
 
+    def within_function(self, label: str) -> None:
+        """Say in which function a check of the user's failed, as Chainer does."""
+        if self.msg is None and self.actual is not None:
+            self.msg = f"Invalid operation is performed in: {label} (Forward)"
+            self.args = (self.expect, self.actual, self.msg)
+
 
 class ArgumentError(InvalidType, ValueError):
     """An argument that does not fit. Links on the way up add their names in front.
@@ -62,6 +68,14 @@ class ArgumentError(InvalidType, ValueError):
 
 class OperandTypeError(ArgumentError, TypeError):
     """An operand of a kind of type that the function does not take."""
+
+
+class OperandShapeError(ArgumentError, AssertionError):
+    """A shape that does not fit, where Chainer asserts that it does."""
+
+
+class UnknownOptionError(ArgumentError, NotImplementedError):
+    """A choice that the function does not offer, where Chainer says that it is not implemented."""
 
 
 class Given(NamedTuple):
@@ -132,6 +146,11 @@ def expected(function: str, argument: str, what: str, got: Any, hint: str = "") 
     ``got`` is text, or the value itself, of which an array is described by shape and type.
     """
     return ArgumentError(function, argument, what, got if isinstance(got, str) else describe(got), hint)
+
+
+def wrong_shape(function: str, argument: str, what: str, got: Any) -> OperandShapeError:
+    """As :func:`expected`, for a shape about which Chainer raises AssertionError."""
+    return OperandShapeError(function, argument, what, got if isinstance(got, str) else describe(got), "")
 
 
 def wrong_type(function: str, argument: str, what: str, got: Any) -> OperandTypeError:

@@ -10,10 +10,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from dbrdist.core.array.backend import Array, get_array_module, is_array, is_floating
-from dbrdist.core.array.chainer_mode import labels
+from dbrdist.core.array.chainer_mode import as_chainer, labels
 from dbrdist.core.array.config import config, no_backprop_mode
 from dbrdist.core.array.user_line import warn_user
 from dbrdist.core.tape.call import Call, as_outputs, hooked, revive, variable
+from dbrdist.core.tape.checks import OperandTypeError
 from dbrdist.core.tape.fusion import Deferred, settle
 from dbrdist.core.tape.node import UNCALLED, assigned_parameters, make_node
 from dbrdist.core.tape.variable import Variable
@@ -178,7 +179,7 @@ class FunctionNode(Call):
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         """The gradients of the wanted inputs; see the class."""
-        if type(self).backward is FunctionNode.backward:
+        if type(self).backward is FunctionNode.backward and "backward" not in self.__dict__:
             raise NotImplementedError(f"{self.label} has no gradient: it defines neither derive nor backward")
         if self._inherited is not None:
             self.gives_new = False  # which forward may have said of the inherited rule
@@ -193,11 +194,19 @@ class FunctionNode(Call):
     def _checked_gradients(self, wanted: tuple[int, ...], gxs: Any) -> tuple[Any, ...]:
         """What a user's rule returned, as a tuple of Variables; anything else is refused in words."""
         grads: tuple[Any, ...] = tuple(gxs) if isinstance(gxs, (tuple, list)) else (gxs,)
+        if len(grads) != len(wanted) and len(grads) == len(self.inputs):  # one for each input, which Chainer takes, too
+            grads = tuple([grads[i] for i in wanted])
         for i, g in zip(wanted, grads):
             if g is not None and not isinstance(g, Variable):
-                raise TypeError(
-                    f"{self.label}.backward: expected a Variable (or None) as the gradient of input {i}, got "
-                    f"{type(g).__name__}; compute with the Variables in grad_outputs and get_retained_inputs()"
+                raise OperandTypeError(
+                    f"{self.label}: type of gradients returned from backward is incorrect: expected a Variable (or "
+                    f"None) for input {i}, got {type(g).__name__}; compute with the Variables in grad_outputs and "
+                    "get_retained_inputs()"
+                )
+            if g is not None and config.debug and g.dtype != self.inputs[i].dtype:
+                raise ValueError(
+                    f"{self.label}: dtype of gradients returned from backward is incorrect: expected "
+                    f"{self.inputs[i].dtype} for input {i}, got {g.dtype}"
                 )
         return grads
 
@@ -256,18 +265,18 @@ class FunctionNode(Call):
     def get_retained_inputs(self) -> tuple[Any, ...]:
         """The retained inputs as Variables in the graph."""
         nodes = self.inputs
-        if not self._keep_inputs:
+        if self._keep_inputs is None and not as_chainer[0]:
             raise self._nothing_retained("input")
-        return tuple([revive(nodes[i], a) for i, a in zip(self._keep_inputs, self._kept_xs or ())])
+        return tuple([revive(nodes[i], a) for i, a in zip(self._keep_inputs or (), self._kept_xs or ())])
 
     def get_retained_outputs(self) -> tuple[Any, ...]:
         """The retained outputs as Variables in the graph."""
-        if not self._keep_outputs:
+        if self._keep_outputs is None and not as_chainer[0]:
             raise self._nothing_retained("output")
         return tuple(
             [
                 revive(make_node(self, i, self.rank + 1, True, a.shape, a.dtype), a)
-                for i, a in zip(self._keep_outputs, self._kept_ys or ())
+                for i, a in zip(self._keep_outputs or (), self._kept_ys or ())
             ]
         )
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dbrdist.core.tape.checks import ArgumentError, OperandTypeError, describe
-from dbrdist.core.usage.foreign_names import explained_arguments
+from dbrdist.core.usage.foreign_names import UnknownArgumentError, explained_arguments
 
 _RAISED = (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError)
 _OURS = ("dbrdist", "numpy", "scipy", "cupy", "ml_dtypes")
@@ -48,7 +48,7 @@ def _named_error(function: Callable[..., Any], args: Any, kwargs: Any, error: Ex
         given = inspect.signature(function).bind(*args, **kwargs).arguments
     except TypeError:  # wrong arguments: Python names the function
         words = explained_arguments(name, function, error, kwargs, True) if isinstance(error, TypeError) else None
-        return None if words is None else TypeError(words)
+        return None if words is None else UnknownArgumentError(words)
     for argument, x in _operands(function, given):
         what = _why_no_operand(x, error)
         if what:

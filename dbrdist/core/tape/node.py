@@ -41,6 +41,12 @@ class VariableNode:
     def ndim(self) -> int:
         return len(self.shape)
 
+    @property
+    def creator(self) -> Any:
+        """What the program called to make it, or None."""
+        creator = self.living_creator()
+        return None if creator is None else creator.as_called
+
     def living_creator(self) -> Any:
         """The function that made it, or None for a leaf and where the graph was cut."""
         creator = self.creator_node

@@ -276,7 +276,7 @@ class Variable(Value):
 
     def set_creator(self, gen_func: FunctionNode) -> None:
         """As :meth:`set_creator_node`."""
-        self.set_creator_node(gen_func)
+        self.set_creator_node(getattr(gen_func, "node", gen_func))  # the node of a function of the old style
 
     def set_creator_node(self, fnode: FunctionNode) -> None:
         """Make this the first output of a function."""
@@ -322,7 +322,7 @@ class Variable(Value):
     @property
     def creator(self) -> Any:
         """The function that computed it, or None for a leaf: a FunctionNode, or a Function of the old style."""
-        node = self.node.living_creator()
+        node = self.creator_node
         return None if node is None else node.as_called
 
     @creator.setter
@@ -332,8 +332,8 @@ class Variable(Value):
     @property
     def creator_node(self) -> FunctionNode | None:
         """As :attr:`creator`, always the FunctionNode."""
-        creator: FunctionNode | None = self.node.living_creator()
-        return creator
+        creator: FunctionNode | None = self.node.creator_node
+        return None if creator is None or creator.inputs == () else creator  # cut there; None before its call
 
     @creator_node.setter
     def creator_node(self, function: FunctionNode | None) -> None:

@@ -181,15 +181,16 @@ def fitted(function: Any, i: int, gx: Any) -> Any:
     node = function.inputs[i]
     if gx.shape != node.shape:
         raise ValueError(
-            f"{function.label}.backward: expected a gradient of shape {node.shape} for input {i}, got shape {gx.shape}"
+            f"{function.label}: shape of gradients returned from backward is incorrect: expected {node.shape} for "
+            f"input {i}, got {gx.shape}"
         )
     return ops.cast(plain(gx), node.dtype)
 
 
 def miscount(function: Any, wanted: tuple[int, ...], gxs: tuple[Any, ...]) -> ValueError:
     return ValueError(
-        f"{function.label}: expected {len(wanted)} gradients, one for each of the inputs {wanted}, "
-        f"but its rule returned {len(gxs)}"
+        f"{function.label}: number of gradients returned from backward is incorrect: expected {len(wanted)}, one for "
+        f"each of the inputs {wanted}, got {len(gxs)}"
     )
 
 

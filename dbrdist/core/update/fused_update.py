@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dbrdist.core.array.backend import Array
+from dbrdist.core.array.backend import Array, zeros
 from dbrdist.core.model.flat import Run
 from dbrdist.core.tape.node import assignments
 from dbrdist.core.update.update_rule import FP32_PARAM, UpdateRule, follow, joint_state
@@ -128,6 +128,9 @@ def update_with_hooks(optimizer: Any) -> None:
     for part in parts:
         part.collect()
         part.begin(optimizer._loss_scale)
+    for p in optimizer._alone:
+        if p.is_initialized and p.grad is None:
+            p.grad = zeros(p.shape, p.dtype, p.array)
     optimizer._is_safe = True
     is_dynamic = optimizer._loss_scale_growth is not None
     if is_dynamic:
@@ -144,6 +147,8 @@ def update_with_hooks(optimizer: Any) -> None:
     if optimizer._is_safe:
         for part in parts:
             part.update(is_complete)
+        for p in optimizer._alone:
+            p.update_rule.update(p)
     if optimizer._hooks.post:
         optimizer.call_hooks("post")
     if is_dynamic:

@@ -14,6 +14,7 @@ from types import FunctionType
 from typing import Any, ClassVar, Protocol
 
 from dbrdist.core.array.backend import Array, get_array_module
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.model import flat
 from dbrdist.core.model.flat import Run
 from dbrdist.core.model.link import Link
@@ -51,6 +52,8 @@ class Sharding(Protocol):
 class Optimizer:
     """The base of all optimizers: a target link, the number of updates ``t``, and hooks."""
 
+    use_auto_new_epoch = False  # whether updaters count the epochs, by ``new_epoch(auto=True)``
+
     def __init__(self) -> None:
         self.target: Any = None
         self.t = 0
@@ -75,7 +78,12 @@ class Optimizer:
         raise NotImplementedError
 
     def new_epoch(self, auto: bool = False) -> None:
-        """Count an epoch."""
+        """Count an epoch: by hand, or with ``auto`` by an updater, where ``use_auto_new_epoch`` is set."""
+        if auto != self.use_auto_new_epoch and as_chainer[0]:
+            raise RuntimeError(
+                f"{type(self).__name__}.new_epoch: use_auto_new_epoch is {self.use_auto_new_epoch}, so that "
+                + ("an updater counts the epochs" if not auto else "the program counts the epochs: new_epoch()")
+            )
         self.epoch += 1
 
     def add_hook(self, hook: Any, name: str | None = None, timing: str = "auto") -> None:
@@ -98,7 +106,11 @@ class Optimizer:
 
     def call_hook(self, hook: Any) -> None:
         """Call one hook."""
-        hook(self)
+        if not getattr(hook, "call_for_each_param", False):
+            hook(self)
+            return
+        for p in self.target.params():
+            hook(p.update_rule, p)
 
     @property
     def loss_scale(self) -> float | None:
@@ -199,6 +211,7 @@ class GradientMethod(Optimizer):
 
     rule_class: ClassVar[type[UpdateRule]]
     _parts: list[Part]  # the plan: runs of flat memory with their rules,
+    _alone: list[Parameter]  # the parameters that their rules update outside of flat memory,
     _nodes: list[VariableNode]  # the nodes of all parameters,
     _watch: Watch | None  # and what tells whether it still holds
     _params_at_setup: weakref.WeakSet[Parameter] | None = None
@@ -220,7 +233,7 @@ class GradientMethod(Optimizer):
     @target.setter
     def target(self, link: Any) -> None:
         self._target = link
-        self._parts, self._nodes, self._watch = [], [], None
+        self._parts, self._alone, self._nodes, self._watch = [], [], [], None
 
     def create_update_rule(self) -> UpdateRule:
         """A rule for one parameter, which reads its hyperparameters here."""
@@ -238,6 +251,8 @@ class GradientMethod(Optimizer):
         for p in params:
             was_frozen = p.is_frozen or (p.update_rule is not None and not p.update_rule.enabled)
             p.update_rule = self.create_update_rule()
+            if not isinstance(p.update_rule, UpdateRule):  # whatever has an update(param) serves, too
+                continue
             p.update_rule.use_fp32_update(self._in_fp32)
             p.update_rule.enabled = not was_frozen
         if all(p.is_initialized for p in params):
@@ -262,6 +277,8 @@ class GradientMethod(Optimizer):
             watch = self._watch
             update_all(self._parts if watch is not None and watch.is_current() else self._plan())
             self.t += 1
+            for p in self._alone:
+                p.update_rule.update(p)
         if self._first_updates is not None:
             self._first_updates.watch(list(self.target.params()))
 
@@ -276,8 +293,9 @@ class GradientMethod(Optimizer):
             everything = flat.unique(self.target.params())
             if self._params_at_setup is not None:
                 warn_of_what_is_not_updated(self, everything, self._params_at_setup)
-            ruled = [p for p in everything if p.update_rule is not None]
+            ruled = [p for p in everything if isinstance(p.update_rule, UpdateRule)]
             updated = [p for p in ruled if p.is_initialized and p.update_rule.enabled]
+            self._alone = [p for p in everything if _is_updated_alone(p)]
             for p in updated:
                 p.update_rule.fit(p)
             runs = flat.runs(updated, _rule_key)
@@ -364,6 +382,8 @@ class GradientMethod(Optimizer):
             if not keeps_zero:
                 part.joint.clear_gaps()
             part.adopt(gradients)
+            if as_chainer[0]:
+                part.collect()  # a gradient that the hook removed is zero for the next hook and the update
 
     def use_fp32_update(self, flag: bool = True) -> None:
         """Update 16-bit parameters in float32; see :meth:`UpdateRule.use_fp32_update`."""
@@ -396,8 +416,16 @@ class GradientMethod(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # A plan's arrays are not those of a copy.
-        own: dict[str, Any] = {"_parts": [], "_nodes": [], "_watch": None, "_sharding": None}
+        own: dict[str, Any] = {"_parts": [], "_alone": [], "_nodes": [], "_watch": None, "_sharding": None}
         return {**self.__dict__, **own, "_first_updates": None, "_params_at_setup": None}
+
+
+def _is_updated_alone(p: Parameter) -> bool:
+    """Whether its rule is none of ours, or a user's formula that sees parameters without a shape, too."""
+    rule = p.update_rule
+    if rule is None or not isinstance(rule, UpdateRule):
+        return rule is not None
+    return rule.enabled and not p.is_initialized and not rule.runs_flat
 
 
 def _rule_key(p: Parameter) -> Any:

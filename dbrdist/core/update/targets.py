@@ -111,9 +111,9 @@ def warn_of_what_is_not_updated(optimizer: Any, params: Sequence[Parameter], kno
         words = f"{', '.join(names[p] for p in new[:5])}{', ...' if len(new) > 5 else ''}"
         warn(f"{where}: {words} came to the target after setup and will not be trained; call optimizer.setup again")
     rules = [p.update_rule for p in params if p.update_rule is not None]
-    if rules and not any(rule.enabled for rule in rules):
+    if rules and not any(getattr(rule, "enabled", True) for rule in rules):
         warn(f"{where}: all parameters of {type(optimizer.target).__name__} are frozen; call enable_update() of some")
-    parents = [getattr(rule.hyperparam, "parent", None) for rule in rules]
+    parents = [getattr(getattr(rule, "hyperparam", None), "parent", None) for rule in rules]
     if rules and all(parent is not None and parent is not optimizer.hyperparam for parent in parents):
         warn(
             f"{where}: another optimizer was set up for all parameters of {type(optimizer.target).__name__} since, and "

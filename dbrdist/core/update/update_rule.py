@@ -5,7 +5,6 @@ Every parameter has an ``UpdateRule`` with its own state, hyperparameters and ho
 
 from __future__ import annotations
 
-import copy
 import functools
 import threading
 from collections.abc import Callable, Iterator
@@ -183,6 +182,7 @@ class Hooks:
             raise TypeError(f"hook: expected a callable, got {type(hook).__name__}")
         if timing == "auto":
             timing = getattr(hook, "timing", "pre")
+            timing = timing if isinstance(timing, str) else "pre"
         if timing not in ("pre", "post"):
             raise ValueError(f"timing: expected 'pre', 'post' or 'auto', got {timing!r}")
         name = getattr(hook, "name", getattr(hook, "__name__", None)) if name is None else name
@@ -204,6 +204,10 @@ class Hooks:
         yield from self.post.values()
 
 
+# A rule that has one of these of its own, in its class or as an attribute, is called for each parameter in turn.
+_REPLACED = frozenset(("init_state", "update", "update_core", "update_core_cpu", "update_core_gpu"))
+
+
 class UpdateRule:
     """How one parameter is updated.
 
@@ -218,8 +222,7 @@ class UpdateRule:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        own = ("init_state", "update", "update_core", "update_core_cpu", "update_core_gpu")
-        cls._is_flat = all(getattr(cls, name) is getattr(UpdateRule, name) for name in own)
+        cls._is_flat = all(getattr(cls, name) is getattr(UpdateRule, name) for name in _REPLACED)
         if "keeps_zero" not in cls.__dict__ and {"step", "step_run"} & cls.__dict__.keys():
             cls.keeps_zero = False  # a new formula does not inherit the promise of the old one
         if "in_one_pass" not in cls.__dict__ and "step" in cls.__dict__:
@@ -266,7 +269,8 @@ class UpdateRule:
 
     def update_core(self, param: Parameter) -> None:
         """Update one parameter alone; Chainer's ``update_core_cpu`` and ``update_core_gpu`` may be overridden too."""
-        (self.update_core_cpu if isinstance(param.array, np.ndarray) else self.update_core_gpu)(param)
+        array = param.array  # None for a parameter without a shape
+        (self.update_core_cpu if array is None or isinstance(array, np.ndarray) else self.update_core_gpu)(param)
 
     def update_core_cpu(self, param: Parameter) -> None:
         """Update one parameter that lies in host memory."""
@@ -371,7 +375,7 @@ class UpdateRule:
     @property
     def runs_flat(self) -> bool:
         """True if ``step`` does the work, so that neighbours with equal values may be updated together."""
-        return self._is_flat
+        return self._is_flat and not _REPLACED & self.__dict__.keys()
 
     def fit(self, param: Parameter) -> None:
         """Drop a state of another shape: the parameter has been initialised again."""
@@ -410,19 +414,35 @@ class UpdateRule:
 
     def update(self, param: Parameter) -> None:
         """One update of one parameter, with this rule's hooks; without a gradient only ``t`` moves."""
-        if not self._enabled or not param.is_initialized:
+        if not self._enabled:
+            return
+        if not param.is_initialized:
+            self._update_without_array(param)
             return
         assigned = param.node.assigned
-        flat.gather([param])
+        if isinstance(param, Parameter):  # any Variable with a gradient can be updated
+            flat.gather([param])
         self.fit(param)
         self.t += 1
         self.ensure_state(param)
-        if param.grad is not None:
+        if param.grad is not None and isinstance(param, Parameter):
             param.collect_gradient()
         self.call_hooks("pre", param)
         (self._update_in_fp32 if self.is_in_fp32(param) else self.update_core)(param)
         self.call_hooks("post", param)
         param.node.assigned = assigned  # whatever a rule assigns is an update
+
+    def _update_without_array(self, param: Parameter) -> None:
+        """A parameter without a shape: only a user's formula can do something with it, such as initialising it."""
+        if self.runs_flat:
+            return
+        self.t += 1
+        twin = param
+        if self._in_fp32 and getattr(param.initializer, "dtype", None) == np.float16:
+            twin = Parameter(name=param.name)  # without an array and with a type of float32
+        self.call_hooks("pre", param)
+        self.update_core(twin)
+        self.call_hooks("post", param)
 
     def call_hooks(self, timing: str, param: Parameter) -> None:
         """Call this rule's hooks."""
@@ -432,7 +452,8 @@ class UpdateRule:
 
     def serialize(self, serializer: Any) -> None:
         """Save or load the state; arrays that are not there yet appear with the saved shapes."""
-        if self.piece is not None and not serializer.is_loading:
+        is_loading = getattr(serializer, "is_loading", True)  # a function of a program does not say
+        if self.piece is not None and not is_loading:
             raise RuntimeError(
                 "the optimizer's state is divided over ranks; save it inside `with optimizer.whole_state():`, which "
                 "every rank enters"
@@ -441,12 +462,17 @@ class UpdateRule:
         names = self._entry_names() if self._state is None else tuple(n for n in self._state if n != FP32_PARAM)
         state = {} if self._state is None or self.piece is not None else self._state
         for name in names:
-            state[name] = serializer(name, state.get(name))
+            try:
+                state[name] = serializer(name, state.get(name))
+            except KeyError:  # a frozen parameter had no state when it was saved
+                if self._enabled or not is_loading:
+                    raise
+                state[name] = None
         if self._in_fp32:
             wide = serializer(FP32_PARAM, state.get(FP32_PARAM))
             if wide is not None:  # None for a parameter that has no such copy, or before the first update
                 state[FP32_PARAM] = wide
-        if serializer.is_loading:
+        if is_loading:
             self.piece = None
             if any(state.get(name) is None for name in names):
                 self._state = None
@@ -459,15 +485,17 @@ class UpdateRule:
 
     def _entry_names(self) -> tuple[str, ...]:
         """The names of the state; a rule with its own ``init_state`` is tried on a small parameter."""
-        if type(self).init_state is UpdateRule.init_state:
+        if type(self).init_state is UpdateRule.init_state and "init_state" not in self.__dict__:
             return self.state_names
-        probe = copy.copy(self)
-        probe._state = {}
+        before, self._state = self._state, {}
         small = np.zeros(1, np.float32)
         param = Parameter(small)
         param.grad = small.copy()
-        probe.init_state(param)
-        return tuple(probe._state)
+        try:
+            self.init_state(param)
+            return tuple(self._state)
+        finally:
+            self._state = before
 
 
 class JointState:

@@ -515,11 +515,17 @@ def explained_arguments(
     return f"{name}() got an unexpected keyword argument {unknown[0]!r}{_meant(unknown[0], list(parameters))}"
 
 
+class UnknownArgumentError(TypeError, ValueError):
+    """A keyword argument that a function does not take; Chainer raises ValueError where it took it once."""
+
+
 def refuse_unknown(name: str, function: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
     """Raise for keyword arguments left over in a function that takes any: what its signature has is known."""
     if unknown:
         known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        raise TypeError(f"{name}() got unknown arguments: {', '.join(unknown)}{_meant(next(iter(unknown)), known)}")
+        raise UnknownArgumentError(
+            f"{name}() got unknown arguments: {', '.join(unknown)}{_meant(next(iter(unknown)), known)}"
+        )
 
 
 def _meant(argument: str, parameters: list[str]) -> str:

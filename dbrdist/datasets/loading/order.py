@@ -121,11 +121,16 @@ class Plan:
         self.is_pure = sampler is None or hasattr(sampler, "order")
         dropped = num_examples % batch_size if last == "drop" else 0
         self.num_per_epoch = num_examples - dropped
+        self._num_sampled = num_examples  # how many a user's sampler gives for an epoch
 
     def first(self) -> State:
         """The state before the first batch."""
         start = None if self.is_pure else np.arange(self.num_examples)
-        return State(0, 0, False, self.order_at(0, start, 0), -1, -1)
+        order = self.order_at(0, start, 0)
+        if not self.is_pure and order is not None:  # a sampler may repeat examples or leave some out
+            self.num_per_epoch = len(order) - (len(order) % self.batch_size if self.last == "drop" else 0)
+            self._num_sampled = len(order)
+        return State(0, 0, False, order, -1, -1)
 
     def order_at(self, epoch: int, order: Array | None, position: int) -> Array | None:
         """The order of ``epoch``, from the one before it where the sampler needs that."""
@@ -134,8 +139,11 @@ class Plan:
         if self.is_pure:
             return self.sampler.order(epoch, self.num_examples)
         new = np.asarray(self.sampler(order, position))
-        if len(new) != self.num_examples:
-            raise ValueError(f"expected an order of {self.num_examples} examples from the sampler, got {len(new)}")
+        if epoch and len(new) != self._num_sampled:
+            raise ValueError(
+                f"expected an order of {self._num_sampled} examples from the sampler, as in the first epoch, got "
+                f"{len(new)}"
+            )
         return new
 
     def advance(self, state: State) -> tuple[State, Step | None]:

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array.backend import Array
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.random import next_iterator_seed
+from dbrdist.core.files.serializer import saved_entry
 from dbrdist.core.names.constructors import explain_constructors
 from dbrdist.core.usage.foreign_names import add_hints
 from dbrdist.core.usage.mistakes import given_a_class, warn, warn_of_arrays
@@ -125,6 +127,8 @@ class SerialIterator(Iterator):
         self._plan = Plan(len(dataset), batch_size, repeat, last, order_sampler)
         self.reset()
 
+    _has_given_order = False  # whether the order of this epoch comes from a saved state, and from no seed
+
     # ---- batches ----
 
     def __iter__(self) -> SerialIterator:
@@ -147,7 +151,7 @@ class SerialIterator(Iterator):
             self._state, self._step, self._parts, self.num_read = state, step, [step], num_read
             if messages:
                 self._note(messages)
-            return batch
+            return _as_list(batch)
         own = self._own(step)
         return self._arrive(state, step, own, [read_step(self.dataset, part, self.seed, step) for part in own])
 
@@ -167,7 +171,7 @@ class SerialIterator(Iterator):
             self.num_read += part.num_samples - len(messages)
             if messages:
                 self._note(messages)
-        return found[0][0] if self.virtual_workers is None else [batch for batch, _ in found]
+        return _as_list(found[0][0]) if self.virtual_workers is None else [_as_list(batch) for batch, _ in found]
 
     def _note(self, messages: list[str]) -> None:
         """What was said of examples that were left out."""
@@ -266,6 +270,10 @@ class SerialIterator(Iterator):
     def serialize(self, serializer: Any) -> None:
         """Save (seed, epoch, position), or go to a saved position; a dataset of another length is a CheckpointError."""
         plan, state = self._plan, self._state
+        is_loading = getattr(serializer, "is_loading", None)
+        if is_loading is not False and saved_entry(serializer, "num_examples") is None:
+            self._load_chainers(serializer)
+            return
         n = int(serializer("num_examples", plan.num_examples))
         if n != plan.num_examples:
             raise CheckpointError(
@@ -285,19 +293,70 @@ class SerialIterator(Iterator):
             int(serializer("previous_epoch", state.previous_epoch)),
             int(serializer("previous_position", state.previous_position)),
         )
-        order = state.order if plan.is_pure else serializer("order", np.array(state.order))
+        order = self._saved_order(serializer, is_loading)
         there = State(epoch, position, is_new_epoch, order, *previous)
         if seed != self.seed or not _same_place(there, state):  # else it was saved, or is there already
             self._go_to(there, seed)
+
+    def _saved_order(self, serializer: Any, is_loading: Any) -> Any:
+        """Save the order of this epoch where no seed tells it, and in a program of Chainer, or load it."""
+        order = self._state.order
+        if is_loading is False:
+            if order is not None and (as_chainer[0] or self._has_given_order or not self._plan.is_pure):
+                serializer("order", np.array(order))
+                serializer("given_order", int(self._has_given_order or not self._plan.is_pure))
+            if as_chainer[0] and self.previous_epoch_detail is not None:
+                serializer("previous_epoch_detail", self.previous_epoch_detail)
+            return order
+        if not self._plan.is_pure or saved_entry(serializer, "given_order"):
+            saved = saved_entry(serializer, "order")
+            self._has_given_order = saved is not None and self._plan.is_pure
+            return order if saved is None else saved
+        self._has_given_order = False
+        return order
+
+    def _load_chainers(self, serializer: Any) -> None:
+        """Go to the place that Chainer's iterator saved, in the order of its epoch; the next epoch has one of ours."""
+        n = self._plan.num_per_epoch
+        epoch = int(serializer("epoch", self.epoch))
+        position = int(serializer("current_position", self.current_position))
+        is_new_epoch = bool(serializer("is_new_epoch", int(self.is_new_epoch)))
+        order = saved_entry(serializer, "order", "_order")
+        if order is not None:
+            order = np.asarray(order)
+            n = len(order)
+        if not 0 <= position < max(n, 1) or (
+            order is not None and order.size and int(order.max()) >= len(self.dataset)
+        ):
+            raise CheckpointError(
+                f"the iterator was saved at example {position} of a larger dataset, got one of {n} examples; resume "
+                "with the same data"
+            )
+        detail = saved_entry(serializer, "previous_epoch_detail")
+        if detail is None:
+            detail = epoch + (position - self.batch_size) / max(n, 1)
+            detail = max(detail, 0.0) if epoch + position else -1.0
+        done = -1 if float(detail) < 0 else round(float(detail) * n)
+        previous = (done, -1) if done < 0 else divmod(done, max(n, 1))
+        self._has_given_order = order is not None and self._plan.is_pure
+        order = self._state.order if order is None else order
+        self._state = State(epoch, position, is_new_epoch, order, *previous)
+        if self._plan.is_pure and not self._has_given_order:
+            self._state = self._state._replace(order=self._plan.order_at(epoch, None, 0))
 
     def _go_to(self, state: State, seed: int) -> None:
         """Stand where a saved iterator stood; the order of a pure sampler is computed again."""
         if seed != self.seed and self._follows_seed:
             self.order_sampler = self._plan.sampler = ShuffleOrderSampler(seed)
         self.seed = seed
-        if self._plan.is_pure:
+        if self._plan.is_pure and not self._has_given_order:
             state = state._replace(order=self._plan.order_at(state.epoch, None, 0))
         self._state = state
+
+
+def _as_list(batch: Any) -> Any:
+    """The batch of a program of Chainer: a list of examples, which it may change."""
+    return list(batch) if as_chainer[0] and isinstance(batch, Batch) else batch
 
 
 def _same_place(a: State, b: State) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -39,6 +40,7 @@ class Evaluator(Extension):
         eval_func: Callable[..., Any] | None = None,
         **kwargs: Any,
     ):
+        self._has_bar = bool(kwargs.pop("progress_bar", False))
         refuse_unknown("Evaluator", Evaluator.__init__, kwargs)
         for what, given in (("an iterator", iterator), ("a link", target)):
             if isinstance(given, type):
@@ -93,8 +95,22 @@ class Evaluator(Extension):
             self.eval_hook(self)
         summary = DictSummary()
         for batch in self.one_pass():
-            summary.add({key: (value, len(batch)) for key, value in self.observe(batch).items()})
+            weight = len(batch) if hasattr(batch, "__len__") else 1
+            summary.add({key: (value, weight) for key, value in self.observe(batch).items()})
+            if self._has_bar:
+                self._show_progress()
+        if self._has_bar:
+            sys.stdout.write("\n")
         return summary
+
+    def _show_progress(self) -> None:
+        """One line that is written anew for each batch: how much of the data is evaluated."""
+        iterator = self._iterators["main"]
+        position, dataset = getattr(iterator, "current_position", 0), getattr(iterator, "dataset", None)
+        total = len(dataset) if hasattr(dataset, "__len__") else 0
+        done = total if getattr(iterator, "is_new_epoch", False) else position
+        sys.stdout.write(f"\r{self.default_name}: {done} of {total} examples" if total else f"\r{self.default_name}")
+        sys.stdout.flush()
 
     def observe(self, batch: Any) -> dict[str, Any]:
         """What is reported for one batch."""
@@ -142,7 +158,7 @@ class Evaluator(Extension):
             iterator.reset()
         else:
             iterator = copy.copy(iterator)
-        return (batch for batch in iterator if len(batch))
+        return (batch for batch in iterator if not hasattr(batch, "__len__") or len(batch))
 
     def finalize(self) -> None:
         """End the iterators' workers."""

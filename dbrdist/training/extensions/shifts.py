@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from dbrdist.core.files.serializer import is_about
+from dbrdist.core.files.serializer import is_about, saved_entry
 from dbrdist.core.names.limits import not_negative, number, positive
 from dbrdist.errors import ScheduleError
 from dbrdist.optimizers import schedules
@@ -142,6 +142,8 @@ class _Shift(Extension):
             return  # another hyperparameter has its own value
         self._t = int(serializer("_t", self._t))
         for name in ("_init", "_last_value"):
+            if serializer.is_loading and saved_entry(serializer, name) is None:
+                continue  # Chainer does not save where it began
             value = serializer(name, getattr(self, name))
             setattr(self, name, None if value is None else float(value))
 
@@ -176,7 +178,7 @@ class ExponentialShift(_Shift):
 
 
 class InverseShift(_Shift):
-    """`init * (1 + gamma t)^-power`, down to `target`.
+    """`init * (1 + gamma t)^-power`, down to `target`, or up to it where `power` is negative.
 
     Args:
         attr: name of the hyperparameter, such as 'lr'.
@@ -196,7 +198,9 @@ class InverseShift(_Shift):
         target: float | None = None,
         optimizer: Any = None,
     ):
-        super().__init__(attr, init, target, optimizer, lambda init: schedules.inverse(init, gamma, power))
+        if gamma < 0:
+            raise ValueError(f"InverseShift: gamma: expected 0 or more, got {gamma}")
+        super().__init__(attr, init, target, optimizer, lambda init: schedules.inverse(init, gamma, power), power < 0)
 
 
 class LinearShift(_Shift):

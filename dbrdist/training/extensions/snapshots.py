@@ -31,10 +31,12 @@ PRIORITY_SNAPSHOT = -100  # after everything else of the step
 def snapshot(
     savefun: Callable[[Any, Any], None] | None = None,
     filename: str | Callable[[Any], str] = "snapshot_iter_{.updater.iteration}",
+    *,
+    target: Any = None,
     **kwargs: Any,
 ) -> Snapshot:
-    """An extension that saves the trainer; see :class:`Snapshot` for the other arguments."""
-    return Snapshot(None, filename, savefun, **kwargs)
+    """An extension that saves the trainer, or `target`; see :class:`Snapshot` for the other arguments."""
+    return Snapshot(target, filename, savefun, **kwargs)
 
 
 def snapshot_object(

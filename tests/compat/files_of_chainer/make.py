@@ -1,6 +1,7 @@
 """Files written by a real Chainer 7.8.1 (NumPy 1.23, h5py), for test_files_of_chainer.py.
 
-python make.py    # in an environment with Chainer: writes model.npz, model.h5, optimizer.npz and results.npz here
+python make.py    # in an environment with Chainer: writes model.npz, model.h5, optimizer.npz, results.npz,
+                  # trainer.npz and trainer-results.npz here
 """
 
 import pathlib
@@ -47,5 +48,25 @@ def main():
     np.savez(HERE / "results.npz", x=x, t=t, before=before, after=after)
 
 
+def trainer():
+    np.random.seed(3)
+    x = np.random.randn(12, 3).astype(np.float32)
+    t = (x.sum(1) > 0).astype(np.int32)
+    net = chainer.Sequential(L.Linear(3, 4), L.BatchNormalization(4), F.relu, L.Linear(4, 2))
+    optimizer = chainer.optimizers.MomentumSGD(0.1).setup(L.Classifier(net))
+    iterator = chainer.iterators.SerialIterator(chainer.datasets.TupleDataset(x, t), 4)
+    updater = chainer.training.StandardUpdater(iterator, optimizer)
+    run = chainer.training.Trainer(updater, (5, "iteration"), str(HERE))
+    extensions = chainer.training.extensions
+    run.extend(extensions.LogReport(trigger=(2, "iteration"), log_name=None))
+    run.extend(extensions.ExponentialShift("lr", 0.5, 0.1), trigger=(2, "iteration"))
+    run.extend(extensions.snapshot(filename="trainer.npz"), trigger=(5, "iteration"))
+    run.run()
+    with chainer.using_config("train", False):
+        y = net(x).array
+    np.savez(HERE / "trainer-results.npz", x=x, t=t, y=y, order=iterator._state.order, lr=optimizer.lr)
+
+
 if __name__ == "__main__":
     main()
+    trainer()

@@ -74,7 +74,7 @@ def test_only_what_is_assigned_within_init_scope_is_registered():
             with self.init_scope():
                 pass
 
-    with pytest.raises(RuntimeError, match=r"Forgot: call super\(\).__init__\(\)"):
+    with pytest.raises(RuntimeError, match=r"^Link\.__init__\(\) has not been called\.$"):
         Forgot()
 
 

@@ -277,7 +277,9 @@ def test_a_gradient_of_another_shape_is_refused():
 
     (y,) = Wrong().apply((var(1.0, 2.0),))
     y.grad = np.ones(2)
-    with pytest.raises(ValueError, match=r"Wrong.backward: expected a gradient of shape \(2,\) for input 0"):
+    with pytest.raises(
+        ValueError, match=r"Wrong: shape of gradients returned from backward is incorrect: expected \(2,\) for input 0"
+    ):
         y.backward()
 
 
@@ -421,7 +423,10 @@ def test_debug_mode_finds_nan_forward_and_backward():
     ):
         y.backward()
     (y,) = BadRule().apply((x,))
-    with dbrdist.DebugMode(True), pytest.raises(RuntimeError, match=r"NaN in the gradient of input 0 of BadRule$"):
+    with (
+        dbrdist.DebugMode(True),
+        pytest.raises(RuntimeError, match=r"NaN is detected on backward .* BadRule: .* input 0$"),
+    ):
         y.backward()
 
 
@@ -447,7 +452,10 @@ def test_debug_mode_says_where_nan_comes_from():
     with dbrdist.DebugMode(True):
         (y,) = BadRule().apply((one, var(2.0)))  # the line that made the graph, not that of backward
     said = words_of(y.backward)
-    assert said.startswith("NaN in the gradient of input 1 of BadRule; called at ") and "the line that made" in said
+    assert (
+        said.startswith("NaN is detected on backward computation of BadRule: in the gradient of input 1; called at ")
+        and "the line that made" in said
+    )
 
 
 @pytest.mark.parametrize(
@@ -522,5 +530,5 @@ def test_a_gradient_of_another_type_takes_that_of_its_input_in_every_way_backwar
 def test_a_gradient_of_another_shape_is_refused_in_every_way_backward(way, dtype):
     x = Variable(np.ones((2, 3), dtype))
     (h,) = Widening((3, 2)).apply((x,))
-    with pytest.raises(ValueError, match=r"expected a gradient of shape \(2, 3\) for input 0, got shape \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"expected \(2, 3\) for input 0, got \(3, 2\)"):
         WAYS[way](x, F.sum(h))

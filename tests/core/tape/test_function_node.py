@@ -70,7 +70,7 @@ def test_a_rule_with_another_number_of_gradients_is_named(num, way):
 
     xs = [Variable(np.array([1.0])), Variable(np.array([2.0]))]
     (y,) = Counted().apply(xs)
-    words = rf"Counted: expected 2 gradients, one for each of the inputs \(0, 1\), but its rule returned {num}"
+    words = rf"number of gradients returned from backward is incorrect: expected 2, one for each .* got {num}"
     with dbrdist.using_config("debug", way == "debug"), pytest.raises(ValueError, match=words):
         if way.startswith("grad"):
             dbrdist.grad([y], xs, enable_double_backprop=way == "grad of grads")
@@ -191,7 +191,7 @@ def test_what_it_returns_is_checked():
 
     (y,) = Bare().apply((Variable(np.ones((2, 2), np.float32)),))
     y.grad = np.ones((2, 2), np.float32)
-    with pytest.raises(TypeError, match=r"Bare.backward: expected a Variable \(or None\)"):
+    with pytest.raises(TypeError, match=r"Bare: .* expected a Variable \(or None\)"):
         y.backward()
 
 
@@ -241,7 +241,7 @@ def test_outputs_of_other_kinds_are_refused():
         (lambda x: ("text",), "str in it$"),
     ):
         f.given = given
-        with pytest.raises(TypeError, match=r"Twice.forward: expected a tuple of arrays, got " + got):
+        with pytest.raises(TypeError, match=r"Twice: forward output must be a tuple of ndarrays, got " + got):
             f.apply((Variable(np.ones(3)),))
 
 
@@ -265,7 +265,7 @@ def test_a_rule_that_returns_arrays_is_refused():
 
     x = Variable(np.ones(1))
     (y,) = Arrays().apply((x,))
-    with pytest.raises(TypeError, match=r"Arrays.backward: expected a Variable \(or None\) as the gradient of input 0"):
+    with pytest.raises(TypeError, match=r"Arrays: type of gradients .* a Variable \(or None\) for input 0"):
         y.backward()
 
 
@@ -275,7 +275,7 @@ def test_a_rule_that_returns_too_many_is_refused():
             return gys[0], gys[0], gys[0]
 
     (y,) = Three().apply((Variable(np.ones(1)),))
-    with pytest.raises(ValueError, match=r"Three: expected 1 gradients, .* inputs \(0,\), but its rule returned 3"):
+    with pytest.raises(ValueError, match=r"Three: number of gradients .* expected 1, .* inputs \(0,\), got 3"):
         y.backward()
 
 
@@ -456,7 +456,7 @@ def test_a_rule_that_forgets_a_gradient_is_refused():
             return (gys[0],)
 
     (y,) = Short().apply((var(1.0), var(2.0)))
-    with pytest.raises(ValueError, match="Short: expected 2 gradients"):
+    with pytest.raises(ValueError, match=r"Short: number of gradients .* expected 2"):
         y.backward()
 
 

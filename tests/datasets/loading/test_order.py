@@ -138,13 +138,25 @@ def test_shuffle_sampler_follows_chainers_protocol():
     assert first.tolist() != second.tolist()
 
 
-def test_a_samplers_order_of_the_wrong_length_is_refused():
+@pytest.mark.parametrize("last, counts", [("wrap", [4, 4, 4, 4]), ("short", [4, 2, 4, 2]), ("drop", [4, 4, 4])])
+def test_a_sampler_may_repeat_examples_and_leave_some_out(last, counts):
+    iterator = SerialIterator(np.arange(10), 4, order_sampler=lambda order, position: [0, 0, 3, 3, 5, 5], last=last)
+    batches = [next(iterator) for _ in counts]
+    assert [len(batch) for batch in batches] == counts
+    assert iterator.num_per_epoch == (4 if last == "drop" else 6)
+    assert iterator.epoch_detail == pytest.approx(sum(counts) / iterator.num_per_epoch)
+    assert {int(x) for batch in batches for x in batch} == ({0, 3} if last == "drop" else {0, 3, 5})
+
+
+def test_a_samplers_order_of_another_length_than_before_is_refused():
     class Bad(OrderSampler):
         def __call__(self, current_order, current_position):
             return current_order[:-1]
 
-    with pytest.raises(ValueError, match="expected an order of 10 examples from the sampler, got 9"):
-        SerialIterator(np.arange(10), 2, order_sampler=Bad())
+    iterator = SerialIterator(np.arange(4), 2, order_sampler=Bad())
+    iterator.next()
+    with pytest.raises(ValueError, match=r"expected an order of 3 examples .* as in the first epoch, got 2"):
+        iterator.next()
 
 
 def test_blocks_are_contiguous_complete_and_even():

@@ -1,0 +1,219 @@
+"""Graphs, optimizers and iterators as programs of Chainer use them, where dbrdist is stricter natively."""
+
+import numpy as np
+import pytest
+
+
+def double(n_gradients=1):
+    import chainer
+
+    class Double(chainer.FunctionNode):
+        def forward(self, xs):
+            return (xs[0] * 2,)
+
+        def backward(self, indexes, gys):
+            assert self.get_retained_inputs() == () and self.get_retained_outputs() == ()
+            return (gys[0] * 2,) * n_gradients
+
+    return Double()
+
+
+def test_a_function_node_may_be_applied_again(installed):
+    import chainer
+
+    node = double()
+    for value in (1, 3):
+        x = chainer.Variable(np.array(value, "f"))
+        (y,) = node.apply((x,))
+        y.backward()
+        assert (y.array, x.grad) == (2 * value, 2)
+
+
+def test_a_rule_may_return_a_gradient_for_each_input_also_for_those_that_take_none(installed):
+    import chainer
+
+    x, constant = chainer.Variable(np.array(1, "f")), chainer.Variable(np.array(5, "f"), requires_grad=False)
+    (y,) = double(2).apply((constant, x))
+    y.backward()
+    assert x.grad == 2 and constant.grad is None
+
+
+def test_backward_of_outputs_takes_their_gradients_and_sets_none(installed):
+    import chainer
+
+    x = chainer.Variable(np.array([1, 2], "f"))
+    h = x * 2
+    y, z, unset = h * 3, h * 4, h * 5
+    y.grad, z.grad = np.array([1, 10], "f"), np.array([100, 1000], "f")
+    with pytest.warns(RuntimeWarning, match="sets no default gradient"):
+        chainer.backward([y, z, y, unset])
+    np.testing.assert_array_equal(x.grad, [6 + 800, 60 + 8000])
+    assert y.grad is None and z.grad is None and unset.grad is None
+
+
+def test_new_parameters_have_a_gradient_of_nan_to_write_to(installed):
+    import chainer
+
+    model = chainer.links.Linear(2, 3)
+    assert np.isnan(model.W.grad).all()
+    model.W.grad[:] = 1
+    late = chainer.links.Linear(None, 3)
+    late.cleargrads()
+    late(np.ones((1, 2), "f"))
+    assert late.W.grad is None
+    assert np.isnan(chainer.Parameter(0, (2,)).grad).all()
+
+
+def test_batches_are_lists_that_a_program_may_change(installed):
+    import chainer
+
+    batch = chainer.iterators.SerialIterator(np.arange(4, dtype="f"), 2, shuffle=False).next()
+    batch.append(np.float32(9))
+    np.testing.assert_array_equal(chainer.dataset.concat_examples(batch), [0, 1, 9])
+
+
+def test_reports_are_variables_without_a_graph(installed):
+    import chainer
+
+    reporter = chainer.Reporter()
+    reporter.report({"loss": chainer.Variable(np.array(2, "f")) * 3})
+    loss = reporter.observation["loss"]
+    assert float(loss.data) == 6 and loss.creator is None
+
+
+def test_any_object_with_update_serves_as_an_update_rule(installed):
+    import chainer
+
+    class Halve:
+        def update(self, param):
+            param.array[...] /= 2
+
+    class Optimizer(chainer.GradientMethod):
+        def create_update_rule(self):
+            return Halve()
+
+    model = chainer.links.Linear(1, 1, nobias=True, initialW=8)
+    optimizer = Optimizer()
+    optimizer.setup(model)
+    for expected in (4, 2):
+        model.W.grad = np.ones((1, 1), "f")
+        optimizer.update()
+        assert model.W.array.item() == expected
+
+
+def test_own_update_rules_see_parameters_without_a_shape(installed):
+    import chainer
+
+    seen = []
+
+    class Rule(chainer.UpdateRule):
+        def update_core(self, param):
+            seen.append(param.array is None)
+
+    class Optimizer(chainer.GradientMethod):
+        def create_update_rule(self):
+            return Rule()
+
+    optimizer = Optimizer()
+    optimizer.setup(chainer.links.Linear(None, 2))
+    optimizer.update()
+    assert seen == [False, True]  # b, and W without a shape
+
+
+def test_a_gradient_that_a_hook_removes_is_zero_for_the_next(installed):
+    import chainer
+
+    model, seen = chainer.links.Linear(1, 1), []
+    optimizer = chainer.optimizers.SGD(1.0)
+    optimizer.setup(model)
+    optimizer.add_hook(lambda opt: opt.target.cleargrads(), "clear")
+    optimizer.add_hook(lambda opt: seen.extend(p.grad.sum() for p in opt.target.params()), "look")
+    model.W.grad, model.b.grad = np.ones((1, 1), "f"), np.ones(1, "f")
+    optimizer.update()
+    assert seen == [0, 0]
+
+
+def test_an_iterator_goes_on_where_chainers_was_saved(installed):
+    import chainer
+
+    saved = {"current_position": 2, "epoch": 1, "is_new_epoch": False, "order": np.array([3, 1, 0, 2])}
+    saved = {name: np.asarray(value) for name, value in saved.items()}
+    for missing in ({}, {"previous_epoch_detail": np.asarray(1.0)}):
+        iterator = chainer.iterators.SerialIterator([10, 11, 12, 13], 2)
+        iterator.serialize(chainer.serializers.NpzDeserializer({**saved, **missing}))
+        assert (iterator.epoch, iterator.epoch_detail, iterator.previous_epoch_detail) == (1, 1.5, 1.0)
+        again = {}
+        iterator.serialize(chainer.serializers.DictionarySerializer(again))
+        other = chainer.iterators.SerialIterator([10, 11, 12, 13], 2)
+        other.serialize(chainer.serializers.NpzDeserializer(again))
+        assert iterator.next() == other.next() == [10, 12] and iterator.is_new_epoch
+        assert sorted(iterator.next() + iterator.next()) == [10, 11, 12, 13]
+
+
+def test_functions_that_a_program_replaces_deep_inside_are_replaced_for_links(installed):
+    import chainer
+    import chainer.functions.loss.negative_sampling as module
+
+    link = chainer.links.NegativeSampling(2, [1, 1], 1)
+    x, t = np.ones((1, 2), "f"), np.zeros(1, "i")
+    before, module.negative_sampling = module.negative_sampling, lambda *args, **kwargs: "replaced"
+    try:
+        assert link(x, t) == "replaced"
+    finally:
+        module.negative_sampling = before
+    assert link(x, t).shape == ()
+
+
+def test_checks_of_users_name_the_function(installed):
+    import chainer
+    from chainer.utils import type_check
+
+    class Checked(chainer.FunctionNode):
+        def check_type_forward(self, in_types):
+            type_check.expect(in_types[0].ndim >= 2)
+
+    with pytest.raises(type_check.InvalidType) as caught:
+        Checked().apply((np.ones(2, "f"),))
+    words = "Invalid operation is performed in: Checked (Forward)\n\nExpect: in_types[0].ndim >= 2\nActual: 1 < 2"
+    assert str(caught.value) == words
+
+
+@pytest.mark.parametrize("kind, call", [
+    (AssertionError, lambda F, x: F.bias(x, np.ones(5, "f"))),
+    (AssertionError, lambda F, x: F.scale(x, np.ones(5, "f"))),
+    (NotImplementedError, lambda F, x: F.hinge(x, np.zeros(2, "i"), norm="L3")),
+    (TypeError, lambda F, x: F.prod(x, axis=[0])),
+    (ValueError, lambda F, x: F.dropout(x, train=True)),
+    (TypeError, lambda F, x: F.dropout(x, unknown=True)),
+    (ValueError, lambda F, x: F.get_item(x, (Ellipsis, Ellipsis))),
+    (ValueError, lambda F, x: F.mean_squared_error(x, x.astype("d"))),
+])  # fmt: skip
+def test_errors_are_of_the_classes_that_programs_catch(installed, kind, call):
+    import chainer.functions as F
+
+    with pytest.raises(kind):
+        call(F, np.ones((2, 3), "f"))
+
+
+def test_the_print_hook_shows_statistics(installed, capsys):
+    import chainer
+
+    with chainer.function_hooks.PrintHook():
+        y = chainer.functions.sum(chainer.Variable(np.array([1, 3], "f")))
+        y.backward()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "function\tSum" and lines[2].startswith("<variable at 0x")
+    assert "- statistics: mean=2.00000000, std=1.00000000" in lines and lines.count("output gradient") == 1
+
+
+def test_the_last_ranks_are_one_set_of_replicas_in_chainermn(installed):
+    from dbrdist.comm.run.checkpoints import _parse_sets
+
+    assert _parse_sets([[0, 2]], 5) == [[0, 2], [1, 3, 4]] and _parse_sets([], 2) == [[0, 1]]
+
+
+def test_pseudo_connect_gives_a_tuple(installed):
+    import chainermn.functions
+
+    (y,) = chainermn.functions.pseudo_connect(np.ones(1, "f"), np.ones((2, 3), "f"))
+    assert y.shape == (2, 3)
