@@ -198,6 +198,9 @@ class _OfChainer5:
         saved = self._serializer(key, None) if key.startswith("avg_") else None
         if saved is None or saved.shape != value.shape[1:]:
             return self._serializer(key, value)
+        warn(
+            f"DecorrelatedBatchNormalization: {key} has no axis of groups, as in files of Chainer 5; all take the same"
+        )
         value[...] = to_device(saved, device_of(value))
         return value
 
