@@ -175,6 +175,23 @@ def test_bad_words_are_refused(run, words, error):
     assert error in err
 
 
+@each(
+    **{
+        "words, owners": [
+            ("optimizer.a_sgd=1", "unknown key; known here: name, hooks, schedule, lr, momentum; it is a key of rmsprop_"),
+            ("optimizer.trust_coefficient=1", "it is a key of corrected_lars, lars"),
+            ("optimizer.schedule.power=2", "it is a key of polynomial"),
+            ("model.channels=[1, 2]", "it is a key of lenet"),
+            ("optimizer.nothing=2", "known here: name, hooks, schedule, lr, momentum\n"),
+        ]
+    }
+)  # fmt: skip
+def test_a_key_from_another_recipe_is_said_to_be_one(run, words, owners):
+    code, _, err = run(FOLDER / "goyal2017.yaml", words, "--dry-run")
+    assert code == 2
+    assert owners in err
+
+
 # ---- training -------------------------------------------------------------------------------------------------------
 
 

@@ -202,6 +202,7 @@ def _sentence(mistake: dict[str, Any], origin: Origin) -> str:
         words = "is required and missing"
     elif kind == "extra_forbidden":
         words = "unknown key" + _nearest(str(path[-1]), _known_keys(mistake["loc"][:-1]))
+        words += "" if "did you mean" in words else _owners(mistake["loc"])
     elif kind == "unknown_name" and isinstance(got, dict) and "name" not in got:
         words = f"`name` is required and missing: {context['known']}"
     elif kind == "unknown_name":
@@ -261,6 +262,19 @@ def _nearest(word: str, known: list[str], *, listed: bool = True) -> str:
     if close:
         return f", did you mean {by_small_letters[close[0]]!r}?"
     return f"; known here: {', '.join(known)}" if listed and known else ""
+
+
+def _owners(loc: Sequence[str | int]) -> str:
+    """Which other components of the kind have a key that this one does not: a key from another recipe, say."""
+    tag = next((str(part) for part in reversed(loc[:-1]) if part in BY_TAG), None)
+    if tag is None:
+        return ""
+    kind = tag.partition(" ")[0]
+    owners = [cls for other, cls in BY_TAG.items() if other.startswith(f"{kind} ") and loc[-1] in cls.model_fields]
+    names = [
+        name for cls in owners if "name" in cls.model_fields for name in get_args(cls.model_fields["name"].annotation)
+    ]
+    return f"; it is a key of {', '.join(sorted(names))}" if names else ""
 
 
 def _known_keys(loc: Sequence[str | int]) -> list[str]:
