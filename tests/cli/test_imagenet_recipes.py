@@ -178,7 +178,7 @@ def test_bad_words_are_refused(run, words, error):
 @each(
     **{
         "words, owners": [
-            ("optimizer.a_sgd=1", "unknown key; known here: name, hooks, schedule, lr, momentum; it is a key of rmsprop_"),
+            ("optimizer.a_sgd=1", "known here: name, hooks, schedule, lr, momentum; it is a key of rmsprop_warmup"),
             ("optimizer.trust_coefficient=1", "it is a key of corrected_lars, lars"),
             ("optimizer.schedule.power=2", "it is a key of polynomial"),
             ("model.channels=[1, 2]", "it is a key of lenet"),
