@@ -35,7 +35,7 @@ SHARED = {
         ["Action", "Beat", "Channel", "Job", "Judge", "Listener", "Settings", "Starter", "Writer"],
         THE_LAUNCHER,
     ),
-    **dict.fromkeys(["Array", "Axis", "Header", "HostArray", "Path", "Shape", "Wait"], AN_ALIAS),
+    **dict.fromkeys(["Array", "Axis", "Path", "Shape", "Wait"], AN_ALIAS),
     **dict.fromkeys(
         ["Batch", "Call", "Elementwise", "GetItem", "Pending", "Plan", "RMSNormalization", "Ranks", "Record", "Ring",
          "Run", "Scatter", "Shard", "Sharding", "Slot", "State", "Sum", "Ticket", "Values", "Way"],

@@ -16,12 +16,13 @@ from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.transport import message
 from dbrdist.core.array import random
 from dbrdist.core.array.backend import to_cpu, to_device
+from dbrdist.core.array.types import HostArray
 from dbrdist.core.model import flat
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.names.constructors import explain_constructors
 from dbrdist.core.names.limits import count, part
 
-Matrix = np.ndarray[Any, Any]
+Matrix: TypeAlias = HostArray
 Layers: TypeAlias = list[tuple[Parameter, slice]]
 
 

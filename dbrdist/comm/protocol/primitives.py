@@ -13,8 +13,9 @@ from dbrdist.comm.transport import message
 from dbrdist.comm.transport.call_log import Call
 from dbrdist.comm.transport.message import HostArray
 from dbrdist.core.array.backend import Array
+from dbrdist.core.array.types import IntArray
 
-Row: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+Row: TypeAlias = IntArray
 
 
 class Pending(Protocol):

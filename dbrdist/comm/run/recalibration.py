@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.steps.worker_state import Statistics
 from dbrdist.core.array import random
 from dbrdist.core.array.config import no_backprop_mode, using_config
@@ -38,7 +39,7 @@ class RecalibrateStatistics(Extension):
 
     def __init__(
         self,
-        comm: Any,
+        comm: CommunicatorBase,
         model: Any,
         make_iterator: Callable[[], Any],
         num_batches: int = 100,

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.gradients.mean_network import may_differ, mean_over_ranks, mean_parameters
 from dbrdist.comm.protocol.agree import on_root, together
 from dbrdist.comm.steps.optimizer import MultiNodeOptimizer
@@ -42,7 +43,7 @@ class LocalState(Extension):
         iterator: the training iterator; what it has in ``skipped``, if anything, is kept too.
     """
 
-    def __init__(self, comm: Any, model: Any, iterator: Any):
+    def __init__(self, comm: CommunicatorBase, model: Any, iterator: Any):
         self._comm = comm
         self._model = model
         self._iterator = iterator
@@ -129,7 +130,7 @@ def _saved_apart(serializer: Any, names: list[str], size: int) -> tuple[list[dic
     return saved, [json.loads(str(state.pop("skipped"))) for state in saved]
 
 
-def _means_of_ranks(comm: Any, mine: dict[str, Any]) -> dict[str, Any]:
+def _means_of_ranks(comm: CommunicatorBase, mine: dict[str, Any]) -> dict[str, Any]:
     """The means of floats, and rank 0's values of the rest, without all ranks' values in one memory. Collective."""
     return {
         path: (comm.allreduce(value.astype(np.float64)) / comm.size).astype(value.dtype)
@@ -172,7 +173,7 @@ class AverageStatistics(Extension):
 
     priority = PRIORITY_WRITER + 1  # before the evaluation that it is for
 
-    def __init__(self, comm: Any, model: Any):
+    def __init__(self, comm: CommunicatorBase, model: Any):
         self._comm = comm
         self._model = model
 
@@ -189,7 +190,7 @@ class AllreducePersistent(AverageStatistics):
 
     trigger = (1, "epoch")
 
-    def __init__(self, model: Any, comm: Any):
+    def __init__(self, model: Any, comm: CommunicatorBase):
         super().__init__(comm, model)
 
 
@@ -212,7 +213,7 @@ class SharedSnapshot(Extension):
     priority = PRIORITY_SNAPSHOT
     trigger = (1, "epoch")
 
-    def __init__(self, comm: Any, snapshot: Snapshot, local: LocalState):
+    def __init__(self, comm: CommunicatorBase, snapshot: Snapshot, local: LocalState):
         self._comm = comm
         self._snapshot = snapshot
         self._local = local
@@ -245,7 +246,7 @@ class SharedSnapshot(Extension):
         self._snapshot.finalize()
 
 
-def _read_on_root(comm: Any, path: str) -> dict[str, Any]:
+def _read_on_root(comm: CommunicatorBase, path: str) -> dict[str, Any]:
     """What is in a snapshot, read by rank 0 alone: a thousand ranks would read the same file a thousand times."""
     entries: dict[str, Any] = {}
     with together(comm):
@@ -260,7 +261,7 @@ def _read_on_root(comm: Any, path: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _mean_networks(comm: Any, trainer: Any) -> Iterator[None]:
+def _mean_networks(comm: CommunicatorBase, trainer: Any) -> Iterator[None]:
     """Within the block the networks are those that all ranks evaluate: between two averages of local SGD the means.
 
     What each rank has for itself is in the state of its optimizer by then. Collective.

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.protocol import agree
 from dbrdist.core.array import spans
 from dbrdist.core.array.spans import Meeting, Recorder, Span
@@ -42,7 +43,7 @@ class Clock(NamedTuple):
         return seconds + a + (b - a) * share
 
 
-def ask(comm: Any) -> tuple[float, float]:
+def ask(comm: CommunicatorBase) -> tuple[float, float]:
     """(this rank's time, how far rank 0 is ahead of it). Collective."""
     result = time.perf_counter(), 0.0
     for rank in range(1, comm.size):
@@ -71,7 +72,7 @@ class Trace:
         comm: the ranks, which are processes.
     """
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: CommunicatorBase) -> None:
         self._comm = comm
         self._recorder = Recorder()
         self._first: tuple[float, float]  # what the clocks said at the start

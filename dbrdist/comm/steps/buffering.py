@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.gradients.communication_thread import PAUSE_SECONDS
 from dbrdist.comm.gradients.reduction_plan import Plan, reduce_gradients
 from dbrdist.core.array.backend import Array, to_device, zeros
@@ -21,7 +22,7 @@ class Buffers:
         comm: the ranks. Where it has a thread that reduces (``flat`` over MPI), they are sent while the rank computes.
     """
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: CommunicatorBase) -> None:
         self._comm = comm
         self._courier: Any = None
         self._travelling: list[Array] = []
@@ -63,7 +64,7 @@ class Buffers:
             run.grad[...] = mean
         travelling = self._travelling
 
-        def reduce(comm: Any) -> None:
+        def reduce(comm: CommunicatorBase) -> None:
             with comm.gate.call("reduce", place) as call:
                 call.pause_seconds = PAUSE_SECONDS
                 call.meet_without_row()

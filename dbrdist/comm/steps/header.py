@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.gradients.model import plan_for
 from dbrdist.comm.gradients.overlap import Weights
 from dbrdist.comm.gradients.reduction_plan import EQUAL_WEIGHT, Plan, weights
@@ -33,7 +34,7 @@ STALE = 2  # of a rank whose forward pass came before the parameters that all ra
 class Steps:
     """The headers of one optimizer's steps."""
 
-    def __init__(self, comm: Any, optimizer: Any, settings: str = "") -> None:
+    def __init__(self, comm: CommunicatorBase, optimizer: Any, settings: str = "") -> None:
         """``settings`` are further words that all ranks must have in common, lines with a break at their end."""
         self._comm = comm
         self._gate = comm.gate

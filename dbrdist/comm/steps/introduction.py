@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.protocol import agree
 from dbrdist.comm.protocol.gate import digest
 from dbrdist.comm.protocol.primitives import Row
@@ -52,7 +53,7 @@ class Introduction:
         comm: the ranks.
     """
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: CommunicatorBase) -> None:
         self._comm = comm
         self._roster = roster = _rosters.setdefault(comm, _Roster())
         roster.num_created += 1

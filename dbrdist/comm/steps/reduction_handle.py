@@ -134,7 +134,9 @@ class Reduction:
 class _Started:
     """One reduction on its way; this one begins in the wait."""
 
-    def __init__(self, comm: Any, plan: Plan, number: int, count: int | None, error: Exception | None) -> None:
+    def __init__(
+        self, comm: CommunicatorBase, plan: Plan, number: int, count: int | None, error: Exception | None
+    ) -> None:
         self.comm = comm
         self.plan = plan
         self.number = number
@@ -240,7 +242,7 @@ class _ByThread(_Started):
         self._courier = courier
         courier.put(self._work)
 
-    def _work(self, comm: Any) -> None:
+    def _work(self, comm: CommunicatorBase) -> None:
         try:
             with comm.gate.call("reduction", self.call.place) as call:
                 call.pause_seconds = PAUSE_SECONDS

@@ -15,16 +15,17 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.gradients.reduction_plan import Plan
 from dbrdist.comm.protocol import agree
 from dbrdist.comm.steps.buffering import Buffers
 from dbrdist.comm.steps.step_options import Way
 from dbrdist.comm.transport import message
 from dbrdist.core.array.backend import is_array, to_cpu, to_device
+from dbrdist.core.array.types import HostArray
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.errors import CheckpointError
 
-HostArray = np.ndarray[Any, Any]
 Entries: TypeAlias = dict[str, HostArray]  # by kind and path of the parameter: kept/l1/W
 _NO_COUNT = -1  # in place of a number of samples
 
@@ -44,7 +45,7 @@ class Carried:
         way: its settings.
     """
 
-    def __init__(self, comm: Any, way: Way) -> None:
+    def __init__(self, comm: CommunicatorBase, way: Way) -> None:
         self._comm = comm
         self._way = way
         self.gathered: list[int | None] = []  # numbers of examples of the calls that only added up gradients

@@ -205,7 +205,7 @@ class VirtualUpdater(StandardUpdater):
         return totals
 
 
-def _check(iterators: dict[str, Any], optimizers: dict[str, Any], comm: Any) -> None:
+def _check(iterators: dict[str, Any], optimizers: dict[str, Any], comm: CommunicatorBase) -> None:
     """Raise ValueError for what virtual workers cannot train with."""
     if set(iterators) != {"main"} or set(optimizers) != {"main"}:
         raise ValueError("VirtualUpdater expected one iterator and one optimizer, got dictionaries of several")

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.gradients import tree_sum
 from dbrdist.comm.gradients.tree_sum import Node
 from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.transport import message
 from dbrdist.core.array.backend import is_array, is_floating, to_cpu
+from dbrdist.core.array.types import FloatArray
 from dbrdist.core.model.reporter import as_number
 from dbrdist.datasets.loading.base import block_bounds
 
-Vector = np.ndarray[Any, np.dtype[np.float64]]
+Vector: TypeAlias = FloatArray
 
 
 class Statistics:
@@ -104,7 +106,7 @@ class Values:
         num_workers: virtual workers of all ranks.
     """
 
-    def __init__(self, comm: Any, num_workers: int) -> None:
+    def __init__(self, comm: CommunicatorBase, num_workers: int) -> None:
         self._comm = comm
         self._blocks = [range(*block_bounds(num_workers, rank, comm.size)) for rank in range(comm.size)]
         self._keys: list[str] = []  # all that any rank has observed, the same list on every rank

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-RawMemory: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
+RawMemory: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 
 class Ticket(NamedTuple):

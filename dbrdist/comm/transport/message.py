@@ -10,12 +10,14 @@ import functools
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from dbrdist.core.array import backend
 from dbrdist.core.array.backend import Array
+from dbrdist.core.array.types import HostArray as HostArray
+from dbrdist.core.array.types import IntArray
 
 MAX_NDIM = 32
 _PLAIN_KINDS = "biufcmMSU"
@@ -26,8 +28,7 @@ _ON_DEVICE = NUM_SAME_WORDS
 _AXES = _ON_DEVICE + 1
 HEADER_WORDS = _AXES + MAX_NDIM // 8  # and the order of the axes in memory, a byte each
 
-Header = np.ndarray[Any, np.dtype[np.int64]]
-HostArray = np.ndarray[Any, Any]
+Header: TypeAlias = IntArray
 
 
 def as_array(x: Any, verb: str) -> Array:

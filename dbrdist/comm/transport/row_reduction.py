@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.comm.transport.call_log import Call
+from dbrdist.core.array.types import HostArray
 
 Wait = Callable[[Call, Any, str], None]
 
@@ -55,7 +56,7 @@ class RowReduction:
 class ReducedRow:
     """A row that was shown and not yet answered."""
 
-    def __init__(self, owner: RowReduction, row: bytes, found: np.ndarray[Any, Any], reduction: Any) -> None:
+    def __init__(self, owner: RowReduction, row: bytes, found: HostArray, reduction: Any) -> None:
         self._owner = owner
         self._row = row
         self._found = found

@@ -41,6 +41,7 @@ from dbrdist.core.array.memory import tune_heap as tune_heap
 from dbrdist.core.array.memory import unwritten as unwritten
 from dbrdist.core.array.memory import zeros as zeros
 from dbrdist.core.array.memory import zeros_as as zeros_as
+from dbrdist.core.array.types import HostArray
 
 # ---- devices --------------------------------------------------------------------------------------------------------
 
@@ -348,7 +349,7 @@ def _memory_of(a: Array) -> Array:
     return a.transpose(0, 2, 3, 1) if a.ndim == 4 else a
 
 
-def pinned_bytes(num_bytes: int) -> np.ndarray[Any, Any]:
+def pinned_bytes(num_bytes: int) -> HostArray:
     """Host memory that the device reads and writes by itself, faster than other memory."""
     return np.frombuffer(import_cupy().cuda.alloc_pinned_memory(num_bytes), np.uint8, num_bytes)
 

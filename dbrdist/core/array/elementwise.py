@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array.backend import Array, DType, aligned, is_floating, is_of_own_class, lies_as_images
+from dbrdist.core.array.types import HostArray
 
 
 def _nhwc(x: Any) -> Any:
@@ -132,7 +133,7 @@ def at_once(formula: Callable[..., Any], *xs: Any) -> Array:
     return formula(*xs)
 
 
-def _in_blocks(formula: Callable[..., Any], xs: tuple[Any, ...], largest: np.ndarray[Any, Any]) -> Array:
+def _in_blocks(formula: Callable[..., Any], xs: tuple[Any, ...], largest: HostArray) -> Array:
     """Cut along the axes of the largest operand's memory, to which all broadcast; at once where that cannot be done."""
     shape, ndim = largest.shape, largest.ndim
     if ndim == 4:

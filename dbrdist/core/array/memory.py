@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dbrdist.core.array.pages import own_pages
+from dbrdist.core.array.types import HostArray
 
 Array: TypeAlias = Any  # numpy.ndarray or cupy.ndarray
 DType: TypeAlias = Any
@@ -139,12 +140,12 @@ def tune_heap() -> None:
     mallopt(m_trim_threshold, -1)
 
 
-def address(a: np.ndarray[Any, Any]) -> int:
+def address(a: HostArray) -> int:
     """The address of an array's first element (half the price of ``a.ctypes.data``)."""
     return int(a.__array_interface__["data"][0])
 
 
-def aligned(count: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def aligned(count: int, dtype: np.dtype[Any]) -> HostArray:
     """``count`` uninitialised elements in host memory, on a cache line where they are many."""
     num_bytes = count * dtype.itemsize
     if num_bytes < _BIG_BYTES:
@@ -198,7 +199,7 @@ def plain_allocator(shape: tuple[int, ...], dtype: Any) -> Callable[[], Array]:
 
 
 @functools.lru_cache(maxsize=256)
-def number(value: float, dtype: Any) -> np.ndarray[Any, Any]:
+def number(value: float, dtype: Any) -> HostArray:
     """A number as a 0-d array on the host, which NumPy's functions take in half the time of a Python float."""
     a = np.array(value, dtype)
     a.flags.writeable = False

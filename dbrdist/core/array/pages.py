@@ -6,16 +6,17 @@ import contextlib
 import ctypes
 import mmap
 import sys
-from typing import Any
 
 import numpy as np
+
+from dbrdist.core.array.types import HostArray
 
 _ALIGNMENT = 64
 _BLOCK_BYTES = 1 << 26  # of a copy space that grows
 _PRIVATE = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
 
 
-def own_pages(num_bytes: int) -> np.ndarray[Any, Any]:
+def own_pages(num_bytes: int) -> HostArray:
     """Zeros, shape (num_bytes,), which take no memory until they are written: for what lives long or is never used.
 
     In the heap, amid what a step frees, a long-lived array would leave room on both sides that no large array fits.
@@ -38,7 +39,7 @@ class CopySpace:
     """
 
     def __init__(self) -> None:
-        self._blocks: list[np.ndarray[Any, Any]] = []
+        self._blocks: list[HostArray] = []
         self._block, self._used = 0, 0
 
     def reserve(self, num_bytes: int) -> None:
@@ -51,7 +52,7 @@ class CopySpace:
         """Use the memory again from the start: whoever holds copies has done with them."""
         self._block, self._used = 0, 0
 
-    def copy(self, a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def copy(self, a: HostArray) -> HostArray:
         """A copy in C order."""
         num_bytes = -(-a.nbytes // _ALIGNMENT) * _ALIGNMENT
         if num_bytes < mmap.PAGESIZE:
@@ -60,9 +61,7 @@ class CopySpace:
             self._block, self._used = self._block + 1, 0
         if self._block == len(self._blocks):
             self._blocks.append(own_pages(max(num_bytes, _BLOCK_BYTES)))
-        space: np.ndarray[Any, Any] = (
-            self._blocks[self._block][self._used : self._used + a.nbytes].view(a.dtype).reshape(a.shape)
-        )
+        space: HostArray = self._blocks[self._block][self._used : self._used + a.nbytes].view(a.dtype).reshape(a.shape)
         self._used += num_bytes
         np.copyto(space, a)
         return space

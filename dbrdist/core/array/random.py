@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from dbrdist.core.array.types import HostArray
+
 _WORDS_PER_BLOCK = 4  # Philox 4x64 makes four 64-bit words for one counter
 _MASK = (1 << 64) - 1
 
@@ -66,7 +68,7 @@ class _Orders(threading.local):
 _orders = _Orders()
 
 
-def permutation(seed: int, epoch: int, n: int, dtype: Any = np.int64) -> np.ndarray[Any, Any]:
+def permutation(seed: int, epoch: int, n: int, dtype: Any = np.int64) -> HostArray:
     """The order of ``n`` examples in ``epoch``: the same on every rank, and in any type of integers that holds them.
 
     Numbers are those of ``Generator.permutation``, which takes int64 and may leave that memory with the process.

@@ -23,6 +23,7 @@ import numpy as np
 
 from dbrdist.core.array.backend import as_dtype, is_array, to_cpu
 from dbrdist.core.array.chainer_mode import order_of_chainer
+from dbrdist.core.array.types import HostArray
 from dbrdist.core.files.regular_file import regular
 from dbrdist.core.usage.mistakes import given_a_class, warn
 from dbrdist.errors import CheckpointError, MissingEntryError
@@ -125,10 +126,10 @@ class DictionarySerializer(Serializer):
         return value
 
 
-_Copy = Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
+_Copy = Callable[[HostArray], HostArray]
 
 
-def as_saved(key: str, value: Any, copy: _Copy | None = None) -> np.ndarray[Any, Any]:
+def as_saved(key: str, value: Any, copy: _Copy | None = None) -> HostArray:
     """A copy of a value as an array in host memory."""
     a = to_cpu(value) if is_array(value) else np.asarray(value)
     if a.dtype.kind == "O":
@@ -227,7 +228,7 @@ def _fill(key: str, value: Any, saved: Any) -> Any:
 # ---- npz files ------------------------------------------------------------------------------------------------------
 
 
-def encode(entries: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+def encode(entries: Mapping[str, Any]) -> dict[str, HostArray]:
     """A dictionary of arrays and None as plain arrays that ``.npz`` and any reader understand."""
     arrays, dtypes, none = {}, {}, []
     for key, value in entries.items():
