@@ -8,7 +8,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from dbrdist.core.array import backend
+
+_SWITCHES = ("shared_memory", "overlap", "sockets")  # None lets the communicator choose
 
 
 class Configured:
@@ -41,6 +45,8 @@ class Configured:
             value = backend.as_dtype(value)
             if not backend.is_floating(value):
                 raise ValueError(f"allreduce_grad_dtype expected a float type, got {value}")
+        if name in _SWITCHES and not _is_switch(value):
+            raise ValueError(f"{name} expected True, False or None, got {value!r}")
         self._configs[name] = value
         self._config_changed()
 
@@ -80,3 +86,9 @@ def _within_scope(kind: Any) -> type[Configured]:
 
     members = {"within_config_scope": True, "__setattr__": keep, "__module__": kind.__module__, "__doc__": kind.__doc__}
     return type(kind.__name__, (kind,), members)
+
+
+def _is_switch(value: Any) -> bool:
+    if value is None or isinstance(value, np.bool_):
+        return True
+    return isinstance(value, int) and value in (0, 1)

@@ -7,6 +7,7 @@ import pytest
 
 from dbrdist import comm
 from dbrdist.comm import create_communicator, run_threads
+from dbrdist.comm.protocol import settings
 
 
 def test_create_says_the_nearest_name():
@@ -50,3 +51,15 @@ def test_create_inside_a_thread_rank():
     assert run_threads(2, body) == [(True, True)] * 2
     with pytest.raises(ValueError, match="created inside"):
         create_communicator("threads")
+
+
+@pytest.mark.parametrize("name", ["overlap", "shared_memory", "sockets"])
+def test_switches_are_true_false_or_left_to_the_communicator(name):
+    """Any word would count as True."""
+    switches = settings.Configured({name: None})
+    for value in (True, False, None, np.bool_(False), 1, 0):
+        switches.set_config(name, value)
+        assert switches.get_config(name) is value
+    for value in ("no", "maybe", 2, 0.5, [], np.zeros(3)):
+        with pytest.raises(ValueError, match=f"{name} expected True, False or None, got"):
+            switches.set_config(name, value)
