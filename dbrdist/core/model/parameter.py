@@ -107,7 +107,7 @@ class Parameter(Variable):
             hint = f"; write Parameter(shape={initializer!r})" if isinstance(initializer, tuple) else ""
             kind = type(initializer).__name__
             raise TypeError(f"Parameter: expected an initializer, a number or an array, got {kind}{hint}")
-        self.initializer = initializer
+        self.initializer = _fill_with_nan if initializer is None and as_chainer[0] else initializer
         if is_array(initializer):
             if shape is not None and _as_shape(shape) != initializer.shape:
                 raise ValueError(
@@ -453,6 +453,11 @@ class Parameter(Variable):
                 self._array = other._array
                 break
             peers.members.add(self)
+
+
+def _fill_with_nan(array: Array) -> None:
+    """What None means as an initializer, for programs of Chainer that look at it."""
+    array[...] = np.nan
 
 
 def _as_shape(shape: Any) -> tuple[int, ...]:
