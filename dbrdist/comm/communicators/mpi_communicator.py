@@ -124,8 +124,7 @@ class MpiRanks(Ranks):
         self.exchange_row = mailbox.exchange  # type: ignore[method-assign]  # in one call less
         self.release_enclosed = mailbox.release  # type: ignore[method-assign]
 
-    def refusal(self) -> str:
-        return mpi.refusal()
+    refusal = staticmethod(mpi.refusal)  # one call less at each verb
 
     def failed_half_way(self, call: Call, reason: str) -> None:
         if self.size > 1:
