@@ -102,7 +102,9 @@ class Bernoulli(Elementwise):
 
     def log_prob(self, x: Any) -> Variable:
         x = self._outcome(x)
-        return self._within(self._is_outcome(x), self._mixed(x, 1.0 - x), x=x)
+        inside = self._is_outcome(x)
+        held = F.where(inside, x, self.xp.zeros_like(x.array))  # what is infinite would be added to its opposite
+        return self._within(inside, self._mixed(held, 1.0 - held), x=x)
 
     def _is_outcome(self, x: Any) -> Any:
         values = value_of(x)
@@ -110,8 +112,9 @@ class Bernoulli(Elementwise):
 
     def prob(self, x: Any) -> Variable:
         x = self._outcome(x)
-        y = x * self.p + (1.0 - x) * (1.0 - self.p)
-        return self._within(self._is_outcome(x), y, 0.0, x)
+        inside = self._is_outcome(x)
+        held = F.where(inside, x, self.xp.zeros_like(x.array))
+        return self._within(inside, held * self.p + (1.0 - held) * (1.0 - self.p), 0.0, x)
 
     def sample_n(self, n: int) -> Variable:
         return self._drawn(lambda rng: rng.random(self._shape(n)) < on_host(self.p))

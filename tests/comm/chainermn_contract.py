@@ -192,8 +192,13 @@ def check_generic_evaluation(comm):
 class Twice(Chain):
     """Gives a Variable."""
 
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.linear = L.Linear(1, 1, initialW=2.0, nobias=True)
+
     def forward(self, x):
-        return L.Linear(1, 1, initialW=2.0, nobias=True)(x)
+        return self.linear(x)
 
 
 def check_generic_evaluation_in_order_of_batches(comm):

@@ -38,7 +38,7 @@ REFUSED = {
     "expected a decay from 0 to less than 1, got 1": lambda: extensions.WeightAverage(Line(), 1),
     "expected a decay from 0 to less than 1, got -0.1": lambda: extensions.WeightAverage(Line(), -0.1),
     "expected a period above 0 seconds, got 0": lambda: triggers.TimeTrigger(0),
-    "EarlyStoppingTrigger() got unknown arguments: patients": lambda: triggers.EarlyStoppingTrigger(patients=1),
+    "EarlyStoppingTrigger() got unknown arguments: patient": lambda: triggers.EarlyStoppingTrigger(patient=1),
     "expected mode 'auto', 'min' or 'max', got 'mean'": lambda: triggers.EarlyStoppingTrigger(mode="mean"),
     "expected a trigger, (period, unit) or None, got 3": lambda: triggers.get_trigger(3),
     "expected a trigger, (period, unit) or None, got (1, 'epoch', 2)": lambda: triggers.get_trigger((1, "epoch", 2)),

@@ -436,7 +436,7 @@ def _refuse_no_values(link: Link, name: str, is_strict: bool) -> None:
 
 
 def _missing_init() -> RuntimeError:
-    return RuntimeError("Link.__init__() has not been called.")
+    return RuntimeError("Link.__init__() has not been called. In __init__, call super().__init__() first")
 
 
 class _TypedNaN:

@@ -5,6 +5,7 @@ Between the first two updates, backward passes are watched. Later nobody looks a
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from dbrdist.core.array.config import config
@@ -19,10 +20,16 @@ class _WatchedGradient:
 
     def __init__(self, node: VariableNode) -> None:
         self._node = node
+        self._thread = threading.get_ident()
         self.is_added_to = False
 
     def __call__(self) -> None:
-        """Look before a backward pass: what is there is added to, unless it was filled with zeros by hand."""
+        """Look before a backward pass: what is there is added to, unless it was filled with zeros by hand.
+
+        The passes of other threads, which may be ranks, are not this optimizer's.
+        """
+        if threading.get_ident() != self._thread:
+            return
         g = self._node.gradient
         self.is_added_to = g is not None and bool(getattr(g, "array", g).any())
         if not self.is_added_to:

@@ -548,7 +548,7 @@ def test_few_elements_are_one_call_of_numpy_without_a_plan(kernel):
 def test_unknown_provider_is_refused():
     with (
         pytest.raises(
-            ValueError, match=r"a provider out of \['columns', 'cuda', 'cudnn', 'numpy', 'onednn'\], got 'mkl'"
+            ValueError, match=r"a provider out of \['columns', 'cuda', 'cudnn', 'loops', 'numpy', 'onednn'\], got 'mkl'"
         ),
         kernels.use("mkl"),
     ):
