@@ -248,9 +248,11 @@ def _finish(part: str, done: str, classes: list[str] | None) -> None:
 
 
 def _num_made(folder: str) -> int:
+    """How many images are there; what lies beside the class folders, such as an index, is none."""
     if imagenet_shards.kind_of(folder) == "tar shards":
         return imagenet_shards.num_images(folder)
-    return sum(len(files) for _, _, files in os.walk(folder))
+    with os.scandir(folder) as entries:
+        return sum(len(os.listdir(entry.path)) for entry in entries if entry.is_dir())
 
 
 def _check_made(folder: str, classes: list[str]) -> None:

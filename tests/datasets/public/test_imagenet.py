@@ -111,6 +111,15 @@ def test_images_of_one_stem_stay_apart_in_shards(tars):
     assert sorted(content for (label, _), content in images.items() if label == 1) == sorted(files.values())
 
 
+def test_an_index_beside_the_class_folders_is_no_image(tars, capsys):
+    assert extract(tars) == 0
+    for part in ("train", "val"):
+        assert data.run(["build", str(tars / "root" / part)]) == 0
+    capsys.readouterr()
+    assert extract(tars) == 0
+    assert "9 training images and 5 validation images of 3 classes" in capsys.readouterr().out
+
+
 def test_an_interrupted_run_into_shards_continues(tars, monkeypatch, capsys):
     """Killed once within each shard: its beginning is removed, and the same command ends well."""
     whole, seen = imagenet_shards.write_shard, set()
