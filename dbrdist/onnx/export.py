@@ -6,14 +6,13 @@ import contextlib
 import importlib
 import importlib.metadata
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from dbrdist.core.array.config import no_backprop_mode, using_config
-from dbrdist.core.tape.variable import Variable
+from dbrdist.core.files.serializer import write_atomically
 from dbrdist.onnx import operators as operators  # its modules declare the converters
 from dbrdist.onnx.conversion import CONVERTERS, Conversion, OperatorError
 from dbrdist.onnx.graph import OPSET, OnnxGraph
@@ -21,7 +20,7 @@ from dbrdist.onnx.operators import elementwise as elementwise
 from dbrdist.onnx.operators import layers as layers
 from dbrdist.onnx.operators import recurrent as recurrent
 from dbrdist.onnx.operators import shapes as shapes
-from dbrdist.onnx.tracing import CallTrace, Constant, FromCall, Input, Reshaped, TracedCall, arrays_in, replaced, traced
+from dbrdist.onnx.tracing import CallTrace, FromCall, Input, Reshaped, TracedCall, arrays_in, replaced, traced
 
 _TOLERANCE = 1e-5
 
@@ -91,7 +90,7 @@ def export(
     if check:
         for tried in (first, second, *([longer] if dynamic_batch else [])):
             _compare(data, builder.inputs, tried)
-    _replace(path, data)
+    write_atomically(path, lambda file: file.write(data))
     return sorted({node.op_type for node in graph.nodes})
 
 
@@ -383,27 +382,3 @@ def _compare(data: bytes, names: list[str], tried: _Pass) -> None:
         if not np.allclose(y, wanted, rtol=0, atol=_TOLERANCE * scale * max(width, 1.0), equal_nan=True):
             error = float(np.nanmax(np.abs(y.astype(float) - wanted)))
             raise OperatorError(f"onnx.export: output {place}: onnxruntime differs from the model by {error:.2g}")
-
-
-def _replace(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file beside its place and rename it."""
-    folder, name = os.path.split(os.fspath(path))
-    descriptor, beside = tempfile.mkstemp(prefix=f".{name}.", dir=folder or ".")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        os.chmod(beside, 0o666 & ~_umask())
-        os.replace(beside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(beside)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-__all__ = ["Constant", "OperatorError", "Variable", "export"]

@@ -42,7 +42,10 @@ def export(run: str, path: str, names: str = "dbrdist") -> str:
         facts[runs.CONSTANTS] = strict_json.dumps(constants)
     recipe = read_json(os.path.join(runs.folder_of(run), runs.RECIPE))
     if recipe:
-        facts[_RECIPE] = strict_json.dumps({key: recipe[key] for key in _OF_RECIPE if key in recipe})
+        told = {key: recipe[key] for key in _OF_RECIPE if key in recipe}
+        if not str(told.get("callable")).startswith(_OWN_MODELS):  # nobody compares them, and they may name paths
+            told.pop("args", None)
+        facts[_RECIPE] = strict_json.dumps(told)
     safetensors.save(path, arrays, facts)
     num = sum(a.size for a in arrays.values())
     return f"{path}: {len(arrays)} arrays with {num:,} numbers from {found}{_in_words(constants)}"
@@ -117,6 +120,7 @@ def begin_with(settings: InitFrom, network: Any, origin: Origin, recipe: Mapping
 # Of a network's arguments those that its weights, once they are loaded, do not depend on.
 _OF_TRAINING = {"num_classes", "dropout", "stochastic_depth", "zero_gamma", "log_constant_bias", "fan", "uniform_gamma"}
 _OF_TORCHVISION = {"stride_in_3x3": True, "variant": "plain", "blur_pooling": "none"}
+_OWN_MODELS = "dbrdist.models:"
 _RECIPE = "model"  # among the facts of a .safetensors file
 _OF_RECIPE = ("callable", "args", "classes")
 
@@ -125,7 +129,7 @@ def _other_outputs(theirs: Mapping[str, Any], ours: Mapping[str, Any], has_skipp
     """Why weights give other outputs in this network than in the one that they are of, though all shapes fit."""
     args, own = theirs.get("args"), ours.get("args")
     is_same = theirs.get("callable") == ours.get("callable")
-    is_known = str(ours.get("callable")).startswith("dbrdist.models:")  # of others, nobody knows what arguments do
+    is_known = str(ours.get("callable")).startswith(_OWN_MODELS)  # of others, nobody knows what arguments do
     if is_same and is_known and isinstance(args, dict) and isinstance(own, dict):
         for key in sorted(args.keys() & own.keys() - _OF_TRAINING):
             if strict_json.kept(args[key]) != strict_json.kept(own[key]):

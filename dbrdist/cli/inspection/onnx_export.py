@@ -20,6 +20,7 @@ from dbrdist.errors import ConfigError
 from dbrdist.onnx import OperatorError, export
 from dbrdist.training.runs import fill_weights, folder_of, read_newest, read_recipe
 
+_OF_IMAGES = ("name", "resize", "decode")  # of `data`; others name places on the machine of the run
 SHAPE = re.compile(r"\d+(x\d+)*$")  # of one example, such as 3x224x224
 
 
@@ -78,11 +79,12 @@ def _example(config: Config, origin: Origin) -> Any:
 
 def _metadata(config: Config, recipe: dict[str, Any], snapshot: str) -> dict[str, str]:
     """What a program needs besides the graph: classes, and the way from an image file to an input."""
+    data = config.data.model_dump(mode="json")
     steps = [t.model_dump(mode="json") for t in (config.transforms.test or ())]
     found = {
         "source": os.path.basename(snapshot),
         "classes": json.dumps(recipe.get("classes")),
-        "data": json.dumps(config.data.model_dump(mode="json"), default=str),
+        "data": json.dumps({key: value for key, value in data.items() if key in _OF_IMAGES}),
         "transforms": json.dumps(steps, default=str),
         "layout": "NCHW; images are RGB, transforms work on (H, W, C)",
     }

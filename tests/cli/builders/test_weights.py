@@ -213,6 +213,17 @@ def classes_of(*names):
             Image.fromarray(np.full((8, 8, 3), 90 * k, np.uint8)).save(place / "x.png")
 
 
+@each(**{"maker, args": [("mine:Net", None), ("dbrdist.models:MLP", {"path": "/home/me"})]})
+def test_arguments_of_own_networks_stay_out_of_exported_files(monkeypatch, tmp_path, maker, args):
+    saved = {"updater/model:main/predictor/W": np.zeros(2, np.float32)}
+    monkeypatch.setattr(weights_of.runs, "read_newest", lambda run: ("snapshot_iter_1", saved))
+    recipe = {"callable": maker, "args": {"path": "/home/me"}, "classes": ["a"]}
+    monkeypatch.setattr(weights_of, "read_json", lambda path: recipe)
+    weights_of.export("run", str(tmp_path / "x.safetensors"))
+    told = json.loads(safetensors.facts(str(tmp_path / "x.safetensors"))["model"])
+    assert told == {"callable": maker, "classes": ["a"], **({} if args is None else {"args": args})}
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("always::dbrdist.errors.UsageWarning")
 def test_weights_of_other_classes_are_warned_of(run, folder):

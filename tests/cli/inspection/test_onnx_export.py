@@ -13,7 +13,7 @@ from dbrdist.cli.builders import weights
 from dbrdist.cli.builders.assemble import parts
 from dbrdist.cli.configuration import load
 from dbrdist.cli.configuration.components import InitFrom
-from dbrdist.cli.inspection import commands
+from dbrdist.cli.inspection import commands, onnx_export
 from dbrdist.cli.train import command
 from dbrdist.errors import ConfigError
 from tests.comm.jobs import ROOT
@@ -43,6 +43,23 @@ def test_the_file_gives_the_scores_of_the_run(run):
             np.testing.assert_allclose(found, net(x).array, atol=1e-5)
     facts = {p.key: p.value for p in onnx.load("a.onnx").metadata_props}
     assert json.loads(facts["data"])["name"] == "digits" and json.loads(facts["transforms"]) == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "{name: image_folder, root: /home/me/photos, resize: [8, 8]}",
+        "{name: 'mine:data', args: {url: 'me:secret@host'}}",
+    ],
+)
+def test_no_place_of_the_run_is_in_the_metadata(data, tmp_path):
+    settings, _ = load.load(DIGITS, (f"data={data}",))
+    facts = onnx_export._metadata(settings, {"classes": None}, "/home/me/result/snapshot_iter_2")
+    assert not any("/home" in text or "secret" in text for text in facts.values())
+    expected = (
+        {"name": "image_folder", "resize": [8, 8], "decode": "exact"} if "resize" in data else {"name": "mine:data"}
+    )
+    assert json.loads(facts["data"]) == expected and facts["source"] == "snapshot_iter_2"
 
 
 @pytest.mark.parametrize(
