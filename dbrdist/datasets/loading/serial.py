@@ -400,7 +400,7 @@ def _check_dataset(dataset: Any, **switches: Any) -> None:
     if isinstance(dataset, type):
         raise given_a_class("dataset", dataset, "a dataset")
     kind = type(dataset).__name__
-    if isinstance(dataset, Mapping) or kind == "DataFrame":
+    if (isinstance(dataset, Mapping) and dataset and 0 not in dataset) or kind == "DataFrame":
         hint = "DictDataset(**dataset)" if kind != "DataFrame" else "TupleDataset(*arrays) with arrays of its columns"
         raise TypeError(f"dataset: expected an object with examples [0], [1], ..., got {kind}; write {hint}")
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):

@@ -88,19 +88,19 @@ class LogReport(Extension):
         if self._postprocess is not None:
             self._postprocess(entry)
         self._log.append(entry)
-        self._look_for_nan(entry)
+        self._look_for_nan(entry, trainer.updater.iteration)
         if self._keys is not None and not self._has_looked and trainer.updater.epoch >= 1:
             reported = set(trainer.observation).union(*self._log)
             self._has_looked = warn_of_keys(type(self).__name__, self._keys, reported, trainer)
         self._write(trainer, entry)
 
-    def _look_for_nan(self, entry: dict[str, Any]) -> None:
+    def _look_for_nan(self, entry: dict[str, Any], iteration: int) -> None:
         """Warn once where the loss is no number any more: nothing that follows trains the network."""
         loss = entry.get("main/loss")
         if loss is not None and loss != loss and not self._has_seen_nan:
             self._has_seen_nan = True
             warn(
-                f"LogReport: main/loss is NaN by iteration {entry['iteration']}: look for NaN in the data, lower the "
+                f"LogReport: main/loss is NaN by iteration {iteration}: look for NaN in the data, lower the "
                 "learning rate, or clip gradients; extensions.FailOnNonNumber() ends the training there"
             )
 
@@ -178,7 +178,7 @@ class PrintReport(Extension):
     moment.
 
     Args:
-        entries: names of the columns; None for all entries of the log.
+        entries: keys of the log, or Columns: one for each column.
         log_report: the LogReport, or its name in the trainer; default 'LogReport'.
         out: stream to print to; default None.
     """

@@ -40,7 +40,7 @@ class MetricsLogger(Extension):
         log = self._report(trainer).log
         for entry in log[self._num_written :]:
             values = {key: float(value) for key, value in entry.items() if key != "iteration" and _is_number(value)}
-            self._guarded(self.log, int(entry["iteration"]), values)
+            self._guarded(self.log, int(entry.get("iteration", trainer.updater.iteration)), values)
         self._num_written = len(log)
 
     def finalize(self) -> None:
@@ -98,7 +98,9 @@ class CSVLogger(MetricsLogger):
     def begin(self, trainer: Any) -> None:
         self._path = os.path.join(trainer.out, self._filename)
         for entry in self._report(trainer).log:
-            self._add(entry["iteration"], {k: v for k, v in entry.items() if k != "iteration" and _is_number(v)})
+            self._add(
+                entry.get("iteration", ""), {k: v for k, v in entry.items() if k != "iteration" and _is_number(v)}
+            )
         if self._rows:
             self._write()
 

@@ -17,7 +17,7 @@ class PrintReportNotebook(PrintReport):
     Outside of a notebook it prints the table as text, without IPython with a warning.
 
     Args:
-        entries: names of the columns; None for all entries of the log.
+        entries: keys of the log, or Columns: one for each column.
         log_report: the LogReport, or its name in the trainer; default 'LogReport'.
     """
 

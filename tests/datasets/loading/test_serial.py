@@ -312,3 +312,12 @@ def test_an_empty_dataset_that_is_not_repeated_is_no_batches(kind, options):
     KINDS[kind]([], 4, repeat=False, **options).serialize(NpzDeserializer(saved.target))
     with pytest.raises(ValueError, match="an empty one, which cannot be repeated"):
         KINDS[kind]([], 4)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_mapping_from_numbers_is_a_dataset(shuffle):
+    data = {i: 10 * i for i in range(5)}
+    batches = SerialIterator(data, 2, repeat=False, shuffle=shuffle)
+    assert sorted(x for batch in batches for x in batch) == [0, 10, 20, 30, 40]
+    with pytest.raises(TypeError, match="got dict; write DictDataset"):
+        SerialIterator({"x": [1, 2], "t": [3, 4]}, 2)

@@ -15,7 +15,7 @@ from dbrdist import datasets, iterators, optimizers, training
 from dbrdist.training import extensions
 
 
-def run(folder, logger, epochs=2, snapshot=None):
+def run(folder, logger, epochs=2, snapshot=None, postprocess=None):
     """Train a line of digits for some epochs with a logger; the log."""
     train, _ = datasets.get_digits()
     model = L.Classifier(L.Linear(64, 10))
@@ -23,7 +23,7 @@ def run(folder, logger, epochs=2, snapshot=None):
         iterators.SerialIterator(train[:60], 20), optimizers.SGD(0.1).setup(model)
     )  # fmt: skip
     trainer = training.Trainer(updater, (epochs, "epoch"), out=str(folder))
-    trainer.extend(extensions.LogReport())
+    trainer.extend(extensions.LogReport(postprocess=postprocess))
     trainer.extend(logger)
     trainer.extend(extensions.snapshot(filename="snapshot"), trigger=(1, "epoch"))
     if snapshot is not None:
@@ -55,6 +55,19 @@ def test_a_new_column_rewrites_the_table(tmp_path):
     logger.log(3, {"a": 4.0})
     rows = table(tmp_path / "t.csv")
     assert [r["a"] for r in rows] == ["1.0", "2.0", "4.0"] and [r['b,"c"'] for r in rows] == ["", "3.0", ""]
+
+
+def test_a_log_whose_lines_have_no_iteration_does_not_end_the_run(tmp_path):
+    """LogReport's postprocess may remove any key, and the loss may be NaN at that time."""
+
+    def without(entry):
+        del entry["iteration"]
+        entry["main/loss"] = float("nan")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dbrdist.errors.UsageWarning)
+        run(tmp_path, extensions.CSVLogger(), postprocess=without)
+    assert [row["iteration"] for row in table(tmp_path / "log.csv")] == ["3", "6"]
 
 
 class Calls(list):
