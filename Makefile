@@ -72,7 +72,7 @@ lint: $(READY)  ## Style and format.
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 
-types: $(READY)  ## Types of the core and the communicators.
+types: $(READY)  ## Types of the core, the communicators and the launcher.
 	$(RUN) mypy
 
 $(VENV)/.docs: pyproject.toml $(READY)

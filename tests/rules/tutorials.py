@@ -1,6 +1,7 @@
 """Tutorials as programs: their blocks in order, and notebooks made of them.
 
-A block whose first line is ``# NAME`` is a file; a block of ``console`` holds commands after ``$``.
+A block whose first line is ``# NAME``, or the second after ``#!/bin/bash``, is a file; a block of ``console`` holds
+commands after ``$``.
 ``python tests/rules/tutorials.py --write`` writes the notebooks of the first two pages.
 """
 
@@ -28,7 +29,7 @@ class Block(NamedTuple):
     @property
     def file(self) -> str | None:
         """The name of the file that the block is, from its first line."""
-        found = re.match(r"# ([\w.-]+\.\w+)\n", self.text)
+        found = re.match(r"(?:#!/bin/bash\n)?# ([\w.-]+\.\w+)\n", self.text)
         return found[1] if found and self.language in ("python", "yaml", "bash") else None
 
     @property

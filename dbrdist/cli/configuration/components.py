@@ -352,9 +352,9 @@ class Transforms(Settings):
     """What happens to each image between decoding and batching, in this order."""
 
     train: Tuple(_TRANSFORM) = ()
-    """For training; chance is a function of (seed, epoch, sample)."""
+    """What happens to each training image, in this order; chance is a function of (seed, epoch, sample)."""
     test: Tuple(_TRANSFORM) = ()
-    """For evaluation."""
+    """The same for test images; nothing random."""
 
 
 # ---- loss -------------------------------------------------------------------------------------------------------
