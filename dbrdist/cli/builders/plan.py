@@ -52,7 +52,7 @@ def describe(config: Config, made: Parts, size: int) -> list[str]:
         f"data: {config.data.name}, {counted(num_train, 'training example')}{test}",
         _batch(config, size),
         *decay_groups(config, made),
-        f"steps: {steps:g} per epoch, about {num_steps} in all{sent}",
+        f"steps: {steps:.9g} per epoch, about {num_steps} in all{sent}",
         *([left_over(config, num_steps)] if num_steps % config.accumulate else []),
         f"seed: {config.seed}; out: {config.out}",
     ]
