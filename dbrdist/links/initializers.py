@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
@@ -16,8 +16,11 @@ from dbrdist.core.array.backend import Array, as_dtype, device_of, get_device, i
 from dbrdist.core.array.config import get_dtype
 from dbrdist.core.array.random import next_initializer_generator
 from dbrdist.core.names.constructors import explain_constructors
+from dbrdist.core.names.limits import number
 from dbrdist.core.tape.checks import expected, one_of, wrong_shape
 from dbrdist.core.usage.mistakes import given_a_class
+
+Factor: TypeAlias = Annotated[float, number]  # of values on both sides of 0, or of a matrix: it may be negative
 
 
 class Initializer:
@@ -69,7 +72,7 @@ class NaN(Constant):
 class Identity(Initializer):
     """``scale`` times the unit matrix, shape (N, N)."""
 
-    def __init__(self, scale: float = 1.0, dtype: Any = None) -> None:
+    def __init__(self, scale: Factor = 1.0, dtype: Any = None) -> None:
         self.scale = scale
         super().__init__(dtype)
 
@@ -82,7 +85,7 @@ class Identity(Initializer):
 class _Random(Initializer):
     """A scale and an optional generator ``rng``; by default the run's own stream is drawn from."""
 
-    def __init__(self, scale: float, dtype: Any = None, rng: Any = None) -> None:
+    def __init__(self, scale: Factor, dtype: Any = None, rng: Any = None) -> None:
         self.scale = scale
         self.rng = rng
         super().__init__(dtype)
@@ -162,7 +165,7 @@ class HeNormal(Normal):
 class Uniform(_Random):
     """Uniform in [-scale, scale)."""
 
-    def __init__(self, scale: float = 0.05, dtype: Any = None, rng: Any = None) -> None:
+    def __init__(self, scale: Factor = 0.05, dtype: Any = None, rng: Any = None) -> None:
         super().__init__(scale, dtype, rng)
 
     def __call__(self, array: Array) -> None:
@@ -174,7 +177,7 @@ class Uniform(_Random):
 class LeCunUniform(Uniform):
     """Half width ``scale * sqrt(3 / fan_in)`` (LeCun et al. 1998)."""
 
-    def __init__(self, scale: float = 1.0, dtype: Any = None, rng: Any = None) -> None:
+    def __init__(self, scale: Factor = 1.0, dtype: Any = None, rng: Any = None) -> None:
         super().__init__(scale, dtype, rng)
 
     def deviation(self, shape: tuple[int, ...]) -> float:
@@ -184,7 +187,7 @@ class LeCunUniform(Uniform):
 class GlorotUniform(Uniform):
     """Half width ``scale * sqrt(6 / (fan_in + fan_out))`` (Glorot and Bengio 2010)."""
 
-    def __init__(self, scale: float = 1.0, dtype: Any = None, rng: Any = None) -> None:
+    def __init__(self, scale: Factor = 1.0, dtype: Any = None, rng: Any = None) -> None:
         super().__init__(scale, dtype, rng)
 
     def deviation(self, shape: tuple[int, ...]) -> float:
@@ -194,7 +197,7 @@ class GlorotUniform(Uniform):
 class HeUniform(Uniform):
     """Half width ``scale * sqrt(6 / fan_in)`` (He et al. 2015)."""
 
-    def __init__(self, scale: float = 1.0, dtype: Any = None, rng: Any = None) -> None:
+    def __init__(self, scale: Factor = 1.0, dtype: Any = None, rng: Any = None) -> None:
         super().__init__(scale, dtype, rng)
 
     def deviation(self, shape: tuple[int, ...]) -> float:
@@ -207,7 +210,7 @@ class Orthogonal(_Random):
     ``mode``: 'embedding' (needs at least as many rows as columns), 'projection' (at most), 'basis' (square) or 'auto'.
     """
 
-    def __init__(self, scale: float = 1.1, dtype: Any = None, mode: str = "auto", rng: Any = None) -> None:
+    def __init__(self, scale: Factor = 1.1, dtype: Any = None, mode: str = "auto", rng: Any = None) -> None:
         one_of("Orthogonal", "mode", ("auto", "embedding", "projection", "basis"), mode)
         self.mode = mode
         super().__init__(scale, dtype, rng)

@@ -44,6 +44,7 @@ class BatchNormalization(Link):
 
     gamma: Any = None
     beta: Any = None
+    ignores_one_value: Any = True  # whether the output says nothing of a batch with one value per channel
     keeps_last: bool = False  # whether the running statistics are those of the last batch: see use_last_batch
 
     def __init__(
@@ -106,7 +107,7 @@ class BatchNormalization(Link):
         beta = full(mean.shape, 0, self.dtype, mean) if self.beta is None else self.beta
         if not config.train:  # backward sees the statistics of this call, however they move before it
             return N.fixed_batch_normalization(x, gamma, beta, mean.copy(), self.avg_var.copy(), self.eps, axis)
-        if x.size == mean.size and x.size:
+        if x.size == mean.size and x.size and self.ignores_one_value:
             warn(
                 f"{type(self).__name__}: one value per channel in training: its mean is itself, so the output is beta "
                 "whatever the input; take larger batches"
@@ -169,6 +170,11 @@ class BatchRenormalization(BatchNormalization):
             initial_avg_var,
         )  # fmt: skip
         self.rmax, self.dmax = rmax, dmax
+
+    @property
+    def ignores_one_value(self) -> bool:
+        """Whether there is no correction by which it says something of its mean."""
+        return not self.dmax
 
     def _of_batch(self, x: Any, gamma: Any, beta: Any, axis: Any, decay: float) -> Any:
         return batch_renormalization(

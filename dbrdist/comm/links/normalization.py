@@ -42,6 +42,11 @@ class MultiNodeBatchNormalization(BatchNormalization):
         super().__init__(size, decay, eps, dtype, use_gamma, use_beta, initial_gamma, initial_beta)
         self.comm = comm
 
+    @property
+    def ignores_one_value(self) -> bool:
+        """Whether there are no batches of other ranks."""
+        return bool(self.comm.size == 1)
+
     def _of_batch(self, x: Any, gamma: Any, beta: Any, axis: Any, decay: float) -> Any:
         mean, var = (None, None) if config.in_recomputing else (self.avg_mean, self.avg_var)
         return multi_node_batch_normalization(

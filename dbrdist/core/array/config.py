@@ -226,7 +226,7 @@ def _check_entry(name: str, value: Any) -> None:
     elif not name.startswith("_"):
         known = {entry.replace("_", ""): entry for entry in _DEFAULTS}
         close = difflib.get_close_matches(name.lower().replace("_", ""), known, 1, 0.75)
-        if close:
+        if close and close[0][0] == name[0].lower():  # as nobody mistypes the first letter
             entry = known[close[0]]
             warn_user(
                 f"config.{name}: there is no such entry, so it changes nothing; did you mean {entry!r}?", UsageWarning

@@ -65,7 +65,6 @@ class Link(DeviceResident):
     _cleared: tuple[int, Watch, list[VariableNode], list[Link]] | None = None  # what cleargrads of a container clears
 
     def __init__(self, **params: Any) -> None:
-        note_maker(self, Link)
         self._params = []
         self._persistent: list[str] = []
         self._within_init_scope = False
@@ -118,6 +117,8 @@ class Link(DeviceResident):
                 value.name = name
                 if name not in self._params:
                     self._params.append(name)
+                    if len(self._params) == 1:
+                        note_maker(self, Link)
                 if name in self._persistent:
                     self._persistent.remove(name)
             note_change(self)

@@ -16,7 +16,10 @@ _CALLS = ("forward", "__call__")
 
 
 def note_maker(link: Any, kind: type) -> None:
-    """Note a new link; warn where the forward of another one makes it, and made one before that is gone."""
+    """Note a link's first parameter; warn where the forward of another one makes it, and made one before that is gone.
+
+    A container made there of links that last is none of these: it has no parameters of its own.
+    """
     frame: FrameType | None = sys._getframe(1)
     line: tuple[str, int] | None = None  # the innermost line of the program
     while frame is not None:
@@ -26,8 +29,13 @@ def note_maker(link: Any, kind: type) -> None:
             line = frame.f_code.co_filename, frame.f_lineno
         if not is_ours and name in _CALLS:
             owner = frame.f_locals.get("self")
-        if line is not None and owner is not link and isinstance(owner, kind):
-            lines = _made.setdefault(owner, {})
+        if owner is link:  # which is there already, and waited for its first input
+            return
+        if line is not None and isinstance(owner, kind):
+            try:
+                lines = _made.setdefault(owner, {})
+            except TypeError:  # a class with an __eq__ of its own and no hash
+                return
             before = lines.get(line)
             if before is _warned:
                 return

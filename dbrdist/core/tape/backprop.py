@@ -7,7 +7,7 @@ written straight into flat memory; in a higher-order pass they are Variables and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -319,7 +319,15 @@ def _see_that_each_has_one(name: str, grads: Sequence[Any] | None, what: str, xs
         raise ValueError(f"{name}: expected {len(xs)}, one for each {what}, got {len(grads)}")
 
 
-called_before_backward: list[Callable[[], None]] = []  # by those who look for mistakes, in a program's first steps
+class BackwardWatch(Protocol):
+    """What looks at gradients before and after each backward pass."""
+
+    def before(self) -> None: ...
+
+    def after(self) -> None: ...
+
+
+watching_backward: list[BackwardWatch] = []  # for mistakes, in a program's first steps
 
 
 def backward(
@@ -354,9 +362,9 @@ def _backward(
     listener: Listener | None,
 ) -> None:
     """:func:`backward` of what are Variables."""
-    if called_before_backward:
-        for look in tuple(called_before_backward):
-            look()
+    watches = tuple(watching_backward) if watching_backward else ()
+    for watch in watches:
+        watch.before()
     if fusion.waiting:
         fusion.settle()
     higher = enable_double_backprop
@@ -370,17 +378,18 @@ def _backward(
     if not seeds and not any(y.node.requires_grad for y in outputs):
         _refuse_no_graph()
     switches = config.__dict__
+    is_watched = bool(retain_grad or hooked[0] or switches["debug"] or switches["_function_hooks"])
     if higher:
         with using_config("enable_backprop", True):
             ObservingWalk(higher, retain_grad).run(seeds)
-        return
-    is_watched = bool(retain_grad or hooked[0] or switches["debug"] or switches["_function_hooks"])
-    if listener is not None:
+    elif listener is not None:
         AnnouncingWalk(listener, [node for node, _ in seeds], is_watched).run(seeds)
     elif is_watched:
         ObservingWalk(higher, retain_grad).run(seeds)
     else:
         PlainWalk().run(seeds)
+    for watch in watches:
+        watch.after()
 
 
 def _refuse_no_graph() -> None:

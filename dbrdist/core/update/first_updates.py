@@ -7,37 +7,52 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Any
 
+from dbrdist.core.array.backend import copy
 from dbrdist.core.array.config import config
 from dbrdist.core.model.parameter import Parameter
-from dbrdist.core.tape.backprop import called_before_backward
+from dbrdist.core.tape.backprop import watching_backward
 from dbrdist.core.tape.node import VariableNode
 from dbrdist.core.usage.mistakes import warn
 
 
 class _WatchedGradient:
-    """Whether a gradient that an update has used was removed before the next backward pass that adds to it."""
+    """Whether a backward pass has added to a gradient that an update had used already."""
 
     def __init__(self, node: VariableNode) -> None:
         self._node = node
-        self._thread = threading.get_ident()
+        self._before: Any = None
+        self._thread = threading.get_ident()  # other threads may be ranks, with optimizers of their own
         self.is_added_to = False
 
-    def __call__(self) -> None:
-        """Look before a backward pass: what is there is added to, unless it was filled with zeros by hand.
-
-        The passes of other threads, which may be ranks, are not this optimizer's.
-        """
+    def before(self) -> None:
+        """What is there may be added to, unless it was removed or filled with zeros by hand."""
         if threading.get_ident() != self._thread:
             return
-        g = self._node.gradient
-        self.is_added_to = g is not None and bool(getattr(g, "array", g).any())
-        if not self.is_added_to:
+        g = self._array()
+        if g is not None and bool(g.any()):
+            self._before = copy(g)
+        else:
+            self.is_added_to = False
             self.end()
 
+    def after(self) -> None:
+        """A pass through another network leaves it as it was."""
+        if threading.get_ident() != self._thread or self._before is None:
+            return
+        g = self._array()
+        if g is not None and bool(((g != self._before) & (g == g)).any()):  # NaN is no other number
+            self.is_added_to = True
+
+    def _array(self) -> Any:
+        g = self._node.gradient
+        return getattr(g, "array", g)
+
     def end(self) -> None:
-        if self in called_before_backward:
-            called_before_backward.remove(self)
+        self._before = None
+        if self in watching_backward:
+            watching_backward.remove(self)
 
 
 class FirstUpdates:
@@ -51,7 +66,7 @@ class FirstUpdates:
         if self._watched is not None:
             self._watched.end()
 
-    def begin(self, params: Sequence[Parameter], has_lossfun: bool) -> bool:
+    def begin(self, target: Any, has_lossfun: bool) -> bool:
         """Look at the gradients before an update; True if later updates need not."""
         if self._watched is not None:
             if self._watched.is_added_to:
@@ -61,13 +76,13 @@ class FirstUpdates:
                 )
             self._watched.end()
             return True
-        if not config.train:
+        if not config.train and any(True for _ in target.links(skipself=True)):  # no layer or array by itself
             warn(
                 f"{self._optimizer}.update: config.train is False, so dropout and batch normalization work as in "
                 "evaluation while the network is trained; set it only around evaluation: "
                 "with dbrdist.using_config('train', False):"
             )
-        if any(p.grad is not None for p in params):
+        if any(p.grad is not None for p in target.params()):
             return has_lossfun
         warn(
             f"{self._optimizer}.update: no parameter of the target has a gradient: the loss does not depend on any, "
@@ -80,4 +95,4 @@ class FirstUpdates:
         nodes = [p.node for p in params if p.grad is not None]
         if nodes:
             self._watched = _WatchedGradient(min(nodes, key=lambda node: int(node.gradient.size)))
-            called_before_backward.append(self._watched)
+            watching_backward.append(self._watched)

@@ -241,9 +241,10 @@ class GradientMethod(Optimizer):
 
     def setup(self, link: Link) -> GradientMethod:
         """Take a link as the target, give each parameter a rule, and build flat memory if all have their shapes."""
-        if self._target is not None and self.t == 0:
-            warn_of_another_target(type(self).__name__, self._target, link)
+        before = None if self._target is None or self.t else weakref.ref(self._target)
         super().setup(link)
+        if before is not None and (old := before()) is not None:  # it is still in use
+            warn_of_another_target(type(self).__name__, old, link)
         params = flat.unique(link.params())
         check_parameters(type(self).__name__, link, params)
         self._first_updates = FirstUpdates(type(self).__name__)
@@ -284,7 +285,7 @@ class GradientMethod(Optimizer):
 
     def _begin_first_updates(self, has_lossfun: bool) -> None:
         assert self._first_updates is not None
-        if self._first_updates.begin(list(self.target.params()), has_lossfun):
+        if self._first_updates.begin(self.target, has_lossfun):
             self._first_updates = None
 
     def _plan(self) -> list[Part]:

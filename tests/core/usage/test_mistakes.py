@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import os
 import re
+import threading
 import warnings
 
 import numpy as np
@@ -13,7 +16,9 @@ import dbrdist
 import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import datasets, initializers, iterators, optimizers
-from dbrdist.core.tape.backprop import called_before_backward
+from dbrdist.comm import run_threads
+from dbrdist.comm.links import MultiNodeBatchNormalization
+from dbrdist.core.tape.backprop import watching_backward
 from dbrdist.core.usage import mistakes
 from dbrdist.errors import UsageWarning
 from dbrdist.training import extensions
@@ -373,6 +378,10 @@ def evaluator_of_ten_batches():
 
 
 RIGHT = {
+    **{
+        f"negative {kind.__name__}": lambda kind=kind: kind(-0.5)(np.empty((3, 3), np.float32))
+        for kind in (initializers.Identity, initializers.Orthogonal, initializers.Uniform, initializers.HeUniform)
+    },
     "frozen link outside": lambda: sgd(teacher()),
     "registered elsewhere": lambda: sgd(shared()),
     "another optimizer's link": lambda: sgd(of_two_optimizers()),
@@ -448,8 +457,9 @@ def trained(model, **options):
 
 
 def another_target():
-    optimizer = sgd(Net())
-    optimizer.setup(Net())
+    first, second = Net(), Net()
+    optimizer = sgd(first)
+    optimizer.setup(second)
 
 
 def displaced():
@@ -671,7 +681,82 @@ def loop_after_reset():
         iterator.reset()
 
 
+def gradients_of_a_copy():
+    """Asynchronous workers: gradients are computed in copies of the network that is updated."""
+    shared = Net()
+    optimizer, local = sgd(shared), shared.copy()
+    for _ in range(3):
+        local.copyparams(shared)
+        local.cleargrads()
+        F.sum(local(X)).backward()
+        shared.cleargrads()
+        shared.addgrads(local)
+        optimizer.update()
+
+
+class PutsTogether(Net):
+    """Its forward makes containers of links that last."""
+
+    def forward(self, x):
+        return dbrdist.Sequential(self.l1, F.relu, self.l2)(x)
+
+
+@dataclasses.dataclass
+class WithoutHash(dbrdist.Chain):
+    size: int
+
+    def __post_init__(self):
+        super().__init__()
+
+    def forward(self, x):
+        return L.Linear(4, self.size)(x)
+
+
+def put_together():
+    model = PutsTogether()
+    for _ in range(3):
+        model(X)
+        gc.collect()
+
+
+def optimized_input():
+    """Such as in style transfer: a network in evaluation mode, and a picture that is trained."""
+    picture = L.Parameter(X.copy())
+    optimizer = sgd(picture)
+    with dbrdist.using_config("train", False):
+        for _ in range(3):
+            picture.cleargrads()
+            F.sum(NET(picture())).backward()
+            optimizer.update()
+
+
+def cell_run_again():
+    optimizer = optimizers.SGD(0.1)
+    for _ in range(2):
+        model = Net()
+        optimizer.setup(model)
+    steps(optimizer, model, 2)
+
+
+def one_example_on_each_rank():
+    run_threads(2, lambda comm: MultiNodeBatchNormalization(4, comm)(X[comm.rank :][:1]), timeout_seconds=30)
+
+
+def switches_of_ones_own():
+    for name in ("types", "trace", "my_dtypes"):
+        with dbrdist.using_config(name, 1):
+            pass
+
+
 NOT_WARNED = {
+    "gradients of a copy": gradients_of_a_copy,
+    "containers made in forward": put_together,
+    "links made in forward of a class without hash": lambda: WithoutHash(3)(X),
+    "an input that is trained": optimized_input,
+    "a cell that is run again": cell_run_again,
+    "names like those of entries": switches_of_ones_own,
+    "one example on each rank": one_example_on_each_rank,
+    "renormalization of one example": lambda: L.BatchRenormalization(4, 3, 5)(X[:1]),
     "GAN": gan,
     "gradients of several batches": accumulated,
     "gradients by hand": gradients_by_hand,
@@ -706,4 +791,17 @@ def test_steps_after_the_first_two_are_not_watched():
     model = Net()
     optimizer = sgd(model)
     steps(optimizer, model, 2)
-    assert optimizer._first_updates is None and not called_before_backward
+    assert optimizer._first_updates is None and not watching_backward
+
+
+def test_a_backward_pass_of_another_thread_says_nothing_of_this_one():
+    model = Net()
+    optimizer = sgd(model)
+    steps(optimizer, model, 1)
+    model.cleargrads()
+    other = threading.Thread(target=lambda: F.sum(NET(X)).backward())
+    other.start()
+    other.join()
+    assert len(watching_backward) == 1
+    steps(optimizer, model, 1)
+    assert not watching_backward
