@@ -43,7 +43,8 @@ class Uniform(Elementwise):
         if by_ends:
             self.low, self.high = parameters(low, high)
             self.loc, self.scale = self.low, self.high - self.low
-            if bool((value_of(self.scale) < 0).any()):
+            width = value_of(self.scale)
+            if isinstance(width, np.ndarray) and bool((width < 0).any()):  # on a GPU nobody waits for a look
                 refuse(ValueError(f"Uniform: expected low <= high, got {low!r} and {high!r}"))
         else:
             self.loc, self.scale = parameters(loc, scale)

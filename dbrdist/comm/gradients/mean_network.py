@@ -29,9 +29,9 @@ def mean_parameters(comm: Any, links: Iterable[Any]) -> Iterator[None]:
     """Within the block, parameters that may differ between ranks are their means on all. Collective."""
     params = _differing(links) if comm.size > 1 else []
     own = [p.array.copy() for p in params]
-    for p in params:
-        p.array[...] = mean_over_ranks(comm, p.array)
     try:
+        for p in params:
+            p.array[...] = mean_over_ranks(comm, p.array)
         yield
     finally:
         for p, values in zip(params, own):
