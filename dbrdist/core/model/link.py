@@ -46,7 +46,7 @@ class _SetByInit:
     def __get__(self, obj: Any, owner: type) -> Any:
         if obj is None:
             return self
-        raise AttributeError(str(_missing_init()))
+        raise AttributeError(f"{_MISSING_INIT} {_CALL_IT}")
 
 
 class Link(DeviceResident):
@@ -436,8 +436,14 @@ def _refuse_no_values(link: Link, name: str, is_strict: bool) -> None:
         warn(words)
 
 
+_MISSING_INIT = "Link.__init__() has not been called."  # Chainer's words, to the letter
+_CALL_IT = "In __init__, call super().__init__() first"
+
+
 def _missing_init() -> RuntimeError:
-    return RuntimeError("Link.__init__() has not been called. In __init__, call super().__init__() first")
+    error = RuntimeError(_MISSING_INIT)
+    error.add_note(_CALL_IT)
+    return error
 
 
 class _TypedNaN:
