@@ -1,5 +1,6 @@
 """Files that a real Chainer wrote are read: files_of_chainer/make.py made them and says how."""
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +88,7 @@ def test_a_file_with_our_numbers_of_a_sequential_is_read_too(tmp_path):
 @pytest.mark.parametrize("first", [(), (F.relu,), (F.relu, F.tanh)])
 def test_links_of_a_sequential_are_numbered_as_chainer_inserts_them(first):
     """Against the order that Chainer's insert makes: behind the first link, or behind what is at its place."""
-    from dbrdist.core.array.chainer_mode import order_of_chainer
+    from dbrdist.core.array.chainer_mode import loading
 
     layers = [*first, L.Linear(1, 1), F.relu, L.Linear(1, 2), L.Linear(2, 3), F.tanh, L.Linear(3, 4)]
     expected = []
@@ -95,9 +96,35 @@ def test_links_of_a_sequential_are_numbered_as_chainer_inserts_them(first):
         if hasattr(layer, "namedparams"):
             before = [j for j in range(i) if hasattr(layers[j], "namedparams")]
             expected.insert(0 if i == 0 else (before[0] if before else 0) + 1, layer)
-    order_of_chainer[0] = True
+    loading.file_of_chainer = True
     try:
         found = [link for _, link in dbrdist.Sequential(*layers).namedlinks(skipself=True)]
     finally:
-        order_of_chainer[0] = False
+        loading.file_of_chainer = False
     assert [id(link) for link in found] == [id(link) for link in expected]
+
+
+def test_a_file_in_our_order_gives_late_parameters_their_own_shapes(tmp_path):
+    """The order of Chainer is tried first, and parameters that wait for a shape take any."""
+    net = dbrdist.Sequential(L.Linear(2, 3), L.Linear(3, 4), L.Linear(4, 5))
+    np.savez(tmp_path / "plain.npz", **{name[1:]: p.array for name, p in net.namedparams()})
+    late = dbrdist.Sequential(L.Linear(None, 3), L.Linear(None, 4), L.Linear(None, 5))
+    dbrdist.serializers.load_npz(tmp_path / "plain.npz", late)
+    for (name, p), (_, own) in zip(net.namedparams(), late.namedparams()):
+        np.testing.assert_array_equal(p.array, own.array, err_msg=name)
+
+
+def test_the_order_of_chainer_is_that_of_the_thread_that_loads(tmp_path):
+    layers = L.Linear(2, 3), L.Linear(3, 4), L.Linear(4, 5)
+    names = []
+
+    class Looks(dbrdist.Chain):
+        def serialize(self, serializer):
+            other = threading.Thread(target=lambda: names.extend(dbrdist.Sequential(*layers).namedlinks(skipself=True)))
+            other.start()
+            other.join()
+            super().serialize(serializer)
+
+    np.savez(tmp_path / "plain.npz", W=np.zeros(1))
+    dbrdist.serializers.load_npz(tmp_path / "plain.npz", Looks())
+    assert [link for _, link in names] == list(layers)

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
-order_of_chainer = [False]  # while a file that Chainer wrote is loaded: the children of a Sequential have its numbers
 as_chainer = [False]  # set by dbrdist.compat
 labels: dict[type[Any], str] = {}  # of function nodes, where Chainer's differ from ours; filled by dbrdist.compat
+
+
+class _Loading(threading.local):
+    """What this thread loads: others, which may be ranks, have networks of their own."""
+
+    file_of_chainer = False  # the children of a Sequential have Chainer's numbers while this is True
+
+
+loading = _Loading()

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from dbrdist.core.array.backend import as_dtype, is_array, to_cpu
-from dbrdist.core.array.chainer_mode import order_of_chainer
+from dbrdist.core.array.chainer_mode import loading
 from dbrdist.core.array.types import HostArray
 from dbrdist.core.files.regular_file import regular
 from dbrdist.core.usage.mistakes import given_a_class, warn
@@ -344,17 +344,19 @@ def load_npz(file: Any, obj: Any, path: str = "", strict: bool = True, ignore_na
     _check_serializable("load_npz", obj)
     if not strict and saved and ignore_names is None:
         _warn_where_nothing_fits(file, saved, path, obj)
-    if not isinstance(saved, SavedByOthers) or order_of_chainer[0]:
+    if not isinstance(saved, SavedByOthers) or loading.file_of_chainer:
         NpzDeserializer(saved, path, strict, ignore_names).load(obj)
         return
-    order_of_chainer[0] = True
+    loading.file_of_chainer = True
+    late = [p for p in obj.params() if not p.is_initialized] if hasattr(obj, "params") else []
     try:
         NpzDeserializer(saved, path, strict, ignore_names).load(obj)
         return
     except CheckpointError:  # not of Chainer's Sequential either, or wrong in another way, which is said
-        pass
+        for p in late:  # it may have got the shape of another
+            p.array = None
     finally:
-        order_of_chainer[0] = False
+        loading.file_of_chainer = False
     NpzDeserializer(saved, path, strict, ignore_names).load(obj)
 
 

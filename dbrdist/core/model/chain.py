@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from dbrdist.core.array.chainer_mode import order_of_chainer
+from dbrdist.core.array.chainer_mode import loading
 from dbrdist.core.model.device_resident import DeviceResidentsVisitor
 from dbrdist.core.model.link import Link, _join
 from dbrdist.core.model.parameter import Parameter
@@ -240,7 +240,7 @@ class Sequential(ChainList):
             self.append(layer)
 
     def _named_children(self) -> list[tuple[str, Link]]:
-        links = self._in_order_of_chainer() if order_of_chainer[0] else self._list
+        links = self._in_order_of_chainer() if loading.file_of_chainer else self._list
         return [(str(i), link) for i, link in enumerate(links)]
 
     def _in_order_of_chainer(self) -> list[Link]:
