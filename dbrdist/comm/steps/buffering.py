@@ -76,6 +76,16 @@ class Buffers:
             self._courier.put(reduce)
         return bool(arrived)
 
+    def hold(self, plan: Plan) -> bool:
+        """The same of gradients that are means already, in a step that could not know before what it sends."""
+        arriving = dict(self.arriving())
+        self._key, self._resumed = None, {p: p.grad.reshape(-1).copy() for p in plan.params}
+        if not all(p in arriving for p in plan.params):
+            return False
+        for p in plan.params:
+            p.grad[...] = to_device(arriving[p], p.device).reshape(p.shape)
+        return True
+
     def _as_runs(self, plan: Plan) -> list[Array]:
         """The gradients of :meth:`resume` as they lie in flat memory; none where some parameter has none."""
         if not all(p in self._resumed for p in plan.params):

@@ -41,6 +41,7 @@ class Steps:
         self._settings = settings
         self._optimizer = optimizer
         self._plan: Plan | None = None
+        self._early_plan: Plan | None = None  # of the parameters that have shapes, while others wait for theirs
         self._watch: Watch | None = None
         self._target: Any = None  # of which the watch speaks
         self._params_text = ""
@@ -181,11 +182,15 @@ class Steps:
         return self._plan if said == (self._params_digest, self._plan) else None
 
     def current_plan(self) -> Plan:
-        """The plan of what is updated now."""
+        """The plan of what is updated now: while some parameters wait for their shapes, of the others."""
         self.look()
-        if self._plan is None:
-            self._plan = plan_for(self._comm, [(name, p) for name, p in self._named_updated() if p.is_initialized])
-        return self._plan
+        if self._plan is not None:
+            return self._plan
+        if self._early_plan is None:
+            named = [(name, p) for name, p in self._named_updated() if p.is_initialized]
+            self._early_plan = plan_for(self._comm, named)
+            self._runs_digest = self._early_plan.runs_digest
+        return self._early_plan
 
     def overlap(self, division: Any = None) -> Any:
         """What reduces the plan's gradients while backward runs; None where they are reduced after it.
@@ -216,6 +221,7 @@ class Steps:
         named = list(target.namedparams())
         self.late = [(name, p) for name, p in named if not p.is_initialized]
         self._plan = None if self.late else plan_for(self._comm, self._named_updated())
+        self._early_plan = None
         self._runs_digest = 0 if self._plan is None else self._plan.runs_digest
         self._params_text = "".join(f"{_describe(name, p)}\n" for name, p in named)
         self._params_digest = digest(self._params_text)

@@ -240,6 +240,7 @@ class JointSteps(HandsOn):
         if self._carried.num_local < self._way.local_steps:
             return
         self._carried.num_local = 0
+        plan = self._steps.current_plan()  # of whose runs the header speaks
         self._steps.post(num_samples, True, self.zero_fill)
         with self._steps.meet() as call:
             header = self._steps.wait(call)
@@ -249,7 +250,7 @@ class JointSteps(HandsOn):
                 )
             call.meet_without_row()
             with call.moving():
-                for run in self._steps.current_plan().runs:
+                for run in plan.runs:
                     self.communicator.reducer.reduce(call, run.data, None, float(self.communicator.size))
 
     def _backward_after_broadcast(self, lossfun: Any, args: Any, kwds: Any, num_samples: int | None) -> int:
@@ -350,7 +351,7 @@ class JointSteps(HandsOn):
         if steps.late:
             self._late_step(lossfun, args, kwds, works)
             self._reduce_anew(num_samples)
-            return True
+            return self._carried.buffers is None or self._carried.buffers.hold(steps.current_plan())
         overlap = steps.overlap(self._sharding) if is_plain and not (is_small or is_done) else None
         if overlap is not None:
             overlap.open(self._weights_if_known, steps.place)

@@ -174,6 +174,12 @@ def test_small_gradients_are_known_until_something_changes(monkeypatch):
         model.more = Parameter()
     steps.look()
     assert [name for name, _ in steps.late] == ["/more"] and not steps.is_small()
+    early = steps.current_plan()  # of the other parameters: what the header cannot speak of yet
+    assert steps.current_plan() is early and len(early.params) == len(list(model.params())) - 1
+    assert not steps.is_small() and steps._plan is None
+    assert steps._row(None, 0, True, (), False)[7] == early.runs_digest
+    model.more.initialize((2,))
+    assert steps.current_plan() is not early and steps.is_small()
 
 
 @pytest.mark.filterwarnings("ignore:MomentumSGD.setup. the target was")
