@@ -130,6 +130,11 @@ class Plan:
         if not self.is_pure and order is not None:  # a sampler may repeat examples or leave some out
             self.num_per_epoch = len(order) - (len(order) % self.batch_size if self.last == "drop" else 0)
             self._num_sampled = len(order)
+            if self.repeat and not self.num_per_epoch:
+                raise ValueError(
+                    f"the order sampler gave {len(order)} examples, which make no batch of {self.batch_size} with "
+                    f"last='{self.last}', so that epochs cannot be repeated; take repeat=False, or a smaller batch"
+                )
         return State(0, 0, False, order, -1, -1)
 
     def order_at(self, epoch: int, order: Array | None, position: int) -> Array | None:
@@ -149,7 +154,7 @@ class Plan:
     def advance(self, state: State) -> tuple[State, Step | None]:
         """The state after the next batch, and that batch; None where the only epoch is over."""
         epoch, position, _, order, _, _ = state
-        if not self.repeat and (epoch > 0 or not self.num_examples):
+        if not self.repeat and (epoch > 0 or not self.num_per_epoch):
             return state, None
         n, end = self.num_per_epoch, position + self.batch_size
         if end < n:  # nearly every batch

@@ -132,7 +132,7 @@ class SerialIterator(Iterator):
     # ---- batches ----
 
     def __iter__(self) -> SerialIterator:
-        if self._plan.num_examples and not self._plan.repeat and self._plan.advance(self._state)[1] is None:
+        if self._plan.num_per_epoch and not self._plan.repeat and self._plan.advance(self._state)[1] is None:
             name = type(self).__name__
             warn(f"{name}: its epoch is over (repeat=False), so this loop does nothing; call reset() first")
         return self

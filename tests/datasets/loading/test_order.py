@@ -148,6 +148,14 @@ def test_a_sampler_may_repeat_examples_and_leave_some_out(last, counts):
     assert {int(x) for batch in batches for x in batch} == ({0, 3} if last == "drop" else {0, 3, 5})
 
 
+@pytest.mark.parametrize(("order", "last"), [([], "wrap"), ([], "short"), ([], "drop"), ([0, 3], "drop")])
+def test_a_sampler_without_a_whole_batch_gives_no_batches_and_cannot_be_repeated(order, last):
+    options = {"order_sampler": lambda current, position: order, "last": last}
+    assert list(SerialIterator(np.arange(10), 4, repeat=False, **options)) == []
+    with pytest.raises(ValueError, match=f"gave {len(order)} examples, which make no batch of 4 with last='{last}'"):
+        SerialIterator(np.arange(10), 4, **options)
+
+
 def test_a_samplers_order_of_another_length_than_before_is_refused():
     class Bad(OrderSampler):
         def __call__(self, current_order, current_position):
