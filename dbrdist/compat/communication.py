@@ -7,7 +7,21 @@ from typing import Any
 from dbrdist.comm import functions
 
 
+class _One(tuple[Any, ...]):
+    """A tuple of one Variable, as in Chainer 7, with its attributes: Chainer 6 returned the Variable itself."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # asked for by Python itself and by NumPy, of a tuple
+            raise AttributeError(name)
+        return getattr(self[0], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self[0], name, value)
+
+
 def pseudo_connect(delegate_variable: Any, *actual_variables: Any) -> tuple[Any, ...]:
     """As :func:`dbrdist.comm.functions.pseudo_connect`, but a tuple of one for one Variable, too."""
     ys = functions.pseudo_connect(delegate_variable, *actual_variables)
-    return ys if isinstance(ys, tuple) else (ys,)
+    return ys if isinstance(ys, tuple) else _One((ys,))

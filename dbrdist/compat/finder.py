@@ -32,6 +32,7 @@ _ALSO = {
 }
 # Names that do something else under Chainer's paths than natively, and where they are.
 _INSTEAD = {
+    ("chainer", "backward"): "dbrdist.compat.backprop",
     ("chainer.iterators", "MultiprocessIterator"): "dbrdist.compat.iterators",
     ("chainer.iterators.multiprocess_iterator", "MultiprocessIterator"): "dbrdist.compat.iterators",
     ("chainermn.functions", "pseudo_connect"): "dbrdist.compat.communication",

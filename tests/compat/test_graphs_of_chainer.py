@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+import dbrdist
+
 
 def double(n_gradients=1):
     import chainer
@@ -49,6 +51,20 @@ def test_backward_of_outputs_takes_their_gradients_and_sets_none(installed):
         chainer.backward([y, z, y, unset])
     np.testing.assert_array_equal(x.grad, [6 + 800, 60 + 8000])
     assert y.grad is None and z.grad is None and unset.grad is None
+
+
+def test_our_own_backward_passes_begin_with_one(installed):
+    import chainer
+    import chainermn
+
+    x = chainer.Variable(np.array(3, "f"))
+    dbrdist.backward([x * 2])
+    assert x.grad == 2
+
+    model = chainer.links.Linear(2, 1, initialW=5, nobias=True)
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(1), chainermn.create_communicator("naive"))
+    optimizer.setup(model).update(lambda: chainer.functions.sum(model(np.array([[1, 2]], "f"))))
+    assert model.W.array.tolist() == [[4, 3]]
 
 
 def test_new_parameters_have_a_gradient_of_nan_to_write_to(installed):
@@ -213,7 +229,13 @@ def test_the_last_ranks_are_one_set_of_replicas_in_chainermn(installed):
 
 
 def test_pseudo_connect_gives_a_tuple(installed):
+    import chainer
     import chainermn.functions
 
-    (y,) = chainermn.functions.pseudo_connect(np.ones(1, "f"), np.ones((2, 3), "f"))
-    assert y.shape == (2, 3)
+    x = chainer.Variable(np.arange(6, dtype="f").reshape(2, 3))
+    ys = chainermn.functions.pseudo_connect(chainer.Variable(np.ones(1, "f")), x)
+    (y,) = ys
+    assert isinstance(ys, tuple) and ys[0] is y and y.shape == (2, 3)
+    ys.grad = np.full((2, 3), 2, "f")  # a program of Chainer 6 takes it to be the Variable
+    ys.backward()
+    assert ys.array is y.array and x.grad.tolist() == [[2] * 3] * 2

@@ -13,9 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dbrdist.core.array.backend import copy, get_array_module
-from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config, using_config
-from dbrdist.core.array.user_line import warn_user
 from dbrdist.core.tape import fusion, ops
 from dbrdist.core.tape.call import hooked, variable
 from dbrdist.core.tape.function_node import FunctionNode, get_function_hooks, has_nan
@@ -288,28 +286,13 @@ def _one(array: Any) -> Any:
     return get_array_module(array).ones_like(array)
 
 
-def _see_that_all_are_variables(name: str, xs: Any) -> None:
+def see_that_all_are_variables(name: str, xs: Any) -> None:
+    """Refuse what is no Variable, in the words of the argument ``name``."""
     if not isinstance(xs, (tuple, list)):
         raise TypeError(f"{name}: expected a tuple or list of Variables, got {type(xs).__name__}")
     for i, x in enumerate(xs):
         if not isinstance(x, Variable):
             raise TypeError(f"{name}[{i}]: expected a Variable, got {type(x).__name__}")
-
-
-def _as_chainer_starts(outputs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Outputs that have a gradient, each once, and these gradients, which Chainer takes out of them."""
-    starts = [(y, y.node.gradient) for y in dict.fromkeys(outputs) if y.node.gradient is not None]
-    is_short = len(starts) < len(outputs)
-    starts = [(y, g) for y, g in starts if y.node.living_creator() is not None]  # a leaf's own gradient is there
-    if is_short:
-        warn_user(
-            "backward: outputs contains a Variable without a gradient, or one twice; chainer.backward sets no default "
-            "gradient: set y.grad first, or call y.backward()",
-            RuntimeWarning,
-        )
-    for y, _ in starts:
-        y.node.gradient = None
-    return [y for y, _ in starts], [g for _, g in starts]
 
 
 def _see_that_each_has_one(name: str, grads: Sequence[Any] | None, what: str, xs: Sequence[Any]) -> None:
@@ -345,11 +328,9 @@ def backward(
     stays, so that two losses may share it and backward may be called again; gradients of leaves add up. A ``listener``
     hears during a first-order pass when gradients in flat memory are complete.
     """
-    _see_that_all_are_variables("outputs", outputs)
+    see_that_all_are_variables("outputs", outputs)
     if grad_outputs is not None:
         _see_that_each_has_one("grad_outputs", grad_outputs, "output", outputs)
-    elif as_chainer[0]:
-        outputs, grad_outputs = _as_chainer_starts(outputs)
     _backward(outputs, grad_outputs, retain_grad, enable_double_backprop, loss_scale, listener)
 
 
@@ -421,8 +402,8 @@ def grad(
     gradients of the inputs, and go on from there; ``set_grad`` stores the results in the inputs, ``retain_grad`` those
     of the variables on the way in these; ``enable_double_backprop`` makes them differentiable.
     """
-    _see_that_all_are_variables("outputs", outputs)
-    _see_that_all_are_variables("inputs", inputs)
+    see_that_all_are_variables("outputs", outputs)
+    see_that_all_are_variables("inputs", inputs)
     _see_that_each_has_one("grad_outputs", grad_outputs, "output", outputs)
     _see_that_each_has_one("grad_inputs", grad_inputs, "input", inputs)
     fusion.settle()
