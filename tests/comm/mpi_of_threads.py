@@ -155,8 +155,8 @@ class Comm:
     def allgather(self, item):
         return self._found(item)
 
-    def allreduce(self, item, op=np.add):
-        return functools.reduce(op, self._found(item))
+    # No reductions of objects: mpi4py duplicates the communicator in the first of them while it keeps Python's lock, so
+    # that ranks with two threads can wait for each other for ever.
 
     def bcast(self, item, root=0):
         return self._found(item if self.rank == root else None)[root]
@@ -215,6 +215,9 @@ class Comm:
             x[...] = functools.reduce(op, items)
 
         return self._meet((x if sent is Module.IN_PLACE else sent).copy(), take)
+
+    def Allreduce(self, sent, x, op):
+        self.Iallreduce(sent, x, op).wait()
 
     def Ireduce(self, sent, received, op, root):
         def take(items):

@@ -148,7 +148,11 @@ class FlatReducer(MessageReducer):
         taken = None
         if not any(why for _, why in neighbours):
             taken, reason = _tried(lambda: take([theirs for theirs, _ in neighbours]))
-        if not self.ranks.comm.allreduce(int(bool(reason)), self.ranks.MPI.MAX):
+        # An array: mpi4py's first allreduce of objects duplicates the communicator, and keeps Python's lock meanwhile.
+        # Where two threads come here at the same time, two ranks would wait for each other's second thread for ever.
+        failures = np.array([bool(reason)], np.int32)
+        self.ranks.comm.Allreduce(self.ranks.MPI.IN_PLACE, failures, self.ranks.MPI.MAX)
+        if not failures.any():
             return taken
         reasons = self.ranks.comm.allgather(reason)
         failed = [rank for rank, why in enumerate(reasons) if why]

@@ -172,12 +172,17 @@ def test_all_or_nobody_shares(capfd):
         (0, shared, 1, ["", "a", "b"], None, "ranks 1, 2: a"),
     ):
         comm, found = Flat(rank=rank), []
-        comm.ranks.MPI = SimpleNamespace(MAX="largest")
+        comm.ranks.MPI = SimpleNamespace(MAX="largest", IN_PLACE="in place")
         comm.ranks.comm = Everyone(*([reasons] if reasons else []))
-        comm.ranks.comm.allreduce = lambda *args, found=found, answer=is_failed: found.append(args) or answer
+
+        def allreduce(sent, x, op, found=found, answer=is_failed):
+            found.append((sent, x.tolist(), op))
+            x[...] = answer
+
+        comm.ranks.comm.Allreduce = allreduce
         hosts = SimpleNamespace(local=Everyone(neighbours))
         assert comm._share(hosts, lambda: [7], lambda found: f"took {found}") == taken
-        assert hosts.local.words == [([7], "")] and found == [(0, "largest")]
+        assert hosts.local.words == [([7], "")] and found == [("in place", [0], "largest")]
         text = "the ranks of a host send messages instead of sharing memory, because on "
         assert capfd.readouterr().err == (f"dbrdist: {text}{said}\n" if said else "")
 
