@@ -66,6 +66,9 @@ class LocalState(Extension):
         mine = _persistents(self._model)
         self._skipped_of_ranks = self._comm.gather_obj(self.skipped) or []
         self._size = self._comm.size
+        if self._is_shared:  # as one rank would save it: the same bytes on any number of ranks
+            self._skipped_of_ranks = [_all_of(self._skipped_of_ranks)]
+            self._size = 1
         if self._is_shared or self._are_large(mine):
             means = mine if self._is_shared else _means_of_ranks(self._comm, mine)
             self._gathered = [means] if self._comm.rank == 0 else []
@@ -115,13 +118,18 @@ class LocalState(Extension):
             own = saved[self._comm.rank] if len(saved) == size else saved[0]
             self._take(own, of_ranks[self._comm.rank])
         elif size:
-            all_skipped = list(dict.fromkeys(itertools.chain(*of_ranks)))
-            self._take({name: _mean(saved, name) for name in names}, all_skipped if self._comm.rank == 0 else [])
+            all_skipped = _all_of(of_ranks) if self._comm.rank == 0 else []
+            self._take({name: _mean(saved, name) for name in names}, all_skipped)
 
     def _take(self, state: dict[str, Any], skipped: list[str]) -> None:
         self._skipped_before = skipped
         for path, value in state.items():
             _set_persistent(self._model, path, value)
+
+
+def _all_of(skipped_of_ranks: list[list[str]]) -> list[str]:
+    """What all ranks left out, each once."""
+    return list(dict.fromkeys(itertools.chain(*skipped_of_ranks)))
 
 
 def _saved_apart(serializer: Any, names: list[str], size: int) -> tuple[list[dict[str, Any]], list[list[str]]]:

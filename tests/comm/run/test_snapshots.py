@@ -139,6 +139,28 @@ def test_a_snapshot_of_an_earlier_version_has_the_values_of_each_rank_apart():
             assert skipped == ([str(rank)] if now == 2 else ["0", "1"] if rank == 0 else [])
 
 
+def test_ranks_with_virtual_workers_save_the_same_as_one():
+    """All have the same values; what each left out is said once, whatever the number of ranks."""
+
+    def saved(num_ranks):
+        def body(comm):
+            skipped = [f"example {k}" for k in range(6)][6 * comm.rank // comm.size : 6 * (comm.rank + 1) // comm.size]
+            local = LocalState(comm, network(0), SimpleNamespace(skipped=skipped, virtual_workers=6))
+            local.gather()
+            serializer = DictionarySerializer()
+            local.serialize(serializer)
+            return serializer.target
+
+        return run_threads(num_ranks, body, timeout_seconds=60)[0]
+
+    alone = saved(1)
+    for num_ranks in (2, 3):
+        found = saved(num_ranks)
+        assert found.keys() == alone.keys()
+        for key, value in alone.items():
+            np.testing.assert_array_equal(found[key], value, key)
+
+
 @pytest.mark.parametrize("num_ranks", [3, 4])
 def test_large_statistics_of_many_ranks_are_saved_as_their_means(monkeypatch, num_ranks):
     """One entry for each value whatever the number of ranks, and at most 1.2 times the bytes of the network."""
