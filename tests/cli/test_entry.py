@@ -91,6 +91,7 @@ def test_a_run_ends_whatever_its_streams_take(tmp_path, streams, command):
     assert json.loads((tmp_path / "result/summary.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.timeout(300)  # twelve programs
 @each(
     words=[
         ("--version", 0),

@@ -73,6 +73,7 @@ def test_a_run_goes_on_after_each_kind_of_interruption(twin, tmp_path):
     assert whole.returncode == 0, whole.stdout + whole.stderr
     cut, codes = tmp_path / "cut", []
     for number, step in ((signal.SIGKILL, 3), (signal.SIGTERM, 6), (signal.SIGINT, 9), (None, 99)):
+        step = max(step, newest(cut / "akiba-30-seed0") + 1)  # no signal before this start has come to train
         job = subprocess.Popen([*words, "--out", str(cut)], env=env, stdout=subprocess.DEVNULL, start_new_session=True)
         while job.poll() is None and newest(cut / "akiba-30-seed0") < step:
             time.sleep(0.02)

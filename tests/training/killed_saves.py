@@ -25,7 +25,7 @@ def save_on(folder: str, first: int) -> None:
     """Save steps from `first` on, for ever."""
     model = L.Linear(200, 200)
     saver = snapshot(n_retains=2, writer=ThreadWriter() if "thread" in sys.argv else None)
-    saver._target = model
+    saver.target = model
     for step in range(first, first + 10**9):
         model.W.array[...] = step
         model.b.array[...] = step

@@ -26,7 +26,7 @@ GUARDED = jobs.PROGRAMS / "guarded.py"
     ("deed", "code", "text"),
     [
         ("exception", 1, "[rank 1] ValueError: broken on purpose"),
-        ("setting", 1, "[rank 1] ValueError: TopK: fraction: expected"),
+        ("setting", 1, "ArgumentError: TopK: fraction: expected a number above 0 and at most 1, got 1.5"),
         ("exit", 3, "[rank 1] exit status 3"),
         ("exit text", 1, "[rank 1] why I leave"),
         ("raise", 4, "[rank 1] exit status 4"),

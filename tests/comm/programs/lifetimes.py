@@ -94,7 +94,7 @@ def two_threads_on_one():
     if comm.rank == 0:
         waiter = threading.Thread(target=comm.barrier)
         waiter.start()
-        while "unlocked" in repr(comm.gate._one_thread):
+        while "unlocked" in repr(comm.gate.one_thread):
             time.sleep(0.01)
         try:
             comm.allreduce(np.ones(1))
