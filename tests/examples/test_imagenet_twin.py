@@ -73,9 +73,12 @@ def test_a_run_goes_on_after_each_kind_of_interruption(twin, tmp_path):
     assert whole.returncode == 0, whole.stdout + whole.stderr
     cut, codes = tmp_path / "cut", []
     for number, step in ((signal.SIGKILL, 3), (signal.SIGTERM, 6), (signal.SIGINT, 9), (None, 99)):
-        step = max(step, newest(cut / "akiba-30-seed0") + 1)  # no signal before this start has come to train
-        job = subprocess.Popen([*words, "--out", str(cut)], env=env, stdout=subprocess.DEVNULL, start_new_session=True)
-        while job.poll() is None and newest(cut / "akiba-30-seed0") < step:
+        step = max(step, newest(cut / "akiba-30-seed0") + 1)
+        said = tmp_path / f"said before {step}"
+        with said.open("wb") as stdout:
+            job = subprocess.Popen([*words, "--out", str(cut)], env=env, stdout=stdout, start_new_session=True)
+        # no signal before it handles them; ranks of a killed start may have saved one more step by then
+        while job.poll() is None and (not said.stat().st_size or newest(cut / "akiba-30-seed0") < step):
             time.sleep(0.02)
         if number is not None and job.poll() is None:
             job.send_signal(number)
