@@ -154,7 +154,7 @@ def refusal() -> str:
             f"process {os.getpid()} was forked from a rank but is not a rank itself: MPI works only in the process "
             "that started it; communicate there, or start helpers with multiprocessing's method 'spawn'"
         )
-    if _module.Is_finalized():
+    if _module is not None and _module.Is_finalized():
         return _FINALIZED
     return ""
 
