@@ -135,11 +135,11 @@ class FakeCluster:
         return found
 
     def kill_node(self, i):
-        """Pull the plug: SIGKILL to every process of a node."""
-        for _ in range(3):
+        """Pull the plug: SIGKILL to all processes of a node, once all stand still: none reports the end of another."""
+        for number in (signal.SIGSTOP, signal.SIGSTOP, *[signal.SIGKILL] * 3):
             for pid in self.processes(i):
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(pid, number)
         self.daemons[i].wait()
 
     def restart_node(self, i):
