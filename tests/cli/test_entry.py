@@ -79,6 +79,7 @@ def test_ctrl_c_of_ranks_that_import_is_one_line_and_130(tmp_path, at):
     assert (code, lines) == (130, ["dbrdist-train: interrupted"])
 
 
+@pytest.mark.timeout(300)  # sixteen programs
 @each(
     streams=[">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-", ">/dev/full", "2>/dev/full", ">/dev/full 2>&1", "| head -c 1"],
     command=["-m dbrdist.cli.train run.yaml --overwrite", f'-c "{TRAIN}" run.yaml --overwrite'],
