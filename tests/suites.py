@@ -394,7 +394,7 @@ def _wheel(step: Step) -> None:
         path = _path(python)
         rooms = os.environ.get("WHEEL_TESTS", "").split() or [f"tests/{name}" for name in OF_WHEEL]
         step.suite(python, *rooms, alone=("-n", WORKERS, "--dist", "worksteal"), cwd=sources, PATH=path)
-        step.suite(python, "tests/gpu", "--on", "stand-in", cwd=sources, PATH=path)
+        step.suite(python, "tests/gpu", "--on", "stand-in", alone=("-n", WORKERS), cwd=sources, PATH=path)
         step.ranks(python, "2", cwd=sources, PATH=path)
 
 
@@ -432,15 +432,16 @@ def _launch(step: Step) -> None:
 # Name, cores that it keeps busy, what it does; those of one core that follow each other run at the same time.
 STEPS: tuple[tuple[str, int, Callable[[Step], None]], ...] = (
     ("style", 1, _style),
+    ("launch", 1, _launch),  # mostly waits: on the other core run the short steps that follow
     ("bare", 1, _bare),
     ("cupy", 1, _cupy),
     ("onnx", 1, _onnx),
     ("torch", 1, _torch),
+    *((f"mpi-{number}", 1, _mpi(number)) for number in RANKS if number == "1"),
     ("train", 2, _train),
     ("fast", 2, _fast),
     ("programs", 2, _programs),
-    ("launch", 1, _launch),
-    *((f"mpi-{number}", 1 if number == "1" else 2, _mpi(number)) for number in RANKS),
+    *((f"mpi-{number}", 2, _mpi(number)) for number in RANKS if number != "1"),
     ("openmpi", 2, _openmpi),
     ("wheel", 2, _wheel),
 )
