@@ -29,9 +29,9 @@ def _places(x: Array, *others: Array | None) -> Any:
 
 
 def _switches(x: Array, *others: Array | None) -> Any:
-    """The devices, and the switches that decide about cuDNN there."""
+    """The switches that decide about a convolution, on a GPU with the devices."""
     if type(x) is ndarray:
-        return None
+        return config.float32_products
     return _places(x, *others), config.use_cudnn, config.use_cudnn_tensor_core, config.cudnn_deterministic
 
 
@@ -70,13 +70,18 @@ def conv_backward_weight_key(
     )  # fmt: skip
 
 
+def _products(x: Array, *others: Array | None) -> Any:
+    """The devices of the operands of a product, and on the host in which type it multiplies float32."""
+    return config.float32_products if type(x) is ndarray else places_of(x, *others)
+
+
 def matmul_key(a: Array, b: Array, out: Array | None = None) -> Any:
     strides = None if out is None else (out.strides, out.dtype)
-    return "matmul", type(a), a.shape, a.strides, a.dtype, b.shape, b.strides, b.dtype, strides, _places(a, b, out)
+    return "matmul", type(a), a.shape, a.strides, a.dtype, b.shape, b.strides, b.dtype, strides, _products(a, b, out)
 
 
 def linear_key(x: Array, W: Array, b: Array | None) -> Any:
-    return "linear", type(x), x.shape, x.strides, x.dtype, W.shape, W.strides, W.dtype, b is None, _places(x, W, b)
+    return "linear", type(x), x.shape, x.strides, x.dtype, W.shape, W.strides, W.dtype, b is None, _products(x, W, b)
 
 
 def column_sums_key(x: Array, dtype: Any, out: Array | None) -> Any:
@@ -85,7 +90,7 @@ def column_sums_key(x: Array, dtype: Any, out: Array | None) -> Any:
 
 
 def packed_key(b: Array, rows: int, is_often: bool) -> Any:
-    return "packed", type(b), b.shape, b.strides, b.dtype, rows, is_often
+    return "packed", type(b), b.shape, b.strides, b.dtype, rows, is_often, _products(b)
 
 
 def bn_forward_key(x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...], relu: bool) -> Any:

@@ -122,7 +122,7 @@ def run(folder, capfd, monkeypatch):
     yield call
     for number, handler in handlers.items():
         signal.signal(number, handler)
-    dbrdist.global_config.dtype = dtype
+    dbrdist.global_config.dtype, dbrdist.global_config.float32_products = dtype, "float32"
     random.set_seed(0)
     random.set_state(state)
 

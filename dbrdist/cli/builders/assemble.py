@@ -34,6 +34,7 @@ class Parts(NamedTuple):
 def parts(config: Config, origin: Origin, intra_rank: int, size: int, find: build.FindImages = open_images) -> Parts:
     """Make data and network; the network has all its shapes. ``find`` gives the index of a folder of images."""
     global_config.dtype = config.dtype
+    global_config.float32_products = config.float32_products
     random.set_seed(config.seed)
     device = _device(config, origin, intra_rank)
     data = build.data(config, origin, find)

@@ -338,6 +338,8 @@ class Config(Settings):
     """Time between two comparisons of all ranks' parameters and optimizer state: epochs or iterations."""
     dtype: Literal["float32", "float64", "float16", "bfloat16", "mixed16", "mixedbf16"] = "float32"
     """Type of parameters and activations; `mixed16` and `mixedbf16`: parameters in float32, activations in 16 bits."""
+    float32_products: Literal["float32", "bf16"] = "float32"
+    """How a CPU multiplies float32 in products and convolutions: `bf16` rounds the operands to bfloat16."""
     loss_scale: LossScale = "auto"
     """Factor of the loss in backward; `auto` is a dynamic one for float16 and mixed16, and none for other types."""
     device: form(r"cpu|gpu(:\d+)?", "cpu, gpu or gpu:N") = "cpu"

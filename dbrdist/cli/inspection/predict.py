@@ -33,6 +33,7 @@ def predict(config: Config, origin: Origin, run_dir: str, paths: Sequence[str]) 
         raise ConfigError(f"{run_dir}: this run has no named classes; --predict needs a run on folders of images")
     path, entries = read_newest(run_dir)
     global_config.dtype = config.dtype
+    global_config.float32_products = config.float32_products
     network = build.model(config, origin, recipe)
     fill_weights(path, entries, network, "predictor/")
     transform, convert = _transform(config, origin), build.converter(config.dtype)

@@ -24,6 +24,9 @@ _DEFAULTS: dict[str, Any] = {
     "keep_graph_on_report": False,
     "debug": False,
     "dtype": "float32",
+    # How oneDNN multiplies float32 arrays in products and convolutions: in "float32", or in "bf16", which rounds the
+    # operands to bfloat16 and adds up in float32.
+    "float32_products": "float32",
     # Backward through a function whose parameters were assigned new values since its forward pass: "refuse" it, or as
     # in Chainer compute with the new values and "warn".
     "stale_parameters": "refuse",
@@ -62,7 +65,8 @@ class LocalConfig(threading.local):
     """The configuration of the current thread, as ``dbrdist.config``.
 
     ``config.train`` switches layers such as dropout and batch normalization, ``config.enable_backprop`` the recording
-    of the graph, ``config.dtype`` the type of new parameters, ``config.debug`` the checks for NaN.
+    of the graph, ``config.dtype`` the type of new parameters, ``config.debug`` the checks for NaN;
+    ``config.float32_products = "bf16"`` lets products and convolutions of float32 round their operands to bfloat16.
     """
 
     def __init__(self) -> None:
@@ -78,7 +82,7 @@ class LocalConfig(threading.local):
         values["_observer"] = None  # of core.array.observed: called with computations that are no functions
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if type(value) is str or name not in _DEFAULTS:
+        if type(value) is str or name not in _DEFAULTS or name in _CHOICES:
             _check_entry(name, value)
         values = self.__dict__  # outside the lock: the first look at it in a thread runs __init__, which takes the lock
         with _lock:  # a change of the default in another thread must not come in between
@@ -112,7 +116,7 @@ class GlobalConfig:
             raise AttributeError(f"no configuration entry named {name!r}") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if type(value) is str or name not in _DEFAULTS:
+        if type(value) is str or name not in _DEFAULTS or name in _CHOICES:
             _check_entry(name, value)
         with _lock:
             _DEFAULTS[name] = value
@@ -211,6 +215,7 @@ def using_config(name: str, value: Any, config: Any = config) -> SwitchBlock:
 
 _missing = object()
 _SWITCHES = frozenset({"train", "enable_backprop", "debug"})
+_CHOICES = {"float32_products": ("float32", "bf16")}
 
 
 def _check_entry(name: str, value: Any) -> None:
@@ -223,6 +228,8 @@ def _check_entry(name: str, value: Any) -> None:
             warn_user(f"{words} (accepted, as Chainer did)", UsageWarning)
         elif name == "dtype":
             get_dtype(value)
+        elif name in _CHOICES and value not in _CHOICES[name]:
+            raise ValueError(f"config.{name}: expected one of {_CHOICES[name]}, got {value!r}")
     elif not name.startswith("_"):
         known = {entry.replace("_", ""): entry for entry in _DEFAULTS}
         close = difflib.get_close_matches(name.lower().replace("_", ""), known, 1, 0.75)

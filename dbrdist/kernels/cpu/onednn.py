@@ -42,6 +42,7 @@ SRC, SRC_1, DST, WEIGHTS, BIAS, MEAN, VARIANCE, SCALE, SHIFT = 1, 2, 17, 33, 41,
 WORKSPACE, SCRATCHPAD = 64, 80
 DIFF_SRC, DIFF_DST, DIFF_WEIGHTS, DIFF_SCALE, DIFF_SHIFT = 129, 145, 161, 255, 256
 QUERY_WEIGHTS, QUERY_DIFF_WEIGHTS, QUERY_WORKSPACE, QUERY_SCRATCHPAD, QUERY_IMPLEMENTATION = 131, 132, 135, 136, 8
+_AVX512, _BFLOAT16 = 0x27, 0xE7  # bits of dnnl_cpu_isa_t: AVX-512, and its instructions for bfloat16, as AMX has
 _UNIMPLEMENTED = 3
 _Dims = c_int64 * 12
 _OWN_SCRATCH_BYTES = 1 << 14  # up to here a primitive keeps its own, which takes a call less than to share one
@@ -118,6 +119,7 @@ class _Library:
         self.c.dnnl_memory_desc_get_size.argtypes = [c_void_p]
         self.c.dnnl_primitive_desc_query_md.restype = c_void_p
         self.c.dnnl_memory_desc_equal.argtypes = [c_void_p, c_void_p]
+        self.isa = self.c.dnnl_get_effective_cpu_isa()
         self.engine = c_void_p()
         check(self.c.dnnl_engine_create(byref(self.engine), 1, c_size_t(0)), "engine")
         probe = np.zeros(1)
@@ -153,6 +155,16 @@ def library() -> _Library:
                     raise
                 os.register_at_fork(after_in_child=_leave_to_parent)
     return _library
+
+
+def has_avx512() -> bool:
+    """Whether the library uses AVX-512."""
+    return library().isa & _AVX512 == _AVX512
+
+
+def has_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 with instructions of its own: those of AVX-512 or AMX."""
+    return library().isa & _BFLOAT16 == _BFLOAT16
 
 
 def is_available() -> bool:

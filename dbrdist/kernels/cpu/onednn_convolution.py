@@ -7,6 +7,7 @@ oneDNN asks for: at each call where they change at each step, once where the cal
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from dbrdist.core.array import backend
 from dbrdist.core.array.backend import channels_last, is_channels_last
 from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.cpu.onednn import Builder, Primitive, address, scratch
+from dbrdist.kernels.cpu.onednn_bfloat16 import also_in_bfloat16
 from dbrdist.kernels.cpu.onednn_finite import is_finite
 from dbrdist.kernels.cpu.onednn_float16 import also_float16
 from dbrdist.kernels.cpu.onednn_matmul import build, plan_matmul
@@ -32,6 +34,7 @@ _GROWING_FROM, _GROWING_TO = range(128, 257), range(512, 1025)  # channels of a 
 _LARGE_WEIGHTS, _BYTES = 1 << 20, np.dtype(np.uint8)
 _LANES = 16  # channels that a vector holds
 _MANY_CHANNELS = 512  # from here on a copy of every second pixel costs less than it saves
+_FEW_MULTIPLICATIONS = 48  # of an element of x
 _FEW_PIXELS = 256  # up to here it takes longer to reorder weights than to multiply with them as they lie
 
 
@@ -44,15 +47,19 @@ def describe_weights(b: Builder, W_shape: Any, strides: Any, dtype: Any, groups:
 
 
 def _build(
-    direction: str, x_shape: Shape, W: Array, y_shape: Shape, g: ConvGeometry, dtype: Any, bias: bool = False
-) -> tuple[Primitive, Primitive | None, int]:
+    direction: str, x_shape: Shape, W: Array, y_shape: Shape, g: ConvGeometry, dtype: Any, bias: bool = False,
+    made: Any = None,
+) -> tuple[Primitive, Primitive | None, int]:  # fmt: skip
     """One direction of a convolution: its primitive, the reorder of its weights if any, and their bytes inside.
 
-    ``W`` stands for the caller's weights, or for the array that takes their gradient.
+    ``W`` stands for the caller's weights, or for the array that takes their gradient; ``made`` is the type of the
+    images that are made where that is not ``dtype``.
     """
     with Builder() as b:
         t = onednn.data_type(dtype)
-        x, y = b.image(x_shape, t), b.image(y_shape, t)
+        of_result = t if made is None else onednn.data_type(made)
+        x = b.image(x_shape, of_result if direction == "data" else t)
+        y = b.image(y_shape, of_result if direction == "forward" else t)
         user = describe_weights(b, W.shape, onednn.element_strides(W), W.dtype, g.groups)
         grouped = W.shape if g.groups == 1 else (g.groups, W.shape[0] // g.groups, *W.shape[1:])
         free = b.any(grouped, onednn.data_type(W.dtype) if direction == "weights" else t)
@@ -62,9 +69,8 @@ def _build(
         attributes, direct = b.attributes(), onednn.CONVOLUTION_DIRECT
         name = _fastest(direction, x_shape, W.shape, g) if t == onednn.F32 else None
         forward = b.describe_as(
-            name if direction == "forward" else None,
-            "convolution_forward", onednn.FORWARD_TRAINING, direct, x, b.any(grouped, t), bias_memory, y, *window,
-            attributes,
+            name if direction == "forward" else None, "convolution_forward", onednn.FORWARD_TRAINING, direct,
+            b.image(x_shape, t) if direction == "data" else x, b.any(grouped, t), bias_memory, y, *window, attributes,
         )  # fmt: skip
         if direction == "forward":
             wanted = b.query(forward, onednn.QUERY_WEIGHTS)
@@ -169,8 +175,8 @@ def in_pairs(planner: Callable[..., Any], reference: Callable[..., Any], channel
     outputs that do not see it. ``reference`` takes such images; ``channels`` counts those of a group.
     """
 
-    def plan(x: Array, *arguments: Any) -> Any:
-        inner = planner(x, *arguments)
+    def plan(x: Array, *arguments: Any, **how: Any) -> Any:
+        inner = planner(x, *arguments, **how)
         if x.dtype.name != "bfloat16" or channels(x, *arguments) % 2 == 0:
             return inner
 
@@ -192,15 +198,15 @@ def _channels_out(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry) -
     return W.shape[0] // geometry.groups
 
 
-def _plan_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Any:
+def _plan_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, made: Any = None) -> Any:
     _require(W.shape, x)
     y_shape = (x.shape[0], W.shape[0], *geometry.out_hw(*x.shape[2:], *W.shape[2:]))
-    new = backend.allocator(y_shape, x.dtype)
+    new = backend.allocator(y_shape, x.dtype if made is None else made)
     if is_small_product(x, W, geometry):
         primitive = build(_rows(channels_last(x)), W.reshape(W.shape[:2]).T, _rows(new()), b is not None)
         pack = _packing(None, 0)
     else:
-        primitive, *reorder = _build("forward", x.shape, _readable(W), y_shape, geometry, x.dtype, b is not None)
+        primitive, *reorder = _build("forward", x.shape, _readable(W), y_shape, geometry, x.dtype, b is not None, made)
         pack = _packing(*reorder)
     is_plain, images = is_channels_last(x) and min(W.strides) > 0, _to_images(x)
 
@@ -219,15 +225,15 @@ def _plan_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -
     return conv_forward
 
 
-def _plan_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry) -> Any:
+def _plan_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry, made: Any = None) -> Any:
     _require(W.shape, gy)
     if _is_strided_pointwise(W.shape, geometry, gy.dtype):
         return _plan_strided_pointwise_data(gy, W, x_shape, geometry)
-    new = backend.allocator(x_shape, gy.dtype)
+    new = backend.allocator(x_shape, gy.dtype if made is None else made)
     if is_small_product(gy, W, geometry):
         primitive, pack = build(_rows(channels_last(gy)), W.reshape(W.shape[:2]), _rows(new())), _packing(None, 0)
     else:
-        primitive, *reorder = _build("data", x_shape, _readable(W), gy.shape, geometry, gy.dtype)
+        primitive, *reorder = _build("data", x_shape, _readable(W), gy.shape, geometry, gy.dtype, made=made)
         pack = _packing(*reorder)
     is_plain = is_channels_last(gy) and min(W.strides) > 0
 
@@ -272,7 +278,7 @@ def _plan_strided_pointwise_data(gy: Array, W: Array, x_shape: Shape, geometry: 
 
 
 def _plan_backward_weight(
-    x: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, dtype: Any, out: Array | None
+    x: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, dtype: Any, out: Array | None, made: Any = None
 ) -> Any:
     _require(W_shape, x, gy)
     like = plain_empty(W_shape, dtype if out is None else out.dtype, gy)
@@ -366,8 +372,37 @@ def _plan_turned(x: Array, gy: Array, like: Array) -> Any:
     return product
 
 
+def stays_in_float32(x: Array, W: Array, *rest: Any) -> bool:
+    """Whether a convolution of float32 gains nothing by bfloat16, or may be spoilt by it as in :func:`in_pairs`."""
+    geometry = next(a for a in rest if isinstance(a, ConvGeometry))
+    return W.shape[1] % 2 == 1 or _does_little(W.shape, geometry) or is_small_product(x, W, geometry)
+
+
+def _data_stays_in_float32(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry) -> bool:
+    is_odd = _channels_out(gy, W, x_shape, geometry) % 2 == 1
+    return is_odd or _does_little(W.shape, geometry) or is_small_product(gy, W, geometry)
+
+
+def _weights_stay_in_float32(x: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, *rest: Any) -> bool:
+    is_product = geometry == _POINTWISE and W_shape[2:] == (1, 1)
+    is_odd = gy.shape[3] % 2 == 1 or W_shape[1] % 2 == 1
+    return _does_little(W_shape, geometry) or (is_odd and not is_product)
+
+
+def _does_little(W_shape: Shape, g: ConvGeometry) -> bool:
+    """Whether it takes longer to round an element of x than it saves where that is multiplied."""
+    return W_shape[0] // g.groups * prod(W_shape[2:]) < _FEW_MULTIPLICATIONS * g.sh * g.sw
+
+
 ROWS = {
-    "conv_forward": also_float16(in_pairs(_plan_forward, numpy_.conv_forward, channels_in)),
-    "conv_backward_data": also_float16(in_pairs(_plan_backward_data, numpy_.conv_backward_data, _channels_out)),
-    "conv_backward_weight": also_float16(_plan_backward_weight, out=5),
-}
+    "conv_forward": also_in_bfloat16(
+        also_float16(in_pairs(_plan_forward, numpy_.conv_forward, channels_in)), 0, unless=stays_in_float32
+    ),
+    "conv_backward_data": also_in_bfloat16(
+        also_float16(in_pairs(_plan_backward_data, numpy_.conv_backward_data, _channels_out)),
+        0, unless=_data_stays_in_float32,
+    ),
+    "conv_backward_weight": also_in_bfloat16(
+        also_float16(_plan_backward_weight, out=5), 0, 1, unless=_weights_stay_in_float32
+    ),
+}  # fmt: skip

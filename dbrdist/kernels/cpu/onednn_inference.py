@@ -15,7 +15,14 @@ from dbrdist.core.array import backend
 from dbrdist.core.array.backend import channels_last, is_channels_last
 from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.cpu.onednn import Builder, Primitive, scratch
-from dbrdist.kernels.cpu.onednn_convolution import channels_in, describe_weights, in_pairs, is_small_product
+from dbrdist.kernels.cpu.onednn_bfloat16 import also_in_bfloat16
+from dbrdist.kernels.cpu.onednn_convolution import (
+    channels_in,
+    describe_weights,
+    in_pairs,
+    is_small_product,
+    stays_in_float32,
+)
 from dbrdist.kernels.cpu.onednn_elementwise import ADD, MUL
 from dbrdist.kernels.cpu.onednn_float16 import also_float16
 from dbrdist.kernels.geometry import ConvGeometry
@@ -29,7 +36,7 @@ _F32, _DENSE = np.dtype(np.float32), (4,)
 
 def _build(
     x: Array, W: Array, y_shape: Shape, g: ConvGeometry, has_bias: bool, follows: tuple[int, ...] = (),
-    is_added_to: bool = False,
+    is_added_to: bool = False, made: Any = None,
 ) -> tuple[Primitive, Pack]:  # fmt: skip
     """A primitive of x, weights, bias where there is one, the operands of what follows, and y; and how to pack weights.
 
@@ -37,7 +44,7 @@ def _build(
     """
     with Builder() as b:
         t, channels = onednn.data_type(x.dtype), (1, W.shape[0], 1, 1)
-        source, target = b.image(x.shape, t), b.image(y_shape, t)
+        source, target = b.image(x.shape, t), b.image(y_shape, t if made is None else onednn.data_type(made))
         user = describe_weights(b, W.shape, onednn.element_strides(W), W.dtype, g.groups)
         grouped = W.shape if g.groups == 1 else (g.groups, W.shape[0] // g.groups, *W.shape[1:])
         bias, vector = b.memory(W.shape[:1], onednn.F32) if has_bias else None, b.memory(channels, onednn.F32)
@@ -88,12 +95,12 @@ def _f32(a: Array) -> Array:
     return a if a.dtype is _F32 and a.strides == _DENSE else np.ascontiguousarray(a, np.float32)
 
 
-def _plan_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Any) -> Any:
+def _plan_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Any, made: Any = None) -> Any:
     """See numpy_.conv_inference; in ResNet-50 at batch 1 the reorders took an eighth of the time."""
     _check(x, W)
     y_shape = _y_shape(x, W, geometry)
-    new, is_plain = backend.allocator(y_shape, x.dtype), is_channels_last(x)
-    primitive, pack = _build(x, W, y_shape, geometry, b is not None)
+    new, is_plain = backend.allocator(y_shape, x.dtype if made is None else made), is_channels_last(x)
+    primitive, pack = _build(x, W, y_shape, geometry, b is not None, made=made)
 
     def conv_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Any) -> Array:
         x, y = x if is_plain else channels_last(x), new()
@@ -109,17 +116,17 @@ def _plan_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry,
 
 def _plan_conv_bn(
     x: Array, W: Array, b: Array | None, vectors: tuple[Any, ...], eps: float, added: Array | None,
-    geometry: ConvGeometry, kept: Any,
+    geometry: ConvGeometry, kept: Any, made: Any = None,
 ) -> Any:  # fmt: skip
     """See numpy_.conv_bn_inference."""
     _check(x, W)
-    y_shape = _y_shape(x, W, geometry)
-    if added is not None and (type(added) is not np.ndarray or (added.shape, added.dtype) != (y_shape, x.dtype)):
+    y_shape, dtype = _y_shape(x, W, geometry), x.dtype if made is None else made
+    if added is not None and (type(added) is not np.ndarray or (added.shape, added.dtype) != (y_shape, dtype)):
         raise onednn.Unsupported("something to add of another kind, type or shape")
     if kept is None and is_small_product(x, W, geometry):
         raise onednn.Unsupported("few pixels and weights that change: a product of them as they lie takes less time")
-    new, is_plain = backend.allocator(y_shape, x.dtype), is_channels_last(x)
-    primitive, pack = _build(x, W, y_shape, geometry, True, (MUL, ADD), added is not None)
+    new, is_plain = backend.allocator(y_shape, dtype), is_channels_last(x)
+    primitive, pack = _build(x, W, y_shape, geometry, True, (MUL, ADD), added is not None, made)
     if primitive.implementation.startswith("ref"):
         raise onednn.Unsupported("what follows a convolution on this processor")
 
@@ -154,6 +161,10 @@ def _operands(
 
 
 ROWS = {
-    "conv_inference": also_float16(in_pairs(_plan_inference, numpy_.conv_inference, channels_in)),
-    "conv_bn_inference": in_pairs(_plan_conv_bn, lambda *_: None, channels_in),
+    "conv_inference": also_in_bfloat16(
+        also_float16(in_pairs(_plan_inference, numpy_.conv_inference, channels_in)), 0, unless=stays_in_float32
+    ),
+    "conv_bn_inference": also_in_bfloat16(
+        in_pairs(_plan_conv_bn, lambda *_: None, channels_in), 0, unless=stays_in_float32
+    ),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace, UnionType
 from typing import Annotated, Union, get_args, get_origin
@@ -302,6 +303,14 @@ def test_the_audit_of_parameters_comes_when_it_is_told_to(run, monkeypatch):
     monkeypatch.setattr(ParameterAudit, "__call__", lambda self, trainer: seen.append(trainer.updater.iteration))
     assert run("run.yaml", "iterations=5", "parameter_audit=2 iterations")[0] == 0
     assert seen == [2, 4]
+
+
+@pytest.mark.parametrize("words", [["float32_products=bf16"], []])
+def test_float32_products_of_a_run(words, run):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "config.float32_products")  # on a processor where it has no effect
+        assert run("run.yaml", "iterations=1", *words)[0] == 0
+    assert dbrdist.global_config.float32_products == ("bf16" if words else "float32")
 
 
 @pytest.mark.programs

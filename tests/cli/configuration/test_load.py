@@ -335,6 +335,7 @@ def test_the_keys_of_a_run():
         *("double_buffering", "parameter_audit"),
         *(
             "dtype",
+            "float32_products",
             "loss_scale",
             "device",
             "workers",
