@@ -20,6 +20,7 @@ from numpy import ndarray
 
 from dbrdist.core.array.backend import number
 from dbrdist.core.array.elementwise import hand_down_kernel
+from dbrdist.core.array.types import Array
 from dbrdist.kernels import providers
 from dbrdist.kernels.cpu import loops, onednn_elementwise
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
@@ -58,7 +59,6 @@ from dbrdist.kernels.keys import (
 from dbrdist.kernels.reference import numpy_, numpy_normalization
 from dbrdist.kernels.small_arrays.small import masked, masked_images
 
-Array = Any
 Plan = Callable[..., Any]
 
 _GENERATION = 1024  # plans after which those that were not used since the last time are forgotten

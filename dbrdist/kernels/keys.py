@@ -13,9 +13,8 @@ from numpy import ndarray
 
 from dbrdist.core.array.backend import place_of, places_of
 from dbrdist.core.array.config import config
+from dbrdist.core.array.types import Array
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
-
-Array = Any
 
 
 def _place(x: Array) -> Any:

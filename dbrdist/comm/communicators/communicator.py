@@ -82,7 +82,7 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
             header = rows[call.root, 1:]
             call.num_bytes = message.count_bytes(header)
             with call.moving():
-                if flat is not None:
+                if flat is not None and data is not None:
                     self.ranks.bcast_in_pieces(call, message.as_bytes(flat), piece)
                     return data
                 raw, x = message.empty_like_header(header)

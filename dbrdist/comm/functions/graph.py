@@ -67,7 +67,7 @@ class Communication(FunctionNode):
     def filled(self, gys: tuple[Any, ...]) -> list[Any]:
         """The gradients of the outputs, with zeros for those on which no loss depends."""
         like = as_array(next(g for g in gys if g is not None))
-        missing = [None if g is not None else zeros_as(like, *self.given[i]) for i, g in enumerate(gys)]
+        missing: list[Any] = [None if g is not None else zeros_as(like, *self.given[i]) for i, g in enumerate(gys)]
         if self._on_variables:
             missing = [None if z is None else variable(z, False) for z in missing]
         return [z if g is None else g for g, z in zip(gys, missing)]

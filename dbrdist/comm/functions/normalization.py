@@ -85,8 +85,8 @@ class MultiNodeBatchNormalization(SharedBatchNormalization):
 
 
 def multi_node_batch_normalization(
-    comm: Any, x: Any, gamma: Any, beta: Any, *, eps: float = 2e-5, running_mean: Array = None,
-    running_var: Array = None, decay: float = 0.9, axis: Any = None,
+    comm: Any, x: Any, gamma: Any, beta: Any, *, eps: float = 2e-5, running_mean: Array | None = None,
+    running_var: Array | None = None, decay: float = 0.9, axis: Any = None,
 ) -> Any:  # fmt: skip
     """:func:`dbrdist.functions.batch_normalization` over the batches of all ranks together.
 
@@ -97,6 +97,6 @@ def multi_node_batch_normalization(
     ys = node.apply((x, gamma, beta))
     node.number = number_of_call(comm)
     in_order(node, ys)
-    if running_mean is not None:
+    if running_mean is not None and running_var is not None:
         move_running(running_mean, running_var, node.mean, node.var, decay, int(node.num_averaged))
     return ys[0]

@@ -143,7 +143,7 @@ class Sum:
             if total is not own:
                 own[...] = total
             return own
-        sent = total.astype(self._kind)
+        sent: HostArray = total.astype(self._kind)
         self._codec.decode(sent, own)
         return sent
 

@@ -44,6 +44,10 @@ def tickets(runs: Sequence[Run], segments: Segments) -> HostArray:
     return np.array(rows, np.int64).reshape(-1)
 
 
+def _address(a: Any) -> int:
+    return int(a.ctypes.data)
+
+
 def segment_for(arena: Arena, segments: Segments) -> Segment:
     """The segment for the gradients, or the parameters, of an arena."""
     segment = segments.get(arena)
@@ -56,7 +60,7 @@ def move_gradients_in(arenas: Sequence[Arena]) -> None:
     """Let the gradients lie in the segments."""
     for arena in arenas:
         raw = GRADIENTS[arena].raw[: arena.grad.nbytes]
-        if arena.grad.ctypes.data != raw.ctypes.data:
+        if _address(arena.grad) != _address(raw):
             arena.move_gradients(raw.view(arena.grad.dtype))
 
 
@@ -64,7 +68,7 @@ def move_values_in(arenas: Sequence[Arena]) -> None:
     """Let the parameters lie in the segments."""
     for arena in arenas:
         raw = VALUES[arena].raw[: arena.data.nbytes]
-        if arena.data.ctypes.data != raw.ctypes.data:
+        if _address(arena.data) != _address(raw):
             arena.move_data(raw.view(arena.data.dtype))
 
 
@@ -192,7 +196,7 @@ class SharedValues:
 def release(arena: Arena, begin: int, end: int) -> None:
     """Give the memory of the gradients from element ``begin`` to ``end`` back to the system; they are zeros then."""
     segment = GRADIENTS.get(arena)
-    if segment is not None and arena.grad.ctypes.data == segment.raw.ctypes.data:
+    if segment is not None and _address(arena.grad) == _address(segment.raw):
         segment.release(begin * arena.grad.itemsize, end * arena.grad.itemsize)
 
 

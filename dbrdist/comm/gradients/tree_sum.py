@@ -93,7 +93,8 @@ class TreeSum:
         else:
             total = self._buffers(arrays)
             for t, a in zip(total, arrays):
-                np.multiply(a, t.dtype.type(weight), out=t, dtype=t.dtype)
+                out: Any = t
+                np.multiply(a, t.dtype.type(weight), out=out, dtype=t.dtype)
         while self.nodes and self.nodes[-1].is_left_of(node):
             node, left = self.nodes.pop().parent, self.sums.pop()
             for a, b in zip(left, total):

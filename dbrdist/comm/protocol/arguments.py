@@ -111,10 +111,10 @@ def prepared_for_each(xs: Any, size: int, verb: str) -> list[Prepared]:
 
 def summable(x: Any) -> Array:
     """An array that has a sum."""
-    x = message.as_array(x, "allreduce")
-    if x.dtype.kind not in "biufcV":
-        raise TypeError(f"allreduce expected numbers, got dtype {x.dtype}")
-    return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
+    a = message.as_array(x, "allreduce")
+    if a.dtype.kind not in "biufcV":
+        raise TypeError(f"allreduce expected numbers, got dtype {a.dtype}")
+    return a if a.dtype.isnative else a.astype(a.dtype.newbyteorder("="))
 
 
 def pickled(obj: Any) -> message.HostArray:
@@ -136,7 +136,7 @@ def pickled_for_each(objs: Sequence[Any] | None, size: int) -> list[message.Host
     return [pickled(obj) for obj in objs]
 
 
-def unpickled(raw: message.HostArray) -> Any:
+def unpickled(raw: Array) -> Any:
     """The object behind the bytes."""
     try:
         return pickle.loads(raw.data)

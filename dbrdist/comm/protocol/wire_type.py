@@ -57,7 +57,7 @@ class Codec:
         """Put into ``x`` what was sent in another type."""
         x[...] = came
 
-    def carry(self, grad: Array, add: Callable[[Array], None]) -> None:
+    def carry(self, grad: Array, add: Callable[[Any], None]) -> None:
         """Have ``add`` replace a 1-d array by a sum over ranks."""
         host = to_cpu(grad)
         travelling = self.encode(host)
@@ -129,7 +129,7 @@ class Scaled(Narrowed):
             self.scale = 2.0 ** min(exponent, 120)
 
 
-def round_to(dtype: Any, arrays: Sequence[Array]) -> None:
+def round_to(dtype: Any, arrays: Sequence[Any]) -> None:
     """Round 1-d arrays to a narrow type, in place, as if they were sent in it alone.
 
     For types of few orders of magnitude they are multiplied by one power of two meanwhile, which follows from the

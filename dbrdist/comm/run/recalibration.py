@@ -80,8 +80,8 @@ class RecalibrateStatistics(Extension):
             with using_config("train", True), no_backprop_mode(), _unheard():
                 self._model(*args, **named)
             sums += len(batch) * np.append(statistics.read(), 1.0)
-        sums = self._comm.allreduce(sums)
-        statistics.write(sums[:-1] / sums[-1])
+        total = self._comm.allreduce(sums)
+        statistics.write(total[:-1] / total[-1])
 
     def _parts(self) -> Iterator[tuple[int, Any]]:
         """The batches of this rank, or of each of its virtual workers, with their first rows in the global batch."""

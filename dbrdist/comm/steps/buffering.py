@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
@@ -38,9 +38,9 @@ class Buffers:
             return list(self._resumed.items())
         return [(p, mean[where]) for mean, layers in zip(self._travelling, self._layers) for p, where in layers]
 
-    def resume(self, means: dict[Parameter, Array]) -> None:
+    def resume(self, means: Mapping[Parameter, Array]) -> None:
         """Let the next step update with these, as :meth:`arriving` gave them."""
-        self._resumed = means
+        self._resumed = dict(means)
 
     def forget(self) -> None:
         """Let no gradient arrive that is on its way: the next step only sends."""

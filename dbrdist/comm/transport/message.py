@@ -50,7 +50,8 @@ def as_array(x: Any, verb: str) -> Array:
         raise TypeError(f"{verb} expected an array of numbers, got dtype {x.dtype}; use {verb}_obj for objects")
     if x.ndim > MAX_NDIM:
         raise ValueError(f"{verb} expected at most {MAX_NDIM} dimensions, got {x.ndim}")
-    return x
+    array: Array = x
+    return array
 
 
 def dense(x: Array) -> tuple[HostArray, tuple[int, ...]]:
@@ -155,9 +156,10 @@ def clone(x: Array) -> Array:
     return to_place(y, x)
 
 
-def as_bytes(flat: HostArray) -> HostArray:
-    """The bytes of a 1-d array, without a copy."""
-    return flat.view(np.uint8)
+def as_bytes(flat: Array) -> HostArray:
+    """The bytes of a 1-d array in host memory, without a copy."""
+    raw: Any = flat.view(np.uint8)
+    return raw  # type: ignore[no-any-return]
 
 
 def to_place(host: HostArray, like: Array) -> Array:
@@ -170,7 +172,8 @@ def to_current_device(host: HostArray, header: Header) -> Array:
     if not is_on_device(header):
         return host
     cupy = backend.import_cupy()
-    return backend.to_device(host, backend.get_device(f"@cupy:{cupy.cuda.Device().id}"))
+    there: Array = backend.to_device(host, backend.get_device(f"@cupy:{cupy.cuda.Device().id}"))
+    return there
 
 
 def is_narrow(dtype: np.dtype[Any]) -> bool:
@@ -179,11 +182,11 @@ def is_narrow(dtype: np.dtype[Any]) -> bool:
 
 
 def weighted_sum(
-    pieces: Sequence[HostArray],
+    pieces: Sequence[Array],
     factors: Sequence[float] | None = None,
     divisor: float | None = None,
-    out: HostArray | None = None,
-) -> HostArray:
+    out: Any = None,
+) -> Any:
     """``sum(factors[k] * pieces[k]) / divisor``, added in order, in the type in which sums of these arrays run.
 
     Without factors and in that type the sum may go to ``out``, which may be the first of the pieces.
@@ -207,7 +210,7 @@ def weighted_sum(
     return total
 
 
-def divide(x: HostArray, divisor: float | None) -> None:
+def divide(x: Array, divisor: float | None) -> None:
     """Divide in place; by a power of two with a product, which gives the same bits in a third of the time."""
     if divisor is None:
         return

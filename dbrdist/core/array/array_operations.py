@@ -19,6 +19,7 @@ from dbrdist.core.array.backend import (
 )
 from dbrdist.core.array.elementwise import elementwise, fused
 from dbrdist.core.array.sums import read_only, sum_over, sum_rows
+from dbrdist.core.array.types import HostArray
 
 _SELECT_ELEMENTS = 4096  # below, one call of NumPy's takes less time than several
 
@@ -49,7 +50,7 @@ def _bits_of(a: Any) -> Any:
     return a.view(_BITS[a.dtype])
 
 
-def _joined(condition: Array, a: Array, b: Array) -> Array:
+def _joined(condition: HostArray, a: HostArray, b: HostArray) -> HostArray:
     mask = condition.astype(a.dtype)
     out = mask if mask.ndim else None  # one value, however often repeated, comes as a number
     mask = np.negative(mask, out=out)  # all bits, or none
@@ -131,7 +132,7 @@ def _is_basic(slices: Any) -> bool:
     return all(p is None or p is Ellipsis or isinstance(p, (int, np.integer, slice)) for p in parts)
 
 
-def scattered(x: Array, slices: Any, shape: tuple[int, ...], to_images: bool, out: Array = None) -> Array:
+def scattered(x: Array, slices: Any, shape: tuple[int, ...], to_images: bool, out: Array | None = None) -> Array:
     xp = get_array_module(x)
     dtype = x.dtype if _is_basic(slices) else accumulation_dtype(x.dtype)
     if out is not None and out.dtype == dtype:
@@ -173,7 +174,7 @@ def _placed_by_row(y: Array, slices: Any, x: Array) -> bool:
         return False
     rest = y.shape[len(places) :]
     width = int(np.prod(rest))
-    values = np.broadcast_to(x, (*rows.shape, *rest)).reshape(rows.size, width)
+    values: HostArray = np.broadcast_to(x, (*rows.shape, *rest)).reshape(rows.size, width)
     rows, flat = rows.reshape(-1), y.reshape(-1)
     if width >= _SCATTER_WIDTH:
         rows, values = _in_rounds(flat.reshape(-1, width), rows, values)
@@ -181,7 +182,7 @@ def _placed_by_row(y: Array, slices: Any, x: Array) -> bool:
     return True
 
 
-def _in_rounds(y: Array, rows: Array, values: Array) -> tuple[Array, Array]:
+def _in_rounds(y: HostArray, rows: HostArray, values: HostArray) -> tuple[HostArray, HostArray]:
     """Add to zeros y (V, E) in each round the next value of every place; the rows and values that are left."""
     order = np.argsort(rows, kind="stable")
     ascending, along = rows[order], np.arange(len(rows))
@@ -198,7 +199,7 @@ def _in_rounds(y: Array, rows: Array, values: Array) -> tuple[Array, Array]:
     return rows[left], values[left]
 
 
-def _by_elements(y: Array, rows: Array, values: Array, width: int) -> None:
+def _by_elements(y: HostArray, rows: HostArray, values: HostArray, width: int) -> None:
     """Add values (N, width) to the rows of y, which is flat."""
     starts, columns = rows.reshape(-1, 1) * width, np.arange(width)
     step = max(_SCATTER_BLOCK // max(width, 1), 1)
@@ -207,7 +208,7 @@ def _by_elements(y: Array, rows: Array, values: Array, width: int) -> None:
         np.add.at(y, (starts[block] + columns).reshape(-1), values[block].reshape(-1))
 
 
-def product(a: Array, b: Array, out: Array = None) -> Array:
+def product(a: Array, b: Array, out: Array | None = None) -> Array:
     """16-bit products are summed in float32.
 
     NumPy has no 16-bit GEMM. CuPy 14 has one for two matrices; stacks it widens too, and bfloat16 stacks it refuses.

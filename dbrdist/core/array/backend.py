@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.array.memory import Array as Array
 from dbrdist.core.array.memory import DType as DType
 from dbrdist.core.array.memory import accumulation_dtype as accumulation_dtype
 from dbrdist.core.array.memory import address as address
@@ -41,6 +40,7 @@ from dbrdist.core.array.memory import tune_heap as tune_heap
 from dbrdist.core.array.memory import unwritten as unwritten
 from dbrdist.core.array.memory import zeros as zeros
 from dbrdist.core.array.memory import zeros_as as zeros_as
+from dbrdist.core.array.types import Array as Array
 from dbrdist.core.array.types import HostArray
 
 # ---- devices --------------------------------------------------------------------------------------------------------
@@ -324,14 +324,15 @@ def copyto(dst: Array, src: Array) -> None:
     device.xp.copyto(dst, to_device(src, device))
 
 
-def to_device(a: Array, device: Device) -> Array:
+def to_device(a: Any, device: Device) -> Any:
     """``a`` on ``device``: itself if it is there, else one copy, channels-last where it has four axes."""
     if device.module == "numpy":
         if not is_array(a) or isinstance(a, np.ndarray):
             return a
         host = empty(a.shape, a.dtype)
         if a.size:
-            _memory_of(channels_last(a) if a.ndim == 4 else a).get(out=_memory_of(host))
+            there: Any = _memory_of(channels_last(a) if a.ndim == 4 else a)
+            there.get(out=_memory_of(host))
         return host
     cupy = device.xp
     is_there = isinstance(a, cupy.ndarray)
@@ -361,6 +362,6 @@ def wait_for(a: Array) -> None:
             import_cupy().cuda.get_current_stream().synchronize()
 
 
-def to_cpu(a: Array) -> Array:
+def to_cpu(a: Array) -> HostArray:
     """``a`` in host memory."""
     return to_device(a, _HOST)

@@ -20,9 +20,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dbrdist.core.array.pages import own_pages
-from dbrdist.core.array.types import HostArray
+from dbrdist.core.array.types import Array, HostArray
 
-Array: TypeAlias = Any  # numpy.ndarray or cupy.ndarray
 DType: TypeAlias = Any
 
 _BIG_BYTES = 1 << 16  # from here on an allocation is aligned to a cache line
@@ -157,7 +156,7 @@ def aligned(count: int, dtype: np.dtype[Any]) -> HostArray:
     return raw[start : start + num_bytes].view(dtype)
 
 
-def empty(shape: tuple[int, ...], dtype: Any, like: Array = None) -> Array:
+def empty(shape: tuple[int, ...], dtype: Any, like: Array | None = None) -> Array:
     """Uninitialised memory on the device of ``like`` (host: None); 4-d shapes are images, N C H W in channels-last.
 
     For kernels of images; what follows the layout of its operands takes :func:`empty_as`.
@@ -206,14 +205,14 @@ def number(value: float, dtype: Any) -> HostArray:
     return a
 
 
-def full(shape: tuple[int, ...], value: Any, dtype: Any, like: Array = None) -> Array:
+def full(shape: tuple[int, ...], value: Any, dtype: Any, like: Array | None = None) -> Array:
     """As :func:`empty`, filled with ``value``."""
     a = empty(shape, dtype, like)
     a[...] = value
     return a
 
 
-def zeros(shape: tuple[int, ...], dtype: Any, like: Array = None) -> Array:
+def zeros(shape: tuple[int, ...], dtype: Any, like: Array | None = None) -> Array:
     """As :func:`empty`, filled with zeros."""
     return full(shape, 0, dtype, like)
 

@@ -128,7 +128,7 @@ class Function:
         return self.node.stack
 
     @property
-    def output_data(self) -> tuple[Array, ...]:
+    def output_data(self) -> tuple[Array | None, ...]:
         """The retained outputs; None for the others."""
         return self.node.output_data
 

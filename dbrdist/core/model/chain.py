@@ -159,7 +159,7 @@ class Chain(_Container):
                 child = copies[id(self.__dict__[name])]
                 child.name = name
                 new.__dict__[name] = child
-        return new  # type: ignore[no-any-return]
+        return new
 
 
 class ChainList(_Container):
@@ -222,7 +222,7 @@ class ChainList(_Container):
             copies = _copies(self.children(), mode)
             new._list = [copies[id(child)] for child in self.children()]
             new._renumber()
-        return new  # type: ignore[no-any-return]
+        return new
 
 
 class Sequential(ChainList):
@@ -349,7 +349,7 @@ class Sequential(ChainList):
             copies = _copies(self._layers, mode)  # type: ignore[attr-defined]
             new._layers = [copies.get(id(layer), layer) for layer in self._layers]  # type: ignore[attr-defined]
             new._renew()
-        return new  # type: ignore[no-any-return]
+        return new
 
 
 def _check_link(where: str, link: Any) -> None:

@@ -34,7 +34,7 @@ class Arena:
     a hook, :meth:`Run.clear_gaps` is called. The arena does not own its parameters: it dies with the last view.
     """
 
-    def __init__(self, params: Sequence[Parameter], allocate: Allocate, memory: Array = None) -> None:
+    def __init__(self, params: Sequence[Parameter], allocate: Allocate, memory: Array | None = None) -> None:
         """Lay out ``params`` in new memory; or one of them in ``memory``, which it shares with another parameter."""
         dtype = params[0].dtype
         step = ALIGNMENT_BYTES // dtype.itemsize or 1
@@ -90,7 +90,7 @@ class Run:
         self._layers = [(p, slice(slot.start - start, slot.stop - start)) for p, slot in zip(params, slots)]
         self.data: Array = self.arena.data[self.start : self.stop]  # the parameters, shape (size,)
         self.grad: Array = self.arena.grad[self.start : self.stop]  # the gradients; valid after collect_gradients
-        self._gaps: Array = None
+        self._gaps: Array | None = None
 
     @property
     def size(self) -> int:

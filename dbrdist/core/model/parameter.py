@@ -245,7 +245,7 @@ class Parameter(Variable):
     @property
     def grad(self) -> Array:
         """The gradient as an array; None from ``cleargrads`` until it is written."""
-        g = None if self._array is None else self.node.gradient
+        g: Any = None if self._array is None else self.node.gradient
         return g.array if isinstance(g, Variable) else g
 
     @grad.setter

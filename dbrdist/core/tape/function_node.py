@@ -113,7 +113,7 @@ class FunctionHook:
 
 def get_function_hooks() -> dict[str, FunctionHook]:
     """The function hooks of this thread by name."""
-    return config.__dict__["_function_hooks"]  # type: ignore[no-any-return]
+    return config.__dict__["_function_hooks"]
 
 
 class FunctionNode(Call):
@@ -287,13 +287,13 @@ class FunctionNode(Call):
         )
 
     @property
-    def input_data(self) -> tuple[Array, ...]:
+    def input_data(self) -> tuple[Array | None, ...]:
         """One entry per input: its array where it was retained, else None."""
         kept = dict(zip(self._keep_inputs or (), self._kept_xs or ()))
         return tuple(kept.get(i) for i in range(len(self.inputs or ())))
 
     @property
-    def output_data(self) -> tuple[Array, ...]:
+    def output_data(self) -> tuple[Array | None, ...]:
         """One entry per output: its array where it was retained, else None."""
         kept = dict(zip(self._keep_outputs or (), self._kept_ys or ()))
         return tuple(kept.get(i) for i in range(self.num_outputs))

@@ -34,7 +34,12 @@ class Pending:
     __slots__ = ("gamma", "mask", "output", "rectified", "taken", "write")
 
     def __init__(
-        self, output: Array, gamma: Any, rectified: Array, write: Callable[[Array], None] | None, mask: Mask | None
+        self,
+        output: Array,
+        gamma: Any,
+        rectified: Array | None,
+        write: Callable[[Array], None] | None,
+        mask: Mask | None,
     ) -> None:
         self.output = weakref.ref(output, _forget)
         self.gamma = gamma
@@ -57,7 +62,7 @@ _went_into_relu: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionar
 
 
 def wait(
-    output: Array, gamma: Any, rectified: Array = None, write: Callable[[Array], None] | None = None,
+    output: Array, gamma: Any, rectified: Array | None = None, write: Callable[[Array], None] | None = None,
     mask: Mask | None = None,
 ) -> None:  # fmt: skip
     """Let ``output`` be taken over by a ReLU that comes next in this thread."""
@@ -75,7 +80,7 @@ def settle() -> None:
                 del waiting[thread]
 
 
-def take(x: Array) -> tuple[Array, Mask | None]:
+def take(x: Array) -> tuple[Array | None, Mask | None]:
     """The ReLU of ``x`` if it exists already, else None, and then ``x`` is written; and its mask, if that was kept."""
     pending = waiting.get(get_ident())
     if pending is None or pending.output() is not x:

@@ -392,7 +392,7 @@ def _axes(axis: Any) -> tuple[int, ...] | None:
     return (int(axis),) if isinstance(axis, (int, np.integer)) else tuple(axis)
 
 
-def sum_to(x: Any, shape: tuple[int, ...], out: Array = None) -> Any:
+def sum_to(x: Any, shape: tuple[int, ...], out: Array | None = None) -> Any:
     """x summed to ``shape``, from which it could have been broadcast; ``out`` may take the result of an array"""
     if x.shape == shape:
         return x
@@ -415,7 +415,7 @@ def getitem(x: Any, slices: Any) -> Any:
     return GetItem(slices).apply((x,))[0] if isinstance(x, Variable) else array_operations.item(x, slices)
 
 
-def scatter(x: Any, slices: Any, shape: tuple[int, ...], to_images: bool = False, out: Array = None) -> Any:
+def scatter(x: Any, slices: Any, shape: tuple[int, ...], to_images: bool = False, out: Array | None = None) -> Any:
     """Zeros of ``shape`` with x added at ``slices``; repeated indices add up. ``to_images``: laid out as images are.
 
     ``out``: where an array x may write the result.
@@ -468,7 +468,7 @@ def swap(x: Any) -> Any:
     return transpose(x, (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
 
 
-def matmul(a: Any, b: Any, out: Array = None) -> Any:
+def matmul(a: Any, b: Any, out: Any = None) -> Any:
     """The matrix product, as ``numpy.matmul``; ``out`` takes the result where both operands are arrays"""
     if type(a) is np.ndarray and type(b) is np.ndarray and a.ndim == b.ndim == 2:
         dtype = a.dtype

@@ -96,7 +96,12 @@ class Variable(Value):
         return getattr(_primitives, name)(*inputs)
 
     def __init__(
-        self, data: Array = None, *, name: str | None = None, grad: Array = None, requires_grad: bool = True
+        self,
+        data: Array | None = None,
+        *,
+        name: str | None = None,
+        grad: Array | None = None,
+        requires_grad: bool = True,
     ) -> None:
         if data is not None and not is_array(data):
             raise TypeError(f"expected an array of NumPy or CuPy, got {type(data).__name__}; convert it first")

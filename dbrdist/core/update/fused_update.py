@@ -53,17 +53,17 @@ class Part:
             if wide is not None:
                 run.grad[...] = wide.grad
 
-    def show(self) -> Array:
+    def show(self) -> Array | None:
         """A copy of the 16-bit gradients after bringing them up to date; None unless the update runs in float32."""
         if self.wide is None:
             return None
         self.run.grad[...] = self.wide.grad
         return self.run.grad.copy()
 
-    def adopt(self, shown: Array) -> None:
+    def adopt(self, shown: Array | None) -> None:
         """Take over changes to the 16-bit values, and to the 16-bit gradients since :meth:`show`."""
         self._follow_values()
-        if self.wide is not None:
+        if self.wide is not None and shown is not None:
             follow(self.wide.grad, self.run.grad, shown)
 
     def _follow_values(self) -> None:

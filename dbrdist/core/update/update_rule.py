@@ -115,7 +115,7 @@ class Hyperparameter:
     @property
     def parent(self) -> Hyperparameter | None:
         """The source of values that are not set here."""
-        return self._parent  # type: ignore[no-any-return]
+        return self._parent
 
     def __getattr__(self, name: str) -> Any:
         parent = self.__dict__.get("_parent")

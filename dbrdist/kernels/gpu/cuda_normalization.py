@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array import backend
+from dbrdist.core.array.types import Array
 from dbrdist.kernels.cpu.onednn import Unsupported
 from dbrdist.kernels.gpu import cuda_source
 
-Array = Any
 Axis = tuple[int, ...]
 
 _FILE = "normalization"

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array import backend
+from dbrdist.core.array.types import Array
 from dbrdist.kernels.cpu.onednn import Unsupported
 from dbrdist.kernels.gpu import cuda_source
 from dbrdist.kernels.gpu.cuda_source import over, require, require_here
 
-Array = Any
 Plan = Callable[..., Any]
 
 _WARPS = 8  # in a block that has one for each row,

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from dbrdist.core.array.types import Array
 from dbrdist.kernels.cpu.onednn import Unsupported
 from dbrdist.kernels.geometry import PoolGeometry
 from dbrdist.kernels.gpu import cuda_source
 from dbrdist.kernels.reference import numpy_
 
-Array = Any
 Shape = tuple[int, ...]
 
 _TYPES = ("float32", "float16", "bfloat16")

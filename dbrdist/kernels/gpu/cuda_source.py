@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from dbrdist.core.array import backend
+from dbrdist.core.array.types import Array
 from dbrdist.kernels.cpu.onednn import Unsupported
 
-Array = Any
 Shape = tuple[int, ...]
 
 C_TYPES = {"float32": "float", "float64": "double", "float16": "__half", "bfloat16": "__nv_bfloat16"}

@@ -15,7 +15,6 @@ from typing import Any
 from dbrdist.core.array import backend
 from dbrdist.kernels.cpu.onednn import Unavailable, Unsupported
 
-Array = Any
 Shape = Sequence[int]
 
 TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BFLOAT16"}

@@ -17,13 +17,13 @@ from typing import Any
 from numpy import int32
 
 from dbrdist.core.array.config import config
+from dbrdist.core.array.types import Array
 from dbrdist.kernels.cpu.onednn import Unsupported
 from dbrdist.kernels.geometry import ConvGeometry
 from dbrdist.kernels.gpu import cuda_source, cudnn
 from dbrdist.kernels.gpu.cudnn import Graph, Notes
 from dbrdist.kernels.reference.numpy_ import plain_empty
 
-Array = Any
 Shape = tuple[int, ...]
 
 _FEWEST_BYTES = 16  # in a pixel

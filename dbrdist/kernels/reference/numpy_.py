@@ -17,12 +17,10 @@ import numpy as np
 from dbrdist.core.array import backend
 from dbrdist.core.array.backend import is_channels_last
 from dbrdist.core.array.elementwise import elementwise
+from dbrdist.core.array.types import Array
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
 from dbrdist.kernels.reference import numpy_normalization, numpy_softmax
 from dbrdist.kernels.small_arrays.small_numpy import has_nan
-
-Array = Any
-
 
 # ---- windows over an image
 

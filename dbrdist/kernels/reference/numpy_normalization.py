@@ -9,9 +9,7 @@ import numpy as np
 
 from dbrdist.core.array import backend
 from dbrdist.core.array.sums import wide_sum
-
-Array = Any
-
+from dbrdist.core.array.types import Array
 
 # ---- batch normalization, on the matrix (M, K): M elements are averaged, K are kept
 

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array import backend
-
-Array = Any
+from dbrdist.core.array.types import Array
 
 
 def _along(formula: Any, axis: int, *xs: Array) -> Array:

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array.backend import number
-
-Array = Any
+from dbrdist.core.array.types import Array
 
 # by name: to find them in NumPy again takes a tenth of their time on a small batch; and operators take more than these
 _add, _divide, _multiply, _subtract, _where = np.add, np.divide, np.multiply, np.subtract, np.where
