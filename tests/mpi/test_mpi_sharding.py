@@ -72,7 +72,7 @@ def test_updated_values_do_not_travel_through_gradients_that_were_given_back(mon
     if comm.size > 1:
         assert arena in shared_gradients.VALUES
         assert np.shares_memory(model.l1.W.array, shared_gradients.VALUES[arena].raw)
-    sharding, resident = optimizer._sharding, []
+    sharding, resident = optimizer._policy.sharding, []
     if comm.size > 1:
         share = sharding.share_values
 

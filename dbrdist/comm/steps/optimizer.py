@@ -75,7 +75,8 @@ class MultiNodeOptimizer(JointSteps):
         """Another wrapper of the same optimizer and target, which continues from the same step."""
         new = object.__new__(type(self))
         for name in (*HandsOn.__slots__, *JointSteps.__slots__):
-            setattr(new, name, getattr(self, name))
+            value = getattr(self, name)
+            setattr(new, name, copy.copy(value) if name == "_policy" else value)
         return new
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -123,8 +124,8 @@ class MultiNodeOptimizer(JointSteps):
         Loading needs no such block; any ``zero`` and number of ranks loads it.
         """
         with contextlib.ExitStack() as stack:
-            if self._sharding is not None:
-                stack.enter_context(self._sharding.whole_state(root))
+            if self._policy.sharding is not None:
+                stack.enter_context(self._policy.sharding.whole_state(root))
             stack.enter_context(self._carried.everyones_on(root, self.target))
             yield
 

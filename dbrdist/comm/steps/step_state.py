@@ -66,9 +66,8 @@ class Carried:
             return num_samples
         return num_samples + sum(n or 0 for n in self.gathered)
 
-    def divide(self, plan: Plan, num_samples: int | None) -> None:
-        """Make means of the gradients that all calls of this step added up."""
-        total = self.samples(num_samples)
+    def divide(self, plan: Plan, total: int | None) -> None:
+        """Make means of the gradients that all calls of this step, with so many examples, added up."""
         for grad in plan.collect():
             message.divide(grad, float(len(self.gathered) + 1 if total is None else max(total, 1)))
 

@@ -3,39 +3,28 @@
 A global batch is divided over V virtual workers, and each rank works for a contiguous block of them, one after the
 other. A worker's examples, its random numbers and its batch-norm statistics follow from (seed, step, worker), never
 from the rank. Gradients, running statistics and observed values are means over the workers, weighted by examples;
-reproducibly they are added in one fixed tree over the workers (``leaves.py``), so that any number of ranks gives the
-same bits.
+reproducibly they are added in one fixed tree over the workers (``gradients/tree_sum.py``), so that any number of ranks
+gives the same bits.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
-from dbrdist.comm.gradients import model as models
-from dbrdist.comm.gradients import tree_sum
-from dbrdist.comm.gradients.reduction_plan import Plan, reduce_gradients
-from dbrdist.comm.gradients.tree_sum import TreeSum
 from dbrdist.comm.protocol import agree
-from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.protocol.shares import check_shares
-from dbrdist.comm.protocol.wire_type import round_to
-from dbrdist.comm.steps.header import Header, Steps
+from dbrdist.comm.steps.joint_steps import JointSteps
 from dbrdist.comm.steps.optimizer import MultiNodeOptimizer
-from dbrdist.comm.steps.worker_state import Statistics, Values
-from dbrdist.core.array import random, thread_pools
-from dbrdist.core.array.backend import Array, as_dtype
-from dbrdist.core.model import flat
-from dbrdist.core.model.reporter import get_current_reporter, report, report_scope
+from dbrdist.comm.steps.policies.virtual_workers import VirtualWorkers
+from dbrdist.comm.steps.step_options import Way
+from dbrdist.core.array import thread_pools
+from dbrdist.core.array.backend import as_dtype
 from dbrdist.datasets.loading.convert import call_converter, concat_examples
-from dbrdist.errors import CommunicatorError
 from dbrdist.training.updater import StandardUpdater, as_arguments
-
-_AFTER_ALL = 1 << 32  # draws after the workers', by extensions say, repeat none of theirs
 
 
 class VirtualUpdater(StandardUpdater):
@@ -95,114 +84,35 @@ class VirtualUpdater(StandardUpdater):
         agree.same_everywhere(communicator, words, "the same virtual workers")
         self.communicator = communicator
         self.reproducible = reproducible
-        self._steps = Steps(communicator, actual)
-        self._statistics = Statistics(actual.target)
-        self._values = Values(communicator, own.virtual_workers)
-        self._sum = TreeSum()
         self._num_limited = 0  # steps before which the number of threads was set
-        self._is_synchronized = False
-        self._grad_dtype = None if grad_dtype is None else as_dtype(grad_dtype)
-        self._error: Exception | None = None  # of this rank in this step, which all ranks raise together
-
-    # ---- the step ----
+        settings = {
+            "num_workers": own.virtual_workers,
+            "reproducible": reproducible,
+            "grad_dtype": None if grad_dtype is None else as_dtype(grad_dtype),
+        }
+        make_policy = functools.partial(VirtualWorkers, **settings)
+        self._steps = JointSteps(actual, communicator, True, Way(), make_policy)
 
     def update_core(self) -> None:
         """One step of all ranks."""
-        iterator, optimizer = self._iterators["main"], self._optimizers["main"]
+        iterator = self._iterators["main"]
         epoch = iterator.epoch
         began = time.perf_counter()
         batches = iterator.next()
         self.data_seconds += time.perf_counter() - began
-        self._prepare(optimizer.target)
-        num_samples = sum(map(len, batches))
-        self._steps.post(num_samples, num_samples > 0, True)
-        plan = self._steps.plan()
-        assert plan is not None
-        try:
-            for worker, row, batch in zip(iterator.workers, iterator.rows, batches):
-                random.set_stream(random.get_seed(), epoch, self.iteration, row)
-                self._work(worker, batch, plan)
-            random.set_stream(random.get_seed(), epoch, self.iteration, draw=_AFTER_ALL)
-            is_whole = self._average(plan)
-        except BaseException:
-            self._statistics.restore()  # a step that fails changes nothing
-            raise
-        if is_whole:
-            optimizer.update()
-        if self.auto_new_epoch and iterator.is_new_epoch:
-            optimizer.new_epoch(auto=True)
-
-    def _prepare(self, target: Any) -> None:
         if self.reproducible and self._num_limited < 2:  # again after the first step, which loads libraries
             thread_pools.use_one()
             self._num_limited += 1
-        if not self._is_synchronized:
-            self._steps.introduction.meet(())
-            words = f"seed {random.get_seed()} (dbrdist.random.set_seed)"
-            agree.same_everywhere(self.communicator, words, "the same random numbers for virtual workers")
-            models.bcast_data(self.communicator, target)
-            self._is_synchronized = True
-        self._error = None
-        self._sum.clear()
-        self._statistics.begin()
-        self._values.begin()
+        parts = list(zip(iterator.workers, iterator.rows, batches))
+        self._steps.update(self._loss, parts, epoch, self.iteration, num_samples=sum(map(len, batches)))
+        if self.auto_new_epoch and iterator.is_new_epoch:
+            self._optimizers["main"].new_epoch(auto=True)
 
-    def _work(self, worker: int, batch: Any, plan: Plan) -> None:
-        """Forward and backward for one virtual worker, whose gradients and statistics are added to the others'."""
-        optimizer = self._optimizers["main"]
-        observed: dict[str, Any] = {}
-        self._statistics.restore()
-        if len(batch):
-            args, named = as_arguments(call_converter(self.converter, batch, self.input_device))
-            function = optimizer.target if self.loss_func is None else self.loss_func
-            with _observing(observed):
-                loss = function(*args, **named)
-            optimizer.target.cleargrads()
-            loss.backward(loss_scale=optimizer.loss_scale)
-            statistics = self._statistics.read()
-        else:
-            optimizer.target.cleargrads()
-            statistics = self._statistics.nothing()
-        if self._steps.plan() is not plan:
-            self._error = RuntimeError(
-                "the forward pass has added, removed or replaced a parameter; do so between steps"
-            )
-            return
-        flat.collect_gradients(plan.params)
-        if self._grad_dtype is not None and len(batch):
-            round_to(self._grad_dtype, [run.grad for run in plan.runs])
-        self._sum.add(worker, [*(run.grad for run in plan.runs), statistics], float(len(batch)))
-        self._values.add(observed, len(batch))
-
-    def _average(self, plan: Plan) -> bool:
-        """Put the means over all workers in place; False where no worker has an example, which changes nothing."""
-        with self._steps.meet() as call:
-            header = self._steps.wait(call)
-            rows = call.agree([self._values.has_new], self._error)
-            num_samples = sum(header.counts)
-            if not num_samples:
-                return False
-            *gradients, statistics = self._add(call, header)
-            values = self._values.average(call, bool(rows[:, 0].any()))
-        for run, total in zip(plan.runs, gradients):
-            total /= total.dtype.type(num_samples)
-            run.grad[...] = total
-        self._statistics.write(statistics / num_samples)
-        report(values)
-        return True
-
-    def _add(self, call: Passage, header: Header) -> list[Array]:
-        """The sums over the workers of all ranks."""
-        comm = self.communicator
-        if not header.same_runs:
-            raise CommunicatorError("the ranks' parameters differ in their order in memory; make the models alike")
-        if self.reproducible:
-            return tree_sum.add_over_ranks(comm, call, self._iterators["main"].virtual_workers, self._sum)
-        totals = self._sum.total()
-        reduce_gradients(comm, call, totals[:-1], None, None)
-        with call.moving():
-            comm.reducer.reduce(call, totals[-1])
-        return totals
+    def _loss(self, batch: Any) -> Any:
+        """The mean over the examples of one worker."""
+        args, named = as_arguments(call_converter(self.converter, batch, self.input_device))
+        function = self._optimizers["main"].target if self.loss_func is None else self.loss_func
+        return function(*args, **named)
 
 
 def _check(iterators: dict[str, Any], optimizers: dict[str, Any], comm: CommunicatorBase) -> None:
@@ -229,12 +139,3 @@ def _check(iterators: dict[str, Any], optimizers: dict[str, Any], comm: Communic
             f"VirtualUpdater expected parameters with shapes, but {waiting[0]} waits for its first input; give the "
             "link its input size, or call the network once, before"
         )
-
-
-def _observing(observed: dict[str, Any]) -> AbstractContextManager[Any]:
-    """Collect what is reported, with the current reporter's names; nothing where there is none."""
-    try:
-        get_current_reporter()
-    except RuntimeError:
-        return contextlib.nullcontext()
-    return report_scope(observed)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dbrdist import optimizers
-from dbrdist.comm import create_communicator, create_multi_node_optimizer
+from dbrdist.comm import create_communicator
 from dbrdist.comm.gradients.reduction_plan import EQUAL_WEIGHT, weights
 from dbrdist.comm.protocol import gate
 from dbrdist.comm.steps.header import Header, Steps
@@ -17,19 +17,6 @@ from dbrdist.core.model.parameter import Parameter
 from dbrdist.errors import CommunicatorError, NoSamplesError
 from tests.comm.training_contract import Net, batches
 from tests.each import each
-
-
-@each(**{"counts, accumulate, gathered, found": [
-    ((2, 6), 1, [], ([0.25, 0.75], None)), ((2, 6), 3, [5, 5], (None, 8.0)), ((0, 8), 3, [0, 0], (None, 8.0)),
-    ((EQUAL_WEIGHT,) * 2, 3, [None, None], (None, 6.0)), ((EQUAL_WEIGHT,) * 2, 1, [], (None, 2.0)),
-]})  # fmt: skip
-def test_weights_of_a_round(counts, accumulate, gathered, found):
-    optimizer = create_multi_node_optimizer(optimizers.SGD(), create_communicator("single"), accumulate=accumulate)
-    optimizer.communicator = SimpleNamespace(size=2)
-    optimizer._carried.gathered = gathered
-    first = object()
-    header = SimpleNamespace(counts=counts, weights=lambda: found if accumulate == 1 else first)
-    assert optimizer._weights(header) == found
 
 
 def header_of(**columns):

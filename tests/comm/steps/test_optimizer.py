@@ -58,20 +58,6 @@ def test_counters_hooks_and_loss_scale_are_handed_on():
     assert (optimizer.t, optimizer.epoch) == (1, 1)
 
 
-@pytest.mark.parametrize(("num_samples", "is_short"), [(None, True), (1, True), (5, True), (0, False)])
-def test_one_rank_with_an_example_takes_the_short_way(monkeypatch, num_samples, is_short):
-    """Nothing travels and nothing is averaged; a rank without an example is told so by the way that all take."""
-    optimizer, asked = make(), []
-    model = training_contract.Net()
-    optimizer.setup(model)
-    x, t = next(training_contract.batches())
-    monkeypatch.setattr(type(optimizer), "_update_in_full", lambda *arguments: asked.append(arguments))
-    model(x, t)  # its parameters take their shapes
-    before = model.l1.W.array.copy()
-    optimizer.update(model, x, t, num_samples=num_samples)
-    assert (asked == []) == is_short and (model.l1.W.array != before).any() == is_short
-
-
 def test_bad_arguments():
     comm = create_communicator("single")
     with pytest.raises(TypeError, match="expected an optimizer, got int"):

@@ -30,7 +30,7 @@ def test_numbers_of_examples_of_a_round():
     plan = Plan(list(model.namedparams()))
     for num_samples, divisor in ((5, 8.0), (None, 4.0)):
         model.l1.b.grad = np.full(9, 16.0)
-        one.divide(plan, num_samples)
+        one.divide(plan, one.samples(num_samples))
         assert model.l1.b.grad.tolist() == [16.0 / divisor] * 9
     one.gathered = [0]
     model.l1.b.grad = np.full(9, 16.0)
