@@ -14,7 +14,14 @@ class NonFiniteLossError(DbrdistError):
 
 
 class StopRequested(DbrdistError):
-    """All ranks agreed to stop at this step; the state is saved, and the process exits with 75."""
+    """All ranks agreed to stop at this step; the state is saved, and the process exits with 75, after Ctrl-C with 130.
+
+    ``signal`` is the number of the signal that asked for it, 0 if it was none.
+    """
+
+    def __init__(self, message: str = "", signal: int = 0) -> None:
+        super().__init__(message)
+        self.signal = signal
 
 
 class StaleParametersError(DbrdistError, RuntimeError):

@@ -69,9 +69,11 @@ def _end_others_later() -> None:
 
     A launcher passes a Ctrl-C on to all ranks. One that was interrupted alone leaves the others waiting in MPI_Init. To
     end the job at once would not do: hydra kills the ranks that are about to end by themselves, and joins the statuses.
+    Under dbrdist-launch this is the launcher's task.
     """
     line = os.environ.get("PMI_FD", "")
-    if not line.isdigit() or os.environ.get("PMI_SIZE", "1") == "1" or os.fork():
+    is_alone = os.environ.get("PMI_SIZE", "1") == "1" or "DBRDIST_LAUNCH" in os.environ
+    if not line.isdigit() or is_alone or os.fork():
         return
     try:
         os.setsid()

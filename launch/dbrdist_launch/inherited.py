@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 
+from . import linux
 from .signals import signal
 
 TYPE_CHECKING = False  # see channel.py
@@ -29,6 +30,15 @@ def restore_environment() -> None:
         del os.environ["LC_CTYPE"]
 
 
+def _was_ignored(number: int) -> bool:
+    """Whether this process was started with a signal ignored that Python itself ignores from its start on.
+
+    The process that started it tells, which hands on what it ignores; a Python does not (`subprocess`).
+    """
+    parent = os.getppid()
+    return linux.ignores(parent, number) and not linux.is_python(parent)
+
+
 class Inherited:
     """The state at the time when this is made: before anything of it is changed."""
 
@@ -36,6 +46,7 @@ class Inherited:
         self.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self.files = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.raised: list[int] = []  # the soft limit of open files before and after `widen`
+        self.ignores_size = _was_ignored(signal.SIGXFSZ)
 
     def hear(self, numbers: Collection[int]) -> None:
         """Unblock what this process waits for."""
@@ -65,5 +76,6 @@ class Inherited:
             except (OSError, ValueError):
                 pass
         for number in _OF_PYTHON:
-            signal.signal(number, signal.SIG_DFL)
+            kept = number == signal.SIGXFSZ and self.ignores_size
+            signal.signal(number, signal.SIG_IGN if kept else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)

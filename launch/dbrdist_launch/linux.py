@@ -104,15 +104,48 @@ def state_and_tracer(pid: int) -> tuple[str, bool]:
 
 
 def catches(pid: int, signal_number: int) -> bool:
-    """Whether a process has a handler for a signal (from SigCgt): a signal without one would kill it."""
+    """Whether a process has a handler for a signal: a signal without one would kill it."""
+    return _is_in(pid, signal_number, ("SigCgt:",))
+
+
+def expects(pid: int, signal_number: int) -> bool:
+    """Whether a process handles, blocks, ignores or waits for a signal: it does not die of it."""
+    return _is_in(pid, signal_number, ("SigCgt:", "SigBlk:", "SigIgn:")) or _is_in_sigwait(pid)
+
+
+def _is_in_sigwait(pid: int) -> bool:
+    """Whether a process is in `sigwait`, in which the kernel shows nothing as blocked."""
+    try:
+        with open(f"/proc/{pid}/wchan") as file:
+            return "sigtimedwait" in file.read()
+    except OSError:
+        return False
+
+
+def ignores(pid: int, signal_number: int) -> bool:
+    """Whether a process ignores a signal."""
+    return _is_in(pid, signal_number, ("SigIgn:",))
+
+
+def _is_in(pid: int, signal_number: int, sets: tuple[str, ...]) -> bool:
+    """Whether a signal is in one of the sets that the kernel shows for a process."""
+    found = 0
     try:
         with open(f"/proc/{pid}/status", errors="replace") as file:
             for line in file:
-                if line.startswith("SigCgt:"):
-                    return bool(int(line.split()[1], 16) >> (signal_number - 1) & 1)
+                if line.startswith(sets):
+                    found |= int(line.split()[1], 16)
     except (OSError, ValueError):
-        pass
-    return False
+        return False
+    return bool(found >> (signal_number - 1) & 1)
+
+
+def is_python(pid: int) -> bool:
+    """Whether a process is a Python, by the name of its program."""
+    try:
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith(("python", "pypy"))
+    except OSError:
+        return False
 
 
 def mapped_files(pid: int, prefix: str) -> set[str]:

@@ -6,4 +6,11 @@ if TYPE_CHECKING:
 else:
     import _signal as signal
 
-__all__ = ["signal"]
+__all__ = ["PASSED_ON", "STOPS", "signal"]
+
+# Requests to save and stop, whoever sends them.
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+# What batch systems and their users send besides: for programs that have a handler, else a request to stop as well.
+PASSED_ON = (
+    signal.SIGUSR2, signal.SIGXCPU, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO, signal.SIGPWR,
+)  # fmt: skip

@@ -79,6 +79,33 @@ def test_ctrl_c_of_ranks_that_import_is_one_line_and_130(tmp_path, at):
     assert (code, lines) == (130, ["dbrdist-train: interrupted"])
 
 
+@pytest.mark.mpiexec
+class TestUnderTheLauncher:
+    def test_ctrl_c_during_the_imports_is_130_and_leaves_no_process(self, tmp_path):
+        words = [sys.executable, "-m", "dbrdist_launch", "-n", "2", sys.executable, "-c", TRAIN, "run.yaml"]
+        code, out = interrupted(tmp_path, "numpy", words, 2)
+        lines = [line.rpartition("] ")[2] for line in out.splitlines() if "SIGINT: asking all ranks" not in line]
+        assert (code, lines) == (130, ["dbrdist-train: interrupted"])
+
+    def test_ctrl_c_of_a_run_saves_and_is_130(self, tmp_path):
+        (tmp_path / "run.yaml").write_text(CONFIG.replace("epochs: 1", "epochs: 100000") + "out: r\n")
+        words = [sys.executable, "-m", "dbrdist_launch", "-n", "2", sys.executable, "-c", TRAIN, "run.yaml"]
+        process = subprocess.Popen(
+            words, env=environment(), cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        lines = iter(process.stdout.readline, "")
+        before = []
+        for line in lines:
+            before.append(line)
+            if line.split("] ")[-1].split()[:1] == ["1"]:  # the first row of the table: it trains
+                break
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == 130, "".join(before) + out
+        assert "SIGINT arrived on rank" in out and "and saved" in out and "Traceback" not in out
+        assert list((tmp_path / "r").glob("snapshot_iter_*"))
+
+
 @pytest.mark.timeout(300)  # sixteen programs
 @each(
     streams=[">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-", ">/dev/full", "2>/dev/full", ">/dev/full 2>&1", "| head -c 1"],

@@ -17,6 +17,7 @@ from dbrdist_launch.rank import outer, stacks
 from dbrdist_launch.rank import supervisor as supervisors
 from dbrdist_launch.rank.child import Child, stack_signal
 from dbrdist_launch.rank.supervisor import Supervisor
+from dbrdist_launch.signals import PASSED_ON, STOPS
 from test_launch_attempt import Channel as Kept
 from test_launch_processes import in_child, until
 
@@ -141,8 +142,7 @@ def test_a_supervisor_starts_the_program_with_all_that_looks_after_it(monkeypatc
     handlers = {signal.SIGHUP: signal.SIG_IGN, signal.SIGUSR1: signal.SIG_IGN}
     monkeypatch.setattr(supervisors.signal, "getsignal", lambda number: handlers.get(number, signal.SIG_DFL))
     one._start()
-    stops = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGCHLD)
-    assert one.signals == (one.loop, stops, one._on_signal)
+    assert one.signals == (one.loop, (*STOPS, *PASSED_ON, signal.SIGCHLD), one._on_signal)
     assert happened == [
         "adopts", "first", (one.channel, one._on_channel), (99, one._on_lifeline), (5, one._on_events),
     ]  # fmt: skip
@@ -190,7 +190,7 @@ def test_no_signal_cuts_a_write_short(monkeypatch):
     killed, told, writes = [], [], [True]
     monkeypatch.setattr(stacks.linux, "kill", lambda pid, number: killed.append(pid))
     monkeypatch.setattr(stacks.linux, "catches", lambda pid, number: True)
-    monkeypatch.setattr(stacks, "is_writing", lambda pid: writes[0])
+    monkeypatch.setattr(stacks, "would_cut", lambda pid: writes[0])
     monkeypatch.setattr(stacks, "by_py_spy", lambda pids: "")
     one = stacks.Stacks(50, lambda *answer: told.append(answer))
     one.ask([1], 0.0)
@@ -209,7 +209,7 @@ def test_a_process_that_lost_its_handler_meanwhile_is_not_asked(monkeypatch):
     killed, told, catches, writes = [], [], [True], [True]
     monkeypatch.setattr(stacks.linux, "kill", lambda pid, number: killed.append(pid))
     monkeypatch.setattr(stacks.linux, "catches", lambda pid, number: catches[0])
-    monkeypatch.setattr(stacks, "is_writing", lambda pid: writes[0])
+    monkeypatch.setattr(stacks, "would_cut", lambda pid: writes[0])
     monkeypatch.setattr(stacks, "by_py_spy", lambda pids: "by py-spy")
     one = stacks.Stacks(50, lambda *answer: told.append(answer[0]))
     one.ask([1], 0.0)
@@ -227,15 +227,48 @@ def test_a_process_in_a_write_is_seen():
         os.read(os.pipe()[0], 1)
         os._exit(0)
     try:
-        until(lambda: stacks.is_writing(child))
+        until(lambda: stacks.would_cut(child))
         os.close(write)
-        while os.read(read, 1 << 16) and stacks.is_writing(child):
+        while os.read(read, 1 << 16) and stacks.would_cut(child):
             pass
-        until(lambda: not stacks.is_writing(child))
+        until(lambda: not stacks.would_cut(child))
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)
         os.close(read)
+
+
+def test_who_waits_for_a_signal_is_not_asked():
+    """Any signal would end its `pause`."""
+    child = os.fork()
+    if not child:
+        signal.pause()
+        os._exit(0)
+    try:
+        until(lambda: stacks.would_cut(child))
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize(
+    ("loop", "asked"),
+    [
+        ("while not request.Test():\n    time.sleep(0.01)", "while not request.Test():"),
+        ("while True:\n    done = request.Test()\n    if done: break\n    time.sleep(1)", "done = request.Test()"),
+        ("while True:\n    time.sleep(1)\n    if comm.Iprobe(): break", "if comm.Iprobe(): break"),
+        ("while not MPI.Request.Testall(all):\n    pass", "while not MPI.Request.Testall(all):"),
+        ("while True:\n    step()\n    time.sleep(1)", ""), ("request.Test()\ntime.sleep(1)", ""),
+        ("while not request.Test():\n    compute()", ""),
+        ("while not request.Test(): x()\nwhile y:\n    time.sleep(1)", ""),
+    ],
+)  # fmt: skip
+def test_who_sleeps_in_a_loop_says_what_the_loop_asks(loop, asked):
+    text = "import time\n" + loop
+    ends = ("time.sleep(1)", "time.sleep(0.01)", "pass", "compute()")
+    at, line = next((n, line.strip()) for n, line in enumerate(text.split("\n"), 1) if line.strip() in ends)
+    found = stacks.sources(f'  File "<string>", line {at} in <module>\n', text)
+    assert found == {f"<string>:{at}": line + (stacks.IN_LOOP + asked if asked else "")}
 
 
 def test_source_lines_are_read_where_the_program_runs(tmp_path):

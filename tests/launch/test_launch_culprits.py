@@ -51,6 +51,8 @@ QUEUE = ((STDLIB + "threading.py", 327, "wait"), (STDLIB + "queue.py", 171, "get
         ("sock.recv(1024)", False), ("self._socket.recv(8)", False), ("process.wait()", False), ("queue.get()", False),
         ("os.waitpid(pid, 0)", False), ("x = received(1)", False), ("functools.reduce(f, x)", False),
         ("reduce(f, x)", False), ("table.scan(x)", False), ("barriers = 3", False),
+        ("time.sleep(0.01)  # in a loop with while not request.Test():", True),
+        ("time.sleep(0.01)  # in a loop with while not future.query():", False),
     ],
 )  # fmt: skip
 def test_which_lines_wait_for_other_ranks(line, waits):
@@ -69,6 +71,12 @@ def test_which_lines_wait_for_other_ranks(line, waits):
         (QUEUE, "comm.allreduce(1)", [[("/home/me/comms.py", 4, "run")]], False),
         ([(STDLIB + "threading.py", 3, "wait"), MAIN], "x", [[("/x/site-packages/mpi4py/run.py", 4, "run")]], True),
         (None, "", (), None),
+        ([("/home/me/io.py", 3, "broadcast_settings"), MAIN], "while True: pass", (), False),
+        ([("/home/me/io.py", 3, "all_gather_files"), MAIN], "time.sleep(100)", (), False),
+        ([("/home/me/io.py", 3, "allreduce_flat"), MAIN], "library.wait_all(handle)", (), True),
+        ([("/home/me/io.pyx", 3, "allreduce_flat"), MAIN], "", (), True),
+        (QUEUE, "x", [[(STDLIB + "threading.py", 982, "run"), (STDLIB + "threading.py", 1002, "_bootstrap")]], None),
+        (QUEUE, "x", [[(STDLIB + "concurrent/futures/thread.py", 58, "run")]], None),
     ],
 )  # fmt: skip
 def test_who_waits_for_other_ranks_by_all_of_its_threads(frames, line, others, waits):
@@ -96,6 +104,13 @@ def test_a_rank_that_ended_well_is_not_blamed_where_another_one_hangs():
     ranks = [gone, rank(1, [MAIN], "comm.recv()"), rank(2, QUEUE, "q.get()")]
     assert stalls.blame(ranks, [1, 2], NOW).rank == 2
     assert stalls.blame(ranks[:2], [1], NOW).rank == 0
+
+
+def test_who_does_not_wait_is_blamed_where_the_other_stacks_do_not_show_for_what_they_wait():
+    pool = [[(STDLIB + "concurrent/futures/thread.py", 58, "run")]]
+    ranks = [rank(0, QUEUE, "future.result()", others=pool), rank(1, [MAIN], "load()"), rank(2, QUEUE, others=pool)]
+    failure = stalls.blame(ranks, [0, 1, 2], NOW)
+    assert failure.rank == 1 and "the stacks of the others do not show what they wait for" in failure.message
 
 
 def test_a_rank_whose_supervisor_is_silent_is_not_late():

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.programs
 class Told:
     """What a program told and wrote."""
 
-    def __init__(self, program, *options, number=0, path=None, **environ):
+    def __init__(self, program, *options, number=0, path=None, preexec_fn=None, **environ):
         read, write = os.pipe()
         os.set_blocking(read, False)
         env = {
@@ -24,7 +24,9 @@ class Told:
             "DBRDIST_LAUNCH_EVENTS": f"{write},{number}", **environ,
         }  # fmt: skip
         words = [sys.executable, "-S", *options, "-c", f"import sitecustomize\n{program}"]
-        child = subprocess.run(words, env=env, pass_fds=(write,), capture_output=True, text=True, timeout=60)
+        child = subprocess.run(
+            words, env=env, pass_fds=(write,), capture_output=True, text=True, timeout=60, preexec_fn=preexec_fn
+        )
         os.close(write)
         with os.fdopen(read, "rb") as pipe:
             self.raw = (pipe.read() or b"").splitlines()
@@ -222,6 +224,32 @@ def test_lines_are_written_whole_and_what_the_user_says_of_buffers_holds():
     assert Told(program, PYTHONUNBUFFERED="1").out == "False True _Whole\n"
     assert Told(program, PYTHONUNBUFFERED="0").out == "False False BufferedWriter\n"
     assert Told(program, PYTHONUNBUFFERED="").out == "True False BufferedWriter\n"
+
+
+def test_a_handler_may_print_while_the_program_prints():
+    """Without a buffer, as with `python -u`, there is no buffer that the handler could find in use."""
+    program = (
+        "import os, signal, sys\n"
+        "def hear(number, frame): print('heard')\n"
+        "signal.signal(signal.SIGALRM, hear)\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)\n"
+        "for _ in range(3000): print('x' * 2000)\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0)\n"
+    )
+    one = Told(program, "-u")
+    assert one.code == 0, one.err
+    assert one.out.count("x") == 3000 * 2000 and "heard" in one.out
+
+
+def test_what_the_user_has_ignored_stays_ignored():
+    number = signal.SIGRTMAX - 3
+    program = f"import faulthandler, signal\nprint(signal.getsignal({int(number)}), faulthandler.is_enabled())"
+
+    def ignore():
+        for ignored in (number, signal.SIGABRT):
+            signal.signal(ignored, signal.SIG_IGN)
+
+    assert Told(program, number=int(number), preexec_fn=ignore).out == f"{int(signal.SIG_IGN)} False\n"
 
 
 def test_a_question_after_the_end_of_python_does_not_kill_the_process():

@@ -312,6 +312,32 @@ def test_sigusr2_reaches_a_program_that_handles_it_and_asks_others_to_stop(tmp_p
     assert out.count(f"heard {heard}") == 2 and process.returncode == 0, err
 
 
+@pytest.mark.parametrize("number", [signal.SIGXCPU, signal.SIGALRM, signal.SIGRTMIN + 3])
+def test_what_batch_systems_may_send_does_not_end_the_launcher_without_a_word(number):
+    program = (
+        "import signal, sys, time\n"
+        f"if sys.argv[1:]: signal.signal({int(number)}, lambda *_: sys.exit(7))\n"
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    for handles, code in ((["yes"], 7), ([], 128 + number)):
+        process = popen("-n", 1, "python", "-c", program, *handles)
+        assert "ready" in process.stdout.readline()
+        process.send_signal(number)
+        _, err = process.communicate(timeout=40)
+        assert process.returncode == code and ("asking all ranks to save" in err) == (not handles), err
+
+
+def test_an_ignored_signal_of_pythons_own_stays_ignored():
+    """Python ignores SIGXFSZ itself; whether it was ignored before tells the process that started it."""
+    look = "grep SigIgn /proc/self/status"
+    found = []
+    for starter in (MPIEXEC, f"{sys.executable} -m dbrdist_launch"):
+        words = f"trap '' XFSZ; {starter} -n 1 sh -c '{look}'; true"
+        done = subprocess.run(["bash", "-c", words], env=environment("ignored"), capture_output=True, timeout=60)
+        found.append(int(done.stdout.split()[-1], 16))
+    assert found[0] == found[1] and found[1] >> (signal.SIGXFSZ - 1) & 1
+
+
 def test_what_is_typed_on_a_terminal_reaches_rank_0():
     main, terminal = pty.openpty()
     program = "import os\nif os.environ['RANK'] == '0': print('got', input('name? '))"

@@ -102,6 +102,22 @@ def test_signals_that_have_a_handler(fork):
     assert not linux.catches(GONE, signal.SIGUSR2)
 
 
+def test_signals_of_which_a_process_does_not_die(fork):
+    def begin():
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        signal.signal(signal.SIGXCPU, signal.SIG_IGN)
+        signal.signal(signal.SIGUSR2, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPWR])
+
+    pid = fork(begin)
+    until(lambda: linux.expects(pid, signal.SIGPWR))
+    expected = [number for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU) if linux.expects(pid, number)]
+    assert expected == [signal.SIGUSR2, signal.SIGXCPU] and linux.ignores(pid, signal.SIGXCPU)
+    assert not linux.ignores(pid, signal.SIGUSR2) and not linux.expects(GONE, signal.SIGUSR2)
+    waiting = fork(lambda: signal.sigwait([signal.SIGPWR]))
+    until(lambda: linux.expects(waiting, signal.SIGPWR))
+
+
 def test_children_and_what_is_below_them(fork, tmp_path):
     def grow():
         below = os.fork()

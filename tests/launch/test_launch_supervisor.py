@@ -256,13 +256,16 @@ def test_signals_of_a_supervisor(supervised, clock):
 def test_sigusr2_goes_to_those_that_have_a_handler_for_it(supervised, monkeypatch, catching, sent):
     one = supervised
     monkeypatch.setattr(supervisors.linux, "descendants", lambda pid: [4243, 4244])
-    monkeypatch.setattr(supervisors.linux, "catches", lambda pid, number: pid in catching)
+    monkeypatch.setattr(supervisors.linux, "expects", lambda pid, number: pid in catching)
     for ask in (lambda: one._on_signal(signal.SIGUSR2), lambda: one._take([messages.Signal(12)])):
         ask()
         assert one.killed == [("one", pid, 12) for pid in sent]
         assert one.channel.sent == ([] if sent else [("asked", {"signal": 12})])
         one.killed.clear()
         one.channel.sent.clear()
+    monkeypatch.setenv("SLURM_STEP_ID", "0")  # Slurm has signalled every process of the step
+    one._on_signal(signal.SIGXCPU)
+    assert one.killed == [] and one.channel.sent == ([] if sent else [("asked", {"signal": signal.SIGXCPU})])
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import errno
 import math
 import os
 import re
+import signal
 import sys
 import time
 from typing import Any
@@ -66,6 +67,7 @@ from dbrdist.training.runs import RECIPE, find_snapshot, folder_of, load_weights
 from dbrdist.training.triggers import AnyTrigger, EndTrigger, MaxValueTrigger, MinValueTrigger, TimeTrigger
 
 STOPPED = 75  # EX_TEMPFAIL: saved, to be started again with --resume
+INTERRUPTED = 130  # by Ctrl-C: saved too, but nobody is to start it again by itself
 
 # what every rank raises: the ranks agree on it first
 _AGREED = (NonFiniteLossError, CheckpointError, CommunicatorError)
@@ -306,7 +308,7 @@ class Run:
         tracer = trace.Trace(self.comm) if traces else None
         if tracer is not None:
             tracer.start()
-        began, ending = time.time(), ("failed", "the run did not finish")
+        began, ending, code = time.time(), ("failed", "the run did not finish"), 0
         try:
             # what overflows shows in the loss, which is looked at after each step; a warning would not say more
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -316,7 +318,7 @@ class Run:
                 self.say(ending[1])
         except StopRequested as request:
             self.say(str(request))
-            ending = "stopped", str(request)
+            ending, code = ("stopped", str(request)), INTERRUPTED if request.signal == signal.SIGINT else STOPPED
         except BaseException as error:
             ending = "failed", _reason(error)
             raise self._as_ending(error) from error
@@ -331,7 +333,7 @@ class Run:
         skipped = self._skipped()
         self.warned.gather(self.comm)
         self._end(*ending, time.time() - began, skipped)
-        return STOPPED if ending[0] == "stopped" else 0
+        return code
 
     def _train_profiled(self) -> int:
         """Train with a profile of functions and layers, which the trace shows as well."""

@@ -133,7 +133,8 @@ class StopOnRequest(Extension):
         comm: the ranks.
         save: called with the trainer on every rank, before StopRequested is raised. None saves nothing.
 
-    A program ends with ``sys.exit(75)`` on StopRequested, to say "saved, start me again".
+    A program ends with ``sys.exit(75)`` on StopRequested, to say "saved, start me again", or with 130 if its ``signal``
+    is SIGINT: somebody wants it to end.
     """
 
     trigger = (1, "iteration")
@@ -167,9 +168,10 @@ class StopOnRequest(Extension):
         if self._save is not None:
             self._save(trainer)
         rank = int((numbers != 0).argmax())
+        number = int(numbers[rank])
+        text = f"{signal.Signals(number).name} arrived on rank {rank}; all ranks stopped after step "
         raise StopRequested(
-            f"{signal.Signals(int(numbers[rank])).name} arrived on rank {rank}; all ranks stopped after step "
-            f"{trainer.updater.iteration}" + (" and saved" if self._save is not None else "")
+            f"{text}{trainer.updater.iteration}" + (" and saved" if self._save is not None else ""), number
         )
 
     def _numbers(self) -> Any:

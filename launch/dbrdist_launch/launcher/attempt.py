@@ -14,6 +14,7 @@ from ..errors import place_of
 from ..inherited import Inherited
 from ..loop import Loop, Signals
 from ..rank.surroundings import ADDRESS, TOKEN
+from ..signals import PASSED_ON, STOPS
 from . import report
 from .events import Events
 from .judge import Judge
@@ -31,10 +32,8 @@ from .starter_output import StarterOutputs
 from .terminal import Typed
 from .view import table
 
-_CAUGHT = (
-    signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP,
-    signal.SIGCHLD,
-)  # fmt: skip
+_REAL_TIME = tuple(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
+_CAUGHT = (*STOPS, *PASSED_ON, *_REAL_TIME, signal.SIGQUIT, signal.SIGTSTP, signal.SIGCHLD)
 _MOST_FAULTS = 5  # that are reported
 
 
@@ -325,7 +324,7 @@ class Attempt:
         elif number == signal.SIGINT and self.asked:
             self._say("interrupted again, stopping now")
             self._end_all(0.0)
-        elif number == signal.SIGUSR2:
+        elif number in PASSED_ON or number in _REAL_TIME:
             for rank in self.ranks.values():
                 if rank.running:
                     rank.channel.send(messages.Signal(number))

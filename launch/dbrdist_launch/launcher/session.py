@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from ..errors import LaunchError
 from ..inherited import Inherited
 from ..loop import Loop, Signals
 from ..rank.surroundings import ADDRESS, TOKEN
+from ..signals import PASSED_ON, STOPS
 from ..wire import whole
 from . import binding, environment, report
 from .attempt import Attempt, Outcome, Plan
@@ -36,7 +36,6 @@ from .view import is_able
 if TYPE_CHECKING:
     from .metrics import Metrics
 
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=10")
 _RANK = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "main.py")
 
@@ -291,7 +290,9 @@ class Session:
             return outcome, True
         asked: list[int] = []
         loop = Loop()
-        signals = Signals(loop, _STOPS, asked.append, Inherited())  # before a word of it: who reads it may ask at once
+        signals = Signals(
+            loop, (*STOPS, *PASSED_ON), asked.append, Inherited()
+        )  # before a word of it: who reads it may ask at once
         try:
             output.note(f"dbrdist-launch: waiting {seconds:g} s before the restart (--backoff)")
             self.events.tell("waiting", seconds=seconds)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from .. import codes, limits
+from ..rank.stacks import IN_LOOP
 from .ranks import Rank
 from .report import Failure, innermost
 
@@ -21,6 +22,8 @@ _VERBS = (
     "Neighbor_(all_?gather|all_?to_?all)[vw]?"
 )
 _CALL = re.compile(r"(?i)(?<!\w)(?P<owner>[\w\])]+\.)?(?P<verb>" + "|".join(_VERBS.split()) + r")\s*\(")
+_ANY_CALL = re.compile(r"(?<!\w)(?P<owner>[\w\])]+\.)?(?P<verb>\w+)\s*\(")
+_HARMLESS = ("sleep", "open", "read", "write", "print", "range", "len", "while", "if")
 _EXACT = re.compile(r"\.(I?Scan|Spawn(_multiple)?|Disconnect|Accept|Connect|Complete)\(")
 # Of other things than ranks: processes, threads, sockets, arrays.
 _OTHERS = re.compile(
@@ -104,7 +107,15 @@ def waits(rank: Rank) -> bool | None:
         return True
     if not _WAITS_FOR_A_THREAD.search(main[0].file):
         return False
-    return any(_communicates(frames, rank.sources) for frames in others)
+    if any(_communicates(frames, rank.sources) for frames in others):
+        return True
+    return None if any(_runs_without_frames(frames) for frames in others) else False
+
+
+def _runs_without_frames(frames: list[Frame]) -> bool:
+    """Whether a thread runs a function that is not written in Python, and that no frame shows: `Thread(target=f)`."""
+    file, _, name = frames[0]
+    return name == "run" and bool(re.search(r"(^|[/\\])(threading|thread)\.py$", file))
 
 
 def _communicates(frames: list[Frame], sources: Mapping[str, str]) -> bool:
@@ -116,15 +127,22 @@ def _communicates(frames: list[Frame], sources: Mapping[str, str]) -> bool:
         return True
     if own is not frames[0]:
         return False  # it has called something of Python's own library: a lock, a queue, a socket, a sleep
-    if _FUNCTIONS.match(own.name):
+    line, _, asked = _line(own, sources).partition(IN_LOOP)
+    if asked:
+        return not _OTHERS.search(asked)
+    if _FUNCTIONS.match(own.name) and (not line or any(_may_be_of_ranks(match) for match in _ANY_CALL.finditer(line))):
         return True
-    line = _line(own, sources)
     return bool(_EXACT.search(line)) or any(_is_of_ranks(match) for match in _CALL.finditer(line))
 
 
 def _line(frame: Frame, sources: Mapping[str, str]) -> str:
     """The source line of a frame: as its rank has read it, else as it stands here."""
     return sources.get(f"{frame.file}:{frame.line}") or linecache.getline(frame.file, int(frame.line))
+
+
+def _may_be_of_ranks(call: re.Match[str]) -> bool:
+    """Of a call in a function like `allreduce_flat`: one of a library that is not known, but not a sleep or a file."""
+    return call["verb"] not in _HARMLESS and not (call["owner"] and _OTHERS.search(call["owner"]))
 
 
 def _is_of_ranks(call: re.Match[str]) -> bool:
@@ -186,6 +204,9 @@ def _choose(ranks: dict[int, Rank], late: list[int]) -> tuple[int, str]:
                 return _furthest(ranks, group), f"{others} wait in a communication call, this rank does not"
     if early:
         return min(early), "the others wait for a rank that has left"
+    if unread and not waiting and any(number in late for number in busy):
+        why = "the stacks of the others do not show what they wait for"
+        return _furthest(ranks, [number for number in busy if number in late]), why
     if len(late) == 1 and (len(running) == 1 or not waiting or late[0] in busy):
         return late[0], "no other rank's heartbeat is overdue"
     if len({ranks[number].step for number in late}) > 1:

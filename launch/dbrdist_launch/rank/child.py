@@ -8,14 +8,14 @@ import sys
 
 from .. import codes, limits, linux
 from ..inherited import Inherited
-from ..signals import signal
+from ..signals import PASSED_ON, STOPS, signal
 
 TYPE_CHECKING = False  # see channel.py
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _HIGH = 300  # the program is given descriptors from here on: one that closes the first hundred does not take them
-_CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+_CAUGHT = (*STOPS, *PASSED_ON)
 
 
 class Child:

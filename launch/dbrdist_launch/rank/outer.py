@@ -7,10 +7,10 @@ import sys
 
 from .. import codes, linux
 from ..inherited import Inherited, restore_environment
-from ..signals import signal
+from ..signals import PASSED_ON, STOPS, signal
 from .supervisor import Supervisor
 
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+_FORWARDED = (*STOPS, *PASSED_ON)
 _ORPHANED = signal.SIGURG  # sent by the kernel when the process of mpiexec that started us has ended
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
-from .. import limits
+from .. import limits, linux
 
 
 def by_py_spy(pids: list[int]) -> str:
     """What `py-spy dump` says of the first of these processes that is a Python; '' without py-spy."""
-    python = next((pid for pid in pids if _is_python(pid)), None)
+    python = next((pid for pid in pids if linux.is_python(pid)), None)
     if python is None:
         return ""
     import subprocess  # seldom needed, and each rank's supervisor should stay small
@@ -25,10 +25,3 @@ def by_py_spy(pids: list[int]) -> str:
             return f"py-spy: {error}"
         return (found.stdout or f"py-spy: {found.stderr.strip()}")[-limits.TAIL_BYTES :]
     return ""
-
-
-def _is_python(pid: int) -> bool:
-    try:
-        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith(("python", "pypy"))
-    except OSError:
-        return False

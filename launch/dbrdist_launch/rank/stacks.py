@@ -13,20 +13,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # What a signal makes short, as not every program expects: write, writev, pwrite64, sendto, sendmsg, sendfile, splice.
-_WRITES = {"x86_64": (1, 20, 18, 44, 46, 40, 275), "aarch64": (64, 66, 68, 206, 211, 71, 76)}
-_WRITING = "no stacks: it waits in a write, for a reader of its output; a signal would cut what it writes short"
+# And what waits for any signal: pause, rt_sigsuspend.
+_SHORT = {"x86_64": (1, 20, 18, 44, 46, 40, 275, 34, 130), "aarch64": (64, 66, 68, 206, 211, 71, 76, 133)}
+_NOT_ASKED = (
+    "no stacks: it waits in a write, for a reader of its output, or for a signal; a signal would cut that short"
+)
+# `while not request.Test(): time.sleep(0.01)`: who is asleep there waits for what it asks.
+_POLLED = r"(?i)\.(test(all|any|some)?|i?m?probe|is_completed|query)\s*\("
+_LOOP_LINES = 6
+IN_LOOP = "  # in a loop with "
 _MOST_FRAMES = 200
 _LINE_BYTES = 200
 
 
-def is_writing(pid: int) -> bool:
+def would_cut(pid: int) -> bool:
     """Whether the main thread, which takes the signals of a process, is in a call that a signal would cut short."""
     try:
         with open(f"/proc/{pid}/wchan") as file:
             if "pipe_write" in file.read():
                 return True
         with open(f"/proc/{pid}/syscall") as file:
-            return whole(file.read().partition(" ")[0]) in _WRITES.get(os.uname().machine, ())
+            return whole(file.read().partition(" ")[0]) in _SHORT.get(os.uname().machine, ())
     except OSError:
         return False  # the kernel does not say
 
@@ -66,12 +73,12 @@ class Stacks:
                 None  # its Python has ended meanwhile, or it has become another program: the signal would kill it
             )
             self._finish(by_py_spy(self.below).encode())
-        elif not self.sent and not is_writing(self.pid):
+        elif not self.sent and not would_cut(self.pid):
             self.sent = True
             linux.kill(self.pid, self.signal_number)
             self.due = self.until = now + limits.STACK_SECONDS
         elif not self.sent and now >= self.until:
-            self._finish(by_py_spy(self.below).encode() or _WRITING.encode())
+            self._finish(by_py_spy(self.below).encode() or _NOT_ASKED.encode())
         else:
             self.due = now + limits.STACK_LOOK_SECONDS
 
@@ -101,13 +108,31 @@ def sources(stacks: str, program: str | None = None) -> dict[str, str]:
             wanted.setdefault(name, set()).add(number)
     found: dict[str, str] = {}
     for name, numbers in wanted.items():
-        for number, text in enumerate(_lines(name, program), 1):
-            if number in numbers:
-                found[f"{name}:{number}"] = text.strip()[:_LINE_BYTES]
-                numbers.discard(number)
-                if not numbers:
-                    break
+        lines = _lines(name, program)
+        for number in numbers:
+            if number <= len(lines):
+                found[f"{name}:{number}"] = lines[number - 1].strip()[:_LINE_BYTES] + _polled(lines, number - 1)
     return found
+
+
+def _polled(lines: list[str], at: int) -> str:
+    """What a loop around a pause asks, as a comment; '' for other lines."""
+    text = lines[at].strip()
+    if "sleep(" not in text and text not in ("pass", "continue"):
+        return ""
+    from re import search  # seldom needed, and it costs each rank's start 5 ms
+
+    for above in range(at - 1, max(-1, at - _LOOP_LINES), -1):
+        if lines[above].lstrip().startswith("while ") and _indent(lines[above]) < _indent(lines[at]):
+            end = next((n for n in range(at + 1, len(lines)) if _indent(lines[n]) <= _indent(lines[above])), len(lines))
+            loop = lines[above : min(end, above + _LOOP_LINES)]
+            asked = next((line.strip() for line in loop if search(_POLLED, line)), "")
+            return IN_LOOP + asked[:_LINE_BYTES] if asked else ""
+    return ""
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _lines(name: str, program: str | None) -> list[str]:

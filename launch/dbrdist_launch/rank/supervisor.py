@@ -14,7 +14,7 @@ from ..errors import place_of
 from ..identity import of_environment
 from ..inherited import Inherited
 from ..loop import Loop, Signals
-from ..signals import signal
+from ..signals import PASSED_ON, STOPS, signal
 from .child import Child, stack_signal
 from .deaths import OomWatch
 from .leftovers import Leftovers
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ..messages import Message
 
 _SEGMENTS = "/dev/shm/mpich_shm_"  # MPICH removes its shared memory in MPI_Finalize only: killed jobs would fill it
-_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _EARLY_LOOKS = 10  # at the shared memory of a program whose MPI_Init nobody tells of
 
 
@@ -127,7 +126,7 @@ class Supervisor:
             return self.address, file.read()
 
     def _start(self) -> None:
-        numbers = (*_STOPS, signal.SIGCHLD)
+        numbers = (*STOPS, *PASSED_ON, signal.SIGCHLD)
         ignored = {int(number) for number in numbers if signal.getsignal(number) == signal.SIG_IGN}
         self.signals = Signals(self.loop, numbers, self._on_signal, self.inherited)
         linux.adopt_orphans()
@@ -201,17 +200,17 @@ class Supervisor:
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCHLD:
             self._fetch_ended()
-        elif number == signal.SIGUSR2 and "SLURM_STEP_ID" not in os.environ:
-            self._pass_on(number)
+        elif number in PASSED_ON:
+            self._pass_on(number, has_it="SLURM_STEP_ID" in os.environ)  # Slurm signals every process of a step
         else:
             self.asked_at = time.monotonic()
             self.channel.send(messages.Asked(number))
 
-    def _pass_on(self, number: int) -> None:
-        """To those processes of the program that have a handler for it; without one it asks for the end."""
+    def _pass_on(self, number: int, has_it: bool = False) -> None:
+        """To those processes of the program that handle, block or ignore it; without one it asks for the end."""
         below = [self.child.pid, *linux.descendants(self.child.pid)] if self.status is None else []
-        heard = [pid for pid in below if linux.catches(pid, number)]
-        for pid in heard:
+        heard = [pid for pid in below if linux.expects(pid, number)]
+        for pid in heard if not has_it else ():
             linux.kill(pid, number)
         if below and not heard:
             self.channel.send(messages.Asked(number))

@@ -24,6 +24,9 @@ except ImportError:  # another Python than CPython
     import signal
 
 
+_FAULTS = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
+
+
 def _as_json(value):
     """JSON for a word, a number or a truth."""
     if isinstance(value, int):
@@ -42,6 +45,11 @@ def _last_words(kind, value):
         return "".join(traceback.format_exception_only(kind, value)).strip()
     except Exception:  # no file can be opened any more, or another module has this name
         return kind.__name__ + ": " + str(value)
+
+
+def _is_ignored(number):
+    """Whether the user has a signal ignored: it stays so."""
+    return bool(number) and signal.getsignal(number) == signal.SIG_IGN
 
 
 class _Teller:
@@ -249,9 +257,11 @@ def _hook_end(teller, codes, stack_signal):
 
 def _install(descriptor, stack_signal):
     teller = _Teller(descriptor)
+    if _is_ignored(stack_signal):
+        stack_signal = 0
     if stack_signal:
         faulthandler.register(stack_signal, file=descriptor, all_threads=True)
-    if not faulthandler.is_enabled():
+    if not faulthandler.is_enabled() and not any(map(_is_ignored, _FAULTS)):
         faulthandler.enable()
     _hook_exceptions(teller)
     _hook_end(teller, _hook_exit(), stack_signal)
@@ -259,12 +269,19 @@ def _install(descriptor, stack_signal):
     teller.tell("hooks")
 
 
-class _Whole(io.BufferedWriter):
-    """Writes at once, as a file without a buffer, and all of it: a file alone stops where a signal interrupts it."""
+class _Whole(io.FileIO):
+    """Writes all of it, where a file alone stops at a signal. It has no buffer either: signal handlers may print."""
 
     def write(self, data):
-        count = io.BufferedWriter.write(self, data)
-        self.flush()
+        count = io.FileIO.write(self, data)
+        if count is None or count == getattr(data, "nbytes", None) or (type(data) is bytes and count == len(data)):
+            return count
+        with memoryview(data) as given, given.cast("B") as left:
+            while count < len(left):
+                more = io.FileIO.write(self, left[count:])
+                if more is None:  # somebody made it non-blocking, and it is full
+                    break
+                count += more
         return count
 
 
@@ -285,7 +302,10 @@ def _write_whole_lines():
 def _without_losses(stream):
     words = {"encoding": stream.encoding, "errors": stream.errors, "line_buffering": stream.line_buffering}
     stream.flush()
-    found = io.TextIOWrapper(_Whole(stream.detach()), newline="\n", write_through=True, **words)
+    before = stream.detach()
+    whole = _Whole(before.fileno(), "wb", closefd=False)
+    whole.name = before.name
+    found = io.TextIOWrapper(whole, newline="\n", write_through=True, **words)
     found.mode = "w"
     return found
 
