@@ -23,6 +23,7 @@ from dbrdist.core.array.elementwise import hand_down_kernel
 from dbrdist.core.array.types import Array
 from dbrdist.kernels import providers
 from dbrdist.kernels.cpu import loops, onednn_elementwise
+from dbrdist.kernels.cpu.onednn import Unsupported
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
 from dbrdist.kernels.gpu import cuda_normalization
 from dbrdist.kernels.keys import (
@@ -83,7 +84,7 @@ class _ThreadPlans(threading.local):
             if provider is None:
                 name, plan = providers.choose(key[0], arguments)
             else:
-                name, plan = provider, providers.PROVIDERS[provider][key[0]](*arguments)
+                name, plan = provider, _of_provider(provider, key[0], arguments)
             self.names[id(plan)] = name
         if len(self.plans) >= _GENERATION:
             self.older, self.plans = self.plans, {}
@@ -91,6 +92,15 @@ class _ThreadPlans(threading.local):
             self.names = {i: name for i, name in self.names.items() if i in kept}
         self.plans[key] = plan
         return plan
+
+
+def _of_provider(name: str, kernel: str, arguments: tuple[Any, ...]) -> Plan:
+    """The plan of the provider that made what the arguments hold, so that no other can take its place."""
+    try:
+        plan: Plan = providers.PROVIDERS[name][kernel](*arguments)
+    except Unsupported as e:
+        raise ValueError(f"{kernel}: forward ran on the provider {name!r}, which cannot run backward here: {e}") from e
+    return plan
 
 
 _local = _ThreadPlans()
@@ -474,7 +484,7 @@ def relu_backward_over(y: Array, gy: Array) -> Array:
 
 def relu_backward_of_sum(y: Array, a: Array, b: Array, out: Array | None = None) -> Array:
     """:func:`relu_backward` of a + b, all of one shape and type; ``out`` is a or b, or None for a new array."""
-    key = relu_backward_of_sum_key(y, a, b)
+    key = relu_backward_of_sum_key(y, a, b, out)
     plan = _local.plans.get(key) or _local.find(key, (y, a, b, out))
     return plan(y, a, b, out)
 

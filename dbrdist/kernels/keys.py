@@ -114,10 +114,11 @@ def bn_sums_key(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: 
 
 def bn_backward_key(name: str, arguments: tuple[Any, ...]) -> Any:
     """``name`` is the provider of the forward pass."""
-    x, gamma, _mean, _var, gy, eps, saved, axis, relu, out_gamma, out_beta, _is_ours = arguments
+    x, gamma, mean, var, gy, eps, saved, axis, relu, out_gamma, out_beta, _is_ours = arguments
     kind = None if saved is None else saved.dtype
     layout = type(x), x.shape, x.strides, x.dtype, gy.strides
-    return "bn_backward", name, *layout, eps, axis, relu, kind, _places(x, gamma, gy, out_gamma, out_beta)
+    places = _places(x, gamma, mean, var, gy, saved, out_gamma, out_beta)
+    return "bn_backward", name, *layout, eps, axis, relu, kind, places
 
 
 def bn_move_key(
@@ -141,7 +142,7 @@ def pool_forward_key(x: Array, geometry: PoolGeometry) -> Any:
 
 def pool_backward_key(name: str, gy: Array, x_shape: tuple[int, ...], saved: Any, geometry: PoolGeometry) -> Any:
     kind = None if saved is None else saved.dtype
-    return "pool_backward", name, type(gy), gy.shape, gy.dtype, x_shape, kind, geometry, _place(gy)
+    return "pool_backward", name, type(gy), gy.shape, gy.dtype, x_shape, kind, geometry, _places(gy, saved)
 
 
 def softmax_key(kernel: str, x: Array, *rest: Any) -> Any:
@@ -156,7 +157,7 @@ def cross_entropy_key(x: Array, t: Array, ignore_label: int, divisor: int) -> An
 
 def cross_entropy_backward_key(x: Array, t: Array, saved: Any, gy: Array, ignore_label: int) -> Any:
     layouts = x.strides, x.dtype, t.strides, t.dtype, gy.dtype
-    return "cross_entropy_backward", type(x), x.shape, *layouts, _places(x, t, gy)
+    return "cross_entropy_backward", type(x), x.shape, *layouts, _places(x, t, *saved, gy)
 
 
 def update_key(rule: str, arrays: tuple[Array | None, ...], numbers: tuple[Any, ...]) -> Any:
@@ -174,7 +175,7 @@ def pair_key(kernel: str, a: Array, b: Array) -> Any:
 
 def relu_backward_of_sum_key(y: Array, a: Array, b: Array, out: Array | None = None) -> Any:
     layouts = a.strides, a.dtype, b.strides, b.dtype
-    return "relu_backward_of_sum", type(y), y.shape, y.strides, y.dtype, *layouts, _places(y, a, b)
+    return "relu_backward_of_sum", type(y), y.shape, y.strides, y.dtype, *layouts, _places(y, a, b, out)
 
 
 def scaled_sum_key(terms: tuple[Array, ...], scale: float, out: Array) -> Any:

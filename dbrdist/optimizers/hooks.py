@@ -10,7 +10,7 @@ import numpy as np
 
 from dbrdist import kernels
 from dbrdist.core.array import random
-from dbrdist.core.array.backend import Array, get_array_module
+from dbrdist.core.array.backend import Array, device_of, get_array_module, on, to_device
 from dbrdist.core.model.flat import Piece, Run
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.names.limits import any_number, largest, not_negative, positive, threshold
@@ -185,7 +185,7 @@ class GradientClipping:
 
     def __call__(self, optimizer: Any) -> None:
         runs = list(optimizer.runs())
-        total: Any = sum(norm(run.grad) ** 2 for run in runs)
+        total: Any = _sum_of_squares(runs)
         if runs:
             [total] = runs[0].total([total])
         if isinstance(total, (int, float)):
@@ -196,7 +196,24 @@ class GradientClipping:
             rate = np.minimum(self.threshold / np.sqrt(total), 1.0)
         for run in runs:
             g = run.grad
-            g *= rate if isinstance(rate, float) else rate.astype(g.dtype)
+            if isinstance(rate, float):
+                g *= rate
+                continue
+            here = to_device(rate, device_of(g))
+            with on(g):
+                g *= here.astype(g.dtype)
+
+
+def _sum_of_squares(runs: list[Run]) -> Any:
+    """Of all gradients; on GPUs a 0-d array on the device of the first run."""
+    total: Any = 0
+    for run in runs:
+        with on(run.grad):
+            square: Any = norm(run.grad) ** 2
+        if not isinstance(square, float):
+            square = to_device(square, device_of(runs[0].grad))
+        total = total + square
+    return total
 
 
 class GradientHardClipping:

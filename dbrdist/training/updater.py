@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from dbrdist.core.array import random, spans
@@ -14,6 +15,7 @@ from dbrdist.datasets.loading.convert import call_converter, concat_examples
 from dbrdist.errors import NoSamplesError
 
 _NO_NAMES: dict[str, Any] = {}
+_ANYWHERE = nullcontext()
 
 
 class Updater:
@@ -143,15 +145,20 @@ class StandardUpdater(Updater):
     def update(self) -> None:
         """Do one step and count it."""
         began = time.perf_counter()
-        if not spans.recorders:
-            self.update_core()
-        else:
-            recorder = spans.recorders[0]
-            recorder.step = self.iteration
-            with recorder.span("step"):
+        with self._on_device():
+            if not spans.recorders:
                 self.update_core()
+            else:
+                recorder = spans.recorders[0]
+                recorder.step = self.iteration
+                with recorder.span("step"):
+                    self.update_core()
         self.step_seconds += time.perf_counter() - began
         self.iteration += 1
+
+    def _on_device(self) -> Any:
+        """The context in which the updater's GPU is the current device."""
+        return _ANYWHERE if self._device is None else self._device.create_context()
 
     def update_core(self) -> None:
         """One step; override it to train otherwise."""

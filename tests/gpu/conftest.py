@@ -26,6 +26,8 @@ def pytest_addoption(parser):
     parser.addoption(
         "--on", choices=["cupy", "stand-in", "numpy", "host-cuda"], default="cupy", help="what takes the GPU's part"
     )
+    parser.addoption("--number", type=int, default=0, help="the number of the device under test; the current one is 0")
+    parser.addoption("--peers", action="store_true", help="devices of the stand-in reach each other's memory")
 
 
 def pytest_configure(config):
@@ -35,6 +37,7 @@ def pytest_configure(config):
 
         sys.modules["cupy"] = stand_in.module
         sys.modules["cupyx.scipy"] = stand_in.cupyx_scipy
+        stand_in.peers.are_there = config.getoption("--peers")
 
     if config.getoption("--on") == "host-cuda":
         import host_cuda
@@ -69,11 +72,11 @@ def on(request):
 
 
 @pytest.fixture
-def device(on):
+def device(on, request):
     """The device under test."""
     from dbrdist.core.array.backend import get_device
 
-    return get_device("@numpy" if on == "numpy" else "@cupy:0")
+    return get_device("@numpy" if on == "numpy" else ("@cupy", request.config.getoption("--number")))
 
 
 @pytest.fixture
@@ -116,6 +119,10 @@ def reference():
 
     state = random.get_state()
     random.set_seed(0)
+    if "stand_in" in sys.modules:
+        import stand_in
+
+        stand_in.clocks.begin_anew()
     with kernels.use("cuda", "cudnn"):
         yield
     random.set_state(state)

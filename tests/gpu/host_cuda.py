@@ -21,11 +21,13 @@ from pathlib import Path
 import host_cudnn
 import numpy as np
 
-from dbrdist.core.array import backend
+from dbrdist.core.array import backend, memory
+from dbrdist.kernels import keys
 from dbrdist.kernels.gpu import cuda_source
 
 HERE = Path(__file__).parent
 _folder = tempfile.TemporaryDirectory()
+launched = []  # file, name, grid and block of each launch
 _one_at_a_time = threading.Lock()  # a file's blocks and threads are variables of the file
 
 
@@ -35,9 +37,16 @@ class Pointer(int):
     device_id = 0
     ptr = property(int)
 
+    def __new__(cls, address, device_id=0):
+        pointer = super().__new__(cls, address)
+        pointer.device_id = device_id
+        return pointer
+
 
 class ndarray(np.ndarray):
-    """An array of NumPy with CuPy's ``data`` and constructor."""
+    """An array of NumPy with CuPy's ``data`` and constructor; device 0 is the current one."""
+
+    device_id = 0
 
     def __new__(cls, shape, dtype=float, memptr=None, strides=None):
         if strides is None:
@@ -45,9 +54,16 @@ class ndarray(np.ndarray):
         flat = np.full(max(int(np.prod(shape)), 1), _unwritten(dtype), dtype)
         return np.lib.stride_tricks.as_strided(flat, shape, strides).view(cls)
 
+    def __array_finalize__(self, other):
+        self.device_id = getattr(other, "device_id", 0)
+
     @property
     def data(self):
-        return Pointer(self.__array_interface__["data"][0])
+        return Pointer(self.__array_interface__["data"][0], self.device_id)
+
+    @property
+    def device(self):
+        return types.SimpleNamespace(id=self.device_id)
 
 
 ndarray.__module__ = "cupy"
@@ -173,6 +189,9 @@ def compiled(device, file, name):
 
     def kernel(grid, block, arguments, shared_mem=0):
         assert np.prod(block) in range(32, 1025, 32), f"{name}: blocks of {block} threads, expected whole warps"
+        foreign = [i for i, a in enumerate(arguments) if isinstance(a, ndarray) and a.device_id != 0]
+        assert not foreign, f"{name}: arguments {foreign} are on another device than the kernel"
+        launched.append((file, name, grid, block))
         values = [_argument(a) for a in arguments]
         addresses = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
         sizes = (ctypes.c_size_t * len(values))(*[ctypes.sizeof(v) for v in values])
@@ -210,4 +229,10 @@ def install():
     sys.modules["cupy"] = _module()
     sys.modules["cudnn"] = host_cudnn.module
     cuda_source._compiled = compiled
-    backend.place_of = lambda a: (0, 0) if isinstance(a, ndarray) else None
+    host_device_of = backend.device_of
+    backend.device_of = lambda a: backend.GpuDevice(a.device_id) if isinstance(a, ndarray) else host_device_of(a)
+
+    def place_of(a):
+        return (a.device_id, 0) if isinstance(a, ndarray) else None
+
+    backend.place_of = memory.place_of = keys.place_of = place_of

@@ -14,10 +14,10 @@ import contextlib
 import importlib.util
 import inspect
 import os
-import threading
 import types
 from typing import Any, NamedTuple
 
+import clocks
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
@@ -99,11 +99,14 @@ class Waits:
 waits = Waits()
 
 
-class _Current(threading.local):
-    device = 0
+class Peers:
+    """Whether devices reach each other's memory, and then how often a kernel did so: CuPy warns of it each time."""
+
+    are_there = False
+    accesses = 0
 
 
-_current = _Current()
+peers = Peers()
 
 
 class Flags(NamedTuple):
@@ -132,14 +135,37 @@ def _wrap(a: Any, keeps_order: bool = False, device: int | None = None) -> Any:
     return ndarray(a if keeps_order or a.flags.c_contiguous else np.ascontiguousarray(a), device)
 
 
+def _view(a: np.ndarray, of: ndarray) -> ndarray:
+    """An array over memory of another one."""
+    return ndarray(a, of.device_id, of.lease, of if of.base is None else of.base)
+
+
+def _reads(*xs: Any) -> list[Any]:
+    """The memory of all device arrays among operands."""
+    found = []
+    for x in xs:
+        if isinstance(x, ndarray):
+            found.append(x.lease)
+        elif isinstance(x, (tuple, list)):
+            found += _reads(*x)
+    return found
+
+
+def _work(out: Any, *inputs: Any) -> None:
+    """A kernel of the current stream reads the inputs and writes ``out``."""
+    clocks.touch(_reads(*inputs), _reads(out))
+
+
 def _plain(x: Any) -> Any:
     """The host's array behind a device array; those of NumPy and of other devices are refused, as by CuPy's kernels."""
     if isinstance(x, ndarray):
-        if x.device_id != _current.device:
-            raise ValueError(
-                f"Array device must be same as the current device: array device = {x.device_id} while current = "
-                f"{_current.device}"
-            )
+        if x.device_id != clocks.current_device():
+            if not peers.are_there:
+                raise ValueError(
+                    f"Array device must be same as the current device: array device = {x.device_id} while current = "
+                    f"{clocks.current_device()}"
+                )
+            peers.accesses += 1
         return x.host
     if isinstance(x, np.ndarray):
         raise TypeError("Unsupported type <class 'numpy.ndarray'>")
@@ -177,9 +203,12 @@ def _masks(slices: Any) -> bool:
 class ndarray:
     """An array on the device."""
 
-    def __init__(self, host: np.ndarray, device: int | None = None) -> None:
-        self.host = host
-        self.device_id = _current.device if device is None else device
+    def __init__(
+        self, host: np.ndarray, device: int | None = None, lease: Any = None, base: ndarray | None = None
+    ) -> None:
+        self.host, self.base = host, base
+        self.device_id = clocks.current_device() if device is None else device
+        self.lease = clocks.allocate(host.nbytes) if lease is None else lease
 
     def __getattr__(self, name: str) -> Any:
         if name in ATTRIBUTES:
@@ -192,27 +221,34 @@ class ndarray:
             METHOD_SIGNATURES[name].bind(*args, **kwargs)
             out = kwargs.get("out")
             if name in VIEWS:
-                return _wrap(method(*args, **kwargs), True, self.device_id)
+                seen = method(*args, **kwargs)
+                if np.may_share_memory(seen, self.host):
+                    return _view(seen, self)
+                made = ndarray(seen, self.device_id)
+                _work(made, self)
+                return made
             if name == "take":
                 kwargs["mode"] = "wrap"
             if name != "copy":  # which brings the array to the current device
                 _plain(self)
             result = method(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()})
-            return out if out is not None else _wrap(result, name in KEEPS_ORDER)
+            made = self if name == "fill" else out if out is not None else _wrap(result, name in KEEPS_ORDER)
+            _work(made, self, args)
+            return None if name == "fill" else made
 
         return call
 
     @property
     def real(self) -> ndarray:
-        return ndarray(self.host.real, self.device_id)
+        return _view(self.host.real, self)
 
     @property
     def imag(self) -> ndarray:
-        return ndarray(self.host.imag, self.device_id)
+        return _view(self.host.imag, self)
 
     @property
     def T(self) -> ndarray:
-        return ndarray(self.host.T, self.device_id)
+        return _view(self.host.T, self)
 
     @property
     def flags(self) -> Flags:
@@ -226,22 +262,29 @@ class ndarray:
     @property
     def data(self) -> Any:
         """The pointer to the memory."""
-        return types.SimpleNamespace(ptr=self.host.ctypes.data, device_id=self.device_id)
+        return types.SimpleNamespace(ptr=self.host.ctypes.data, device_id=self.device_id, mem=self.lease)
 
     def astype(
         self, dtype: Any, order: str = "K", casting: Any = None, subok: Any = None, copy: bool = True
     ) -> ndarray:
         assert casting is None and subok is None, "CuPy supports neither casting nor subok"
-        return self if not copy and self.host.dtype == dtype else ndarray(_plain(self).astype(dtype, order))
+        if not copy and self.host.dtype == dtype:
+            return self
+        made = ndarray(_plain(self).astype(dtype, order))
+        _work(made, self)
+        return made
 
     def dot(self, b: ndarray, out: ndarray | None = None) -> ndarray:
         if not isinstance(b, ndarray):
             raise TypeError(f"Argument 'b' has incorrect type (expected an array on the device, got {type(b)})")
         if out is None:
-            return _wrap(_plain(self).dot(_plain(b)))
+            made = _wrap(_plain(self).dot(_plain(b)))
+            _work(made, self, b)
+            return made
         if out.dtype != np.result_type(self.dtype, b.dtype) or not out.host.flags.c_contiguous:
             raise ValueError("Not supported dtype combination.")
         _plain(self).dot(_plain(b), _plain(out))
+        _work(out, self, b)
         return out
 
     # what waits for the device
@@ -249,6 +292,10 @@ class ndarray:
     def get(self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True) -> np.ndarray:
         if blocking:
             waits.declare()
+        queue = clocks.current_stream(self.device_id) if stream is None else stream
+        clocks.touch([self.lease], [], queue)
+        if blocking:
+            queue.synchronize()
         if out is None:
             return np.array(self.host, copy=True, order=order)
         if not out.flags.c_contiguous or out.dtype != self.dtype or out.shape != self.shape:
@@ -261,6 +308,7 @@ class ndarray:
             raise TypeError(f"{self.dtype} {self.shape} cannot be set from {type(arr)}")
         if not (self.host.flags.c_contiguous or self.host.flags.f_contiguous):
             raise RuntimeError("Cannot set to non-contiguous array")
+        clocks.touch([], [self.lease], clocks.current_stream(self.device_id) if stream is None else stream)
         self.host[...] = arr
 
     def item(self) -> Any:
@@ -291,10 +339,11 @@ class ndarray:
         return _from_host, (self.get(),)
 
     def __deepcopy__(self, memo: Any) -> ndarray:
-        return ndarray(self.host.copy(), self.device_id)
+        with _Device(self.device_id):
+            return self.copy()
 
     def __copy__(self) -> ndarray:
-        return ndarray(self.host.copy(), self.device_id)
+        return self.__deepcopy__({})
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`")
@@ -310,8 +359,18 @@ class ndarray:
     def __getitem__(self, slices: Any) -> ndarray:
         if _masks(slices):
             waits.declare()  # for the number of elements
-        a = self.host[_index(slices, self.shape)]
-        return ndarray(np.asarray(a) if isinstance(a, np.generic) else a, self.device_id)
+        index = _index(slices, self.shape)
+        index = index if isinstance(index, tuple) else (index,)
+        is_open = any(i is Ellipsis for i in index)
+        a = self.host[index if is_open else (*index, ...)]  # a view, where NumPy would make a number of one element
+        if isinstance(slices, (ndarray, np.ndarray, list)) or (
+            isinstance(slices, tuple) and any(isinstance(s, (ndarray, np.ndarray, list)) for s in slices)
+        ):
+            with _Device(self.device_id):  # CuPy gathers on the current device
+                made = ndarray(a)
+                _work(made, self, slices)
+            return made
+        return _view(a, self)
 
     def __setitem__(self, slices: Any, value: Any) -> None:
         if isinstance(value, np.ndarray) and value.ndim:
@@ -322,6 +381,7 @@ class ndarray:
             waits.declare()  # whatever the value is
         host = _plain(self)
         host[_index(slices, self.shape)] = _plain(value) if isinstance(value, ndarray) else value
+        _work(self, value, slices)
 
     # NumPy's protocols
 
@@ -334,6 +394,7 @@ class ndarray:
             if ufunc.__name__ not in SCATTERS:
                 raise NotImplementedError(f"`{ufunc.__name__}.at` is not supported yet")
             ufunc.at(_plain(inputs[0]), _index(inputs[1], inputs[0].shape), *map(_plain, inputs[2:]))
+            _work(inputs[0], inputs)
             return None
         if method == "reduce" and ufunc.__name__ not in REDUCES:
             raise NotImplementedError(f"`{ufunc.__name__}.reduce` is not supported yet")
@@ -346,7 +407,9 @@ class ndarray:
             kwargs["out"] = tuple(_plain(o) for o in out)
         with np.errstate(all="ignore"):
             result = getattr(ufunc, method)(*plain, **kwargs)
-        return out[0] if out is not None else _wrap(result)
+        made = out[0] if out is not None else _wrap(result)
+        _work(made, inputs)
+        return made
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         mine = globals()["module"].__dict__.get(func.__name__)
@@ -387,7 +450,9 @@ ndarray.__hash__ = None  # type: ignore[assignment]
 
 
 def _from_host(a: Any, dtype: Any = None) -> ndarray:
-    return ndarray(np.array(a, dtype, copy=True, order="C"))
+    made = ndarray(np.array(a, dtype, copy=True, order="C"))
+    _work(made)
+    return made
 
 
 def asarray(a: Any, dtype: Any = None, order: Any = None) -> ndarray:
@@ -395,7 +460,9 @@ def asarray(a: Any, dtype: Any = None, order: Any = None) -> ndarray:
     if isinstance(a, ndarray):
         return a if dtype is None or a.dtype == dtype else a.astype(dtype)
     if isinstance(a, (tuple, list)) and any(isinstance(v, ndarray) for v in a):
-        return _wrap(np.asarray([v.host for v in a], dtype))
+        made = _wrap(np.asarray([v.host for v in a], dtype))
+        _work(made, a)
+        return made
     return _from_host(a, dtype)
 
 
@@ -403,32 +470,34 @@ def as_strided(x: ndarray, shape: Any = None, strides: Any = None) -> ndarray:
     """As CuPy's, within the memory that belongs to ``x``."""
     view = np.lib.stride_tricks.as_strided(x.host, shape, strides)
     assert view.size == 0 or byte_bounds(view)[1] <= byte_bounds(x.host)[1], "beyond the end of the memory"
-    return ndarray(view, x.device_id)
+    return _view(view, x)
 
 
 class _Device:
     """A device of the machine; as a context, the current one."""
 
     def __init__(self, id: int | None = None) -> None:
-        self.id = _current.device if id is None else id
+        self.id = clocks.current_device() if id is None else id
         if not 0 <= self.id < NUM_DEVICES:
             raise RuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
         self.before: list[int] = []
 
     def __enter__(self) -> _Device:
-        self.before.append(_current.device)
-        _current.device = self.id
+        self.before.append(clocks.current_device())
+        clocks.use_device(self.id)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _current.device = self.before.pop()
+        clocks.use_device(self.before.pop())
 
     def use(self) -> None:
         """Make it the thread's current device."""
-        _current.device = self.id
+        clocks.use_device(self.id)
 
     def synchronize(self) -> None:
-        """Everything is done already."""
+        """Wait for all streams of the device."""
+        for stream in clocks._streams.get(self.id, ()):
+            stream.synchronize()
 
 
 def _function(name: str) -> Any:
@@ -438,7 +507,7 @@ def _function(name: str) -> Any:
         SIGNATURES[name].bind(*args, **kwargs)
         out = kwargs.get("out")
         if name in VIEWS:
-            return _wrap(numpy_function(args[0].host, *args[1:], **kwargs), True, args[0].device_id)
+            return _view(numpy_function(args[0].host, *args[1:], **kwargs), args[0])
         with np.errstate(all="ignore"):
             result = numpy_function(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()})
         if name in ("empty", "empty_like"):
@@ -447,14 +516,19 @@ def _function(name: str) -> Any:
             result = np.asarray(result)
         if name in WIDENS and result.dtype.name == "bfloat16":
             result = result.astype(np.float32)
-        return out if out is not None else _wrap(result, name in KEEPS_ORDER)
+        made = args[0] if name == "copyto" else out if out is not None else _wrap(result, name in KEEPS_ORDER)
+        if name not in ("empty", "empty_like"):
+            _work(made, args, list(kwargs.values()))
+        return None if name == "copyto" else made
 
     return call
 
 
 def einsum(*operands: Any, out: Any = None, optimize: Any = False) -> ndarray:
     """The sum of products; as with CuPy, a view where nothing is summed."""
-    return _wrap(np.einsum(*map(_plain, operands), out=_plain(out), optimize=optimize), True)
+    made = _wrap(np.einsum(*map(_plain, operands), out=_plain(out), optimize=optimize), True)
+    _work(made if out is None else out, operands)
+    return made
 
 
 def _of_matrices(function: Any) -> Any:
@@ -467,6 +541,25 @@ def _of_matrices(function: Any) -> Any:
         return tuple(map(_wrap, result)) if isinstance(result, tuple) else _wrap(result)
 
     return call
+
+
+class _Stream(clocks.Stream):
+    def synchronize(self) -> None:
+        waits.declare()
+        super().synchronize()
+
+
+class _Event(clocks.Event):
+    def synchronize(self) -> None:
+        waits.declare()
+        super().synchronize()
+
+
+def _stream_of(device_id: int | None) -> clocks.Stream:
+    device = clocks.current_device() if device_id is None or device_id < 0 else device_id
+    if device not in clocks._legacy:
+        clocks._legacy[device] = _Stream(null=True, device=device)
+    return clocks.current_stream(device)
 
 
 def _make() -> Any:
@@ -482,11 +575,13 @@ def _make() -> Any:
         is_available=lambda: True,
         runtime=types.SimpleNamespace(
             getDeviceCount=lambda: NUM_DEVICES,
-            getDevice=lambda: _current.device,
+            getDevice=clocks.current_device,
             deviceGetPCIBusId=lambda number: f"{os.environ.get('STAND_IN_BUS', '0000')}:{number}",
         ),
         alloc_pinned_memory=bytearray,
-        get_current_stream=lambda: types.SimpleNamespace(ptr=0, synchronize=waits.declare),
+        get_current_stream=lambda device_id=None: _stream_of(device_id),
+        Stream=_Stream,
+        Event=_Event,
     )
     m.einsum = einsum
     m.linalg = types.SimpleNamespace(

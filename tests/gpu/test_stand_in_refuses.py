@@ -100,6 +100,7 @@ def test_a_mask_as_an_index_waits(xp, name, no_waits):
 
 def test_arrays_know_their_device(xp):
     here = xp.ones(3)
+    xp.cuda.Device(0).synchronize()
     with xp.cuda.Device(1):
         there = xp.ones(3)
         assert xp.cuda.Device().id == 1

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dbrdist.core.array.current_device import on as on
 from dbrdist.core.array.memory import DType as DType
 from dbrdist.core.array.memory import accumulation_dtype as accumulation_dtype
 from dbrdist.core.array.memory import address as address
@@ -20,6 +21,7 @@ from dbrdist.core.array.memory import copy as copy
 from dbrdist.core.array.memory import copy_as_it_lies as copy_as_it_lies
 from dbrdist.core.array.memory import empty as empty
 from dbrdist.core.array.memory import empty_as as empty_as
+from dbrdist.core.array.memory import fill as fill
 from dbrdist.core.array.memory import full as full
 from dbrdist.core.array.memory import full_as as full_as
 from dbrdist.core.array.memory import get_array_module as get_array_module
@@ -321,7 +323,9 @@ def copyto(dst: Array, src: Array) -> None:
         if not is_array(a):
             raise TypeError(f"copyto: {name}: expected an array, got {type(a).__name__}")
     device = device_of(dst)
-    device.xp.copyto(dst, to_device(src, device))
+    moved = to_device(src, device)
+    with on(dst):
+        device.xp.copyto(dst, moved)
 
 
 def to_device(a: Any, device: Device) -> Any:
@@ -338,11 +342,30 @@ def to_device(a: Any, device: Device) -> Any:
     is_there = isinstance(a, cupy.ndarray)
     if is_there and a.device.id == device.index:
         return a
-    with cupy.cuda.Device(a.device.id if is_there else device.index):  # a kernel runs where its array lies
-        memory = _memory_of(channels_last(a)) if a.ndim == 4 else a
-    with cupy.cuda.Device(device.index):
-        there = memory.copy() if is_there else cupy.asarray(memory, order="C")  # asarray leaves it on another GPU
+    memory = _memory_of(channels_last(a)) if a.ndim == 4 else a
+    if is_there:
+        there = _from_gpu_to_gpu(memory, cupy.cuda, device.index)
+    else:
+        with cupy.cuda.Device(device.index):
+            there = cupy.asarray(memory, order="C")
     return there.transpose(0, 3, 1, 2) if a.ndim == 4 else there
+
+
+def _from_gpu_to_gpu(a: Array, cuda: Any, index: int) -> Array:
+    """A copy on another GPU, made on a stream of that: after what wrote ``a``, and before what overwrites it."""
+    with cuda.Device(a.device.id):
+        dense = a if a.flags.c_contiguous else a.copy()
+        written = cuda.Event()
+        written.record(cuda.get_current_stream())
+    with cuda.Device(index):
+        stream = cuda.get_current_stream()
+        stream.wait_event(written)
+        there = dense.copy()
+        read = cuda.Event()
+        read.record(stream)
+    with cuda.Device(a.device.id):
+        cuda.get_current_stream().wait_event(read)
+    return there
 
 
 def _memory_of(a: Array) -> Array:

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from dbrdist.core.array.current_device import on
 from dbrdist.core.array.pages import own_pages
 from dbrdist.core.array.types import Array, HostArray
 
@@ -170,7 +171,8 @@ def empty(shape: tuple[int, ...], dtype: Any, like: Array | None = None) -> Arra
         if like is not None and type(like) is not np.ndarray:
             flat = flat.view(type(like))
     else:
-        flat = get_array_module(like).empty(count, dtype)
+        with on(like):
+            flat = get_array_module(like).empty(count, dtype)
     return _laid_out(flat, shape)
 
 
@@ -208,8 +210,17 @@ def number(value: float, dtype: Any) -> HostArray:
 def full(shape: tuple[int, ...], value: Any, dtype: Any, like: Array | None = None) -> Array:
     """As :func:`empty`, filled with ``value``."""
     a = empty(shape, dtype, like)
-    a[...] = value
+    fill(a, value)
     return a
+
+
+def fill(a: Array, value: Any) -> None:
+    """Copy a number, or an array of the same device, to all elements of ``a``."""
+    if type(a) is np.ndarray:
+        a[...] = value
+        return
+    with on(a):
+        a[...] = value
 
 
 def zeros(shape: tuple[int, ...], dtype: Any, like: Array | None = None) -> Array:
@@ -227,7 +238,7 @@ def empty_as(x: Array, shape: tuple[int, ...], dtype: Any) -> Array:
 def full_as(x: Array, shape: tuple[int, ...], dtype: Any, value: Any) -> Array:
     """As :func:`empty_as`, filled with ``value``."""
     a = empty_as(x, shape, dtype)
-    a[...] = value
+    fill(a, value)
     return a
 
 
@@ -239,7 +250,8 @@ def zeros_as(x: Array, shape: tuple[int, ...], dtype: Any) -> Array:
 def aligned_zeros(count: int, dtype: Any, like: Array) -> Array:
     """``count`` zeros on the device of ``like`` that start on a cache line, however few they are."""
     if not isinstance(like, np.ndarray):
-        return get_array_module(like).zeros(count, dtype)
+        with on(like):
+            return get_array_module(like).zeros(count, dtype)
     dtype = np.dtype(dtype)
     num_bytes = count * dtype.itemsize
     if num_bytes >= _OWN_PAGES_BYTES:
@@ -277,14 +289,14 @@ def channels_last(a: Array) -> Array:
     if is_channels_last(a):
         return a
     out = empty(a.shape, a.dtype, a)
-    out[...] = a
+    fill(out, a)
     return out
 
 
 def copy(a: Array) -> Array:
     """A copy with its own memory; that of images is channels-last, any other in C order."""
     out = empty_as(a, a.shape, a.dtype)
-    out[...] = a
+    fill(out, a)
     return out
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any, TypeVar
 
-from dbrdist.core.array.backend import CpuDevice, Device, get_device, to_device
+from dbrdist.core.array.backend import CpuDevice, Device, GpuDevice, get_device, to_device
 
 D = TypeVar("D", bound="DeviceResident")
 
@@ -25,6 +25,7 @@ class DeviceResident:
     """
 
     _device: Device = CpuDevice()
+    _gpu: int | None = None  # the number of the GPU that it was moved to
 
     @property
     def device(self) -> Device:
@@ -86,6 +87,7 @@ class _Mover(DeviceResidentsVisitor):
 
     def visit_device_resident(self, device_resident: DeviceResident) -> None:
         device_resident._device = self._device
+        device_resident._gpu = self._device.index if isinstance(self._device, GpuDevice) else None
 
     def visit_variable(self, param: Any) -> None:
         param.to_device(self._device)

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from dbrdist.core.array.backend import Array, DType, aligned_zeros, device_of, empty, to_device
+from dbrdist.core.array.backend import Array, DType, aligned_zeros, device_of, empty, fill, on, to_device
 from dbrdist.core.array.pages import release_free
 from dbrdist.core.model.parameter import Parameter, Slot
 
@@ -53,14 +53,14 @@ class Arena:
 
     def move_gradients(self, memory: Array) -> None:
         """Keep the gradients in ``memory`` from now on, of the same size and type; those that are there come along."""
-        memory[...] = self.grad
+        fill(memory, self.grad)
         self.grad = memory
         for p, slot in self._placed():
             p.move_gradient(memory[slot.start : slot.stop].reshape(p.shape))
 
     def move_data(self, memory: Array) -> None:
         """Keep the parameters in ``memory`` from now on, of the same size and type. None may share its array."""
-        memory[...] = self.data
+        fill(memory, self.data)
         self.data = memory
         for p, slot in self._placed():
             p.move_array(memory[slot.start : slot.stop].reshape(p.shape))
@@ -116,8 +116,9 @@ class Run:
     def clear_gaps(self, *arrays: Array) -> None:
         """Make the gaps zero again, in data, gradients and further arrays of the run's size."""
         if self.gaps.size:
-            for a in (self.data, self.grad, *arrays):
-                a[self._gaps] = 0
+            with on(self.data):
+                for a in (self.data, self.grad, *arrays):
+                    a[self._gaps] = 0
 
     def layers(self) -> list[tuple[Parameter, slice]]:
         """Each parameter with its elements, counted from the start of the run."""

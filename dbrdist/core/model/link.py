@@ -10,7 +10,8 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from dbrdist.core.array.backend import is_array, to_device
+from dbrdist.core.array.backend import device_of, fill, is_array, on, to_device
+from dbrdist.core.array.current_device import On, current_number
 from dbrdist.core.model.device_resident import DeviceResident, DeviceResidentsVisitor
 from dbrdist.core.model.flat import unique
 from dbrdist.core.model.link_hook import ForwardPostprocessArgs, ForwardPreprocessArgs, LinkHook, seen, thread
@@ -181,6 +182,8 @@ class Link(DeviceResident):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
+            if self._gpu is not None:
+                return self._call_on(self._gpu, args, kwargs)
             if self._hooks is None and not (seen and thread.hooks):
                 if len(args) == 1 and not kwargs:  # nearly always, and half the time of the general call
                     return self.forward(args[0])
@@ -197,6 +200,14 @@ class Link(DeviceResident):
             raise
         self._require_forward()
         return self._call_with_hooks([*thread.hooks.values(), *(self._hooks or {}).values()], args, kwargs)
+
+    def _call_on(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call with the link's GPU as the current device."""
+        with On(number if current_number() != number else None):
+            if self._hooks is None and not (seen and thread.hooks):
+                return self.forward(*args, **kwargs)
+            self._require_forward()
+            return self._call_with_hooks([*thread.hooks.values(), *(self._hooks or {}).values()], args, kwargs)
 
     def _call_with_hooks(self, hooks: list[LinkHook], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         before = ForwardPreprocessArgs(self, "forward", args, kwargs)
@@ -317,7 +328,8 @@ class Link(DeviceResident):
         """Fill all gradients with zeros; deprecated: :meth:`cleargrads` takes less time."""
         warnings.warn("Link.zerograds is deprecated. Use Link.cleargrads instead.", DeprecationWarning, stacklevel=2)
         for p in self.params(include_uninit=False):
-            p.grad = p.xp.zeros_like(p.array)
+            with on(p):
+                p.grad = p.xp.zeros_like(p.array)
 
     def addgrads(self, link: Link) -> None:
         """Add another link's gradients, parameter by parameter."""
@@ -388,7 +400,7 @@ class Link(DeviceResident):
                 if is_array(mine):
                     if mine.shape != theirs.shape:
                         raise ValueError(f"copyparams: {name}: expected shape {mine.shape}, got {theirs.shape}")
-                    mine[...] = to_device(theirs, self._device)
+                    fill(mine, to_device(theirs, device_of(mine)))
                 else:
                     setattr(self, name, copying.deepcopy(theirs))
 

@@ -13,10 +13,12 @@ from dbrdist.core.array.backend import (
     CpuDevice,
     Device,
     device_of,
+    fill,
     get_array_module,
     get_device,
     is_array,
     is_floating,
+    on,
     to_device,
 )
 from dbrdist.core.array.chainer_mode import as_chainer
@@ -159,7 +161,8 @@ class Parameter(Variable):
     def _begin_gradient(self) -> None:
         """None until it is written; in a program of Chainer NaN, which it may fill: ``p.grad[...] = 0``."""
         if as_chainer[0] and is_floating(self._array.dtype):
-            self.node.gradient = get_array_module(self._array).full_like(self._array, np.nan)
+            with on(self._array):
+                self.node.gradient = get_array_module(self._array).full_like(self._array, np.nan)
 
     def _draw(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """Initial values, in host memory."""
@@ -206,7 +209,7 @@ class Parameter(Variable):
         if old is not None:
             note_assignment(self)
         if self.slot is not None and not self.is_shared and _alike(a, old):
-            old[...] = a
+            fill(old, a)
             return
         self.leave_arena()
         if a is None:
@@ -254,7 +257,7 @@ class Parameter(Variable):
         view = self.node.view
         if g is not None and view is not None and not isinstance(g, Variable):
             if g is not view:
-                view[...] = g
+                fill(view, g)
             g = view
         self.node.gradient = g
 
@@ -266,7 +269,8 @@ class Parameter(Variable):
         """Fill the gradient with zeros, which is deprecated; a parameter without a shape has none."""
         warn_of_zerograd()
         if self._array is not None:
-            self.grad = self.xp.zeros_like(self.array)
+            with on(self.array):
+                self.grad = self.xp.zeros_like(self.array)
 
     def addgrad(self, var: Variable) -> None:
         """Add another variable's gradient to this one's; a parameter without a shape gets its shape from there."""
@@ -293,7 +297,7 @@ class Parameter(Variable):
             raise ValueError(
                 f"parameter {self.name or ''}: copydata expected an array of shape {self.shape}, got {source.shape}"
             )
-        self.array[...] = to_device(source, self.device)
+        fill(self.array, to_device(source, self.device))
         note_assignment(self)
 
     # ---- flat memory ------------------------------------------------------------------------------------------------
@@ -305,13 +309,13 @@ class Parameter(Variable):
         """
         self.release()
         if not is_guest:
-            data_view[...] = self._array
+            fill(data_view, self._array)
             for peer in self._others():
                 peer.slot, peer.node.view, peer._array = None, None, data_view
                 note_change(peer)
         g = self.grad
         if g is not None:
-            grad_view[...] = g
+            fill(grad_view, g)
             g = grad_view
         self._array = data_view
         self.node.gradient = g
@@ -387,9 +391,9 @@ class Parameter(Variable):
         if g is view:
             return
         if g is None:
-            view[...] = 0
+            fill(view, 0)
         else:
-            view[...] = g.array if isinstance(g, Variable) else g
+            fill(view, g.array if isinstance(g, Variable) else g)
         node.gradient = view
 
     # ---- devices, update, copies ------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dbrdist.core.array.backend import copy, get_array_module
+from dbrdist.core.array.backend import copy, get_array_module, on
 from dbrdist.core.array.config import config, using_config
 from dbrdist.core.tape import fusion, ops
 from dbrdist.core.tape.call import hooked, variable
@@ -37,6 +37,7 @@ class ObservingWalk(PlainWalk):
             self.deliver(node, g)
         while self.heap:
             function, gys = self.next()
+            self.visit(gys)
             function.heed_new_values()
             wanted = self.select(function, gys)
             if not wanted:
@@ -56,6 +57,7 @@ class ObservingWalk(PlainWalk):
             node.gradient = gx
             return
         if gx.shape != node.shape or gx.dtype != node.dtype:
+            self.visit((gx,))
             gx = fitted(function, i, gx)
         self.deliver(node, gx)
 
@@ -72,6 +74,7 @@ class ObservingWalk(PlainWalk):
         if not self.higher:
             super().settle(node, g)
             return
+        self.visit((g,))
         old = node.gradient
         node.gradient = g if old is None else ops.add(_as_variable(old), g)
 
@@ -200,6 +203,7 @@ class TargetWalk(ObservingWalk):
     def settle(self, node: VariableNode, g: Any) -> None:
         key = _key(node)
         if key in self.found:
+            self.visit((g,))
             old = self.found[key]
             self.found[key] = plain(g) if old is None else ops.add(old, plain(g))
 
@@ -258,6 +262,13 @@ def _check_nan(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, 
 
 
 def _seed(node: VariableNode, array: Any, given: Any, scale: float | None, higher: bool) -> Any:
+    if type(array) is np.ndarray:
+        return _seed_here(node, array, given, scale, higher)
+    with on(array):
+        return _seed_here(node, array, given, scale, higher)
+
+
+def _seed_here(node: VariableNode, array: Any, given: Any, scale: float | None, higher: bool) -> Any:
     """The gradient with which a pass starts: what was given, or one for a single element."""
     if given is None:
         given = node.gradient = _one(array)
@@ -362,15 +373,23 @@ def _backward(
     is_watched = bool(retain_grad or hooked[0] or switches["debug"] or switches["_function_hooks"])
     if higher:
         with using_config("enable_backprop", True):
-            ObservingWalk(higher, retain_grad).run(seeds)
+            _run(ObservingWalk(higher, retain_grad), seeds)
     elif listener is not None:
-        AnnouncingWalk(listener, [node for node, _ in seeds], is_watched).run(seeds)
+        _run(AnnouncingWalk(listener, [node for node, _ in seeds], is_watched), seeds)
     elif is_watched:
-        ObservingWalk(higher, retain_grad).run(seeds)
+        _run(ObservingWalk(higher, retain_grad), seeds)
     else:
-        PlainWalk().run(seeds)
+        _run(PlainWalk(), seeds)
     for watch in watches:
         watch.after()
+
+
+def _run(walk: PlainWalk, seeds: Seeds) -> None:
+    """Run a walk, which visits the devices of gradients, and come back to this thread's device."""
+    try:
+        walk.run(seeds)
+    finally:
+        walk.go_home()
 
 
 def _refuse_no_graph() -> None:
@@ -412,14 +431,15 @@ def grad(
     seeds = []
     for y, g in zip(outputs, given):
         if g is None:
-            g = get_array_module(y).ones_like(y.array)
+            with on(y):
+                g = get_array_module(y).ones_like(y.array)
         seeds.append((y.node, _seed(y.node, y.array, g, loss_scale, higher)))
     for x, g in zip(inputs, grad_inputs or ()):
         if g is not None:  # it goes on from there to the inputs behind
             seeds.append((x.node, _seed(x.node, x.array, g, None, higher)))
     walk = TargetWalk(higher, retain_grad, [y.node for y in outputs], [x.node for x in inputs])
     with using_config("enable_backprop", higher):
-        walk.run(seeds)
+        _run(walk, seeds)
         results = [walk.found[_key(x.node)] for x in inputs]
     results = [None if g is None else _as_variable(g) for g in results]
     for x, g in zip(inputs, results):

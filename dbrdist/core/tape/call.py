@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dbrdist.core.array.backend import Array, is_array, is_floating
+from dbrdist.core.array.backend import Array, device_of, is_array, is_floating
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config
+from dbrdist.core.array.current_device import On, elsewhere, on, several
 from dbrdist.core.array.elementwise import elementwise
 from dbrdist.core.tape import type_check
 from dbrdist.core.tape.checks import Operands
@@ -23,6 +24,7 @@ _ndarray = np.ndarray
 _FIRST = tuple(tuple(range(n)) for n in range(8))  # the indexes of the first n inputs
 _COUNTS = {first: len(first) for first in _FIRST}
 _OTHERS = 1 << 30  # for indexes that are not those of the first inputs: more than there are inputs
+_ON_ONE_DEVICE = ("dbrdist.core.", "dbrdist.functions.")  # where functions take operands of one device only
 _new = Value.__new__
 _float32 = np.dtype(np.float32)
 
@@ -46,6 +48,7 @@ class Call(Record):
         nodes: list[Any] = []
         rank = num_constant = 0
         operands, has_arrays = self.operands, False
+        a: Any = None
         for x in inputs:
             if isinstance(x, Value):
                 value = x
@@ -78,7 +81,9 @@ class Call(Record):
         if self._checks_types and config.type_check:
             self._check_types(data)
         switches = config.__dict__  # one look at this thread's values for all of them
-        if hooked[0] or switches["_function_hooks"] or switches["debug"]:
+        if type(a) is not _ndarray or type(data[0]) is not _ndarray:  # an array of a GPU, perhaps of another one
+            ys = self._forward_there(data)
+        elif hooked[0] or switches["_function_hooks"] or switches["debug"]:
             ys = self._forward_with_hooks(data)
         else:
             ys = self.forward(data)
@@ -95,6 +100,19 @@ class Call(Record):
             self.wanted = tuple([i for i, node in enumerate(nodes) if node.requires_grad])
         return _recorded(self, rank, data, ys)
 
+    def _forward_there(self: Any, data: tuple[Array, ...]) -> Any:
+        """Forward on the device of the operands."""
+        number = elsewhere(data)
+        if len(data) > 1 and several(data) and type(self).__module__.startswith(_ON_ONE_DEVICE):
+            raise _mixed_devices(self, data)
+        switches = config.__dict__
+        is_looked_at = hooked[0] or switches["_function_hooks"] or switches["debug"]
+        forward = self._forward_with_hooks if is_looked_at else self.forward
+        if number is None:
+            return forward(data)
+        with On(number):
+            return forward(data)
+
     def _check_types(self: Any, data: tuple[Array, ...]) -> None:
         """A user's checks; their error begins with the function, as in Chainer."""
         try:
@@ -108,6 +126,16 @@ class Call(Record):
         self.inputs = self.wanted = ()
         self._kept_xs = self._kept_ys = ()
         self._for_rule = None
+
+
+def _mixed_devices(call: Any, data: tuple[Array, ...]) -> ValueError:
+    places = ", ".join(
+        f"{i} on {'the host' if type(x) is _ndarray else device_of(x)}" for i, x in enumerate(data) if is_array(x)
+    )
+    return ValueError(
+        f"{call.label}: expected all inputs on one device, got input {places}; bring them together with "
+        "F.copy(x, device), through which gradients flow, or with to_device"
+    )
 
 
 def _recorded(call: Any, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]) -> tuple[Any, ...]:
@@ -167,7 +195,8 @@ def _follow_variables(inputs: tuple[Any, ...], xs: list[Array], nodes: list[Any]
         return
     for i, x in enumerate(inputs):
         if not isinstance(x, Variable) and x.dtype != dtype and is_floating(x.dtype):
-            xs[i] = elementwise(lambda v: v.astype(dtype), x)
+            with on(x):
+                xs[i] = elementwise(lambda v: v.astype(dtype), x)
             nodes[i] = constant_node(xs[i])
 
 

@@ -17,6 +17,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from sys import getrefcount
 from threading import get_ident
 from typing import Any, TypeAlias
@@ -24,6 +25,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dbrdist.core.array.backend import Array, DType, is_on_gpu, zeros
+from dbrdist.core.array.current_device import MakerStream
 
 Mask: TypeAlias = Callable[[], Array]  # gives 0 where a ReLU stopped an element, and 1 elsewhere
 
@@ -31,7 +33,7 @@ Mask: TypeAlias = Callable[[], Array]  # gives 0 where a ReLU stopped an element
 class Pending:
     """An output that a ReLU may take over, and how to write it otherwise."""
 
-    __slots__ = ("gamma", "mask", "output", "rectified", "taken", "write")
+    __slots__ = ("gamma", "mask", "origin", "output", "rectified", "taken", "write")
 
     def __init__(
         self,
@@ -47,12 +49,16 @@ class Pending:
         self.write = write  # None where the output has been written
         self.mask = mask
         self.taken = False  # by a ReLU
+        self.origin = None if type(output) is np.ndarray else MakerStream.of(output)
 
     def finish(self) -> None:
         """Write the output, unless nobody can read it any more."""
         output, write = self.output(), self.write
         if output is not None and write is not None:
-            write(output)
+            if self.origin is None:
+                write(output)
+            else:
+                self.origin.run(partial(write, output))
             self.write = None
 
 
@@ -115,7 +121,10 @@ os.register_at_fork(before=lambda: settle() if waiting else None, after_in_child
 
 
 class Deferred:
-    """A gradient that its receiver completes, in fewer passes over memory than ``force``."""
+    """A gradient that its receiver completes, in fewer passes over memory than ``force``.
+
+    ``part`` is an array that it is made from: on the device on which it is completed.
+    """
 
     __slots__ = ()
 
@@ -145,6 +154,10 @@ class MaskedGradient(Deferred):
     def dtype(self) -> DType:
         return self.gy.dtype
 
+    @property
+    def part(self) -> Array:
+        return self.gy
+
     def force(self) -> Array:
         return self.masked(self.gy)
 
@@ -171,6 +184,10 @@ class SummedGradient(Deferred):
     def dtype(self) -> DType:
         return self.a.dtype
 
+    @property
+    def part(self) -> Array:
+        return self.a
+
     def force(self) -> Array:
         return self.add(self.a, self.b)
 
@@ -188,6 +205,10 @@ class SpreadGradient(Deferred):
     @property
     def dtype(self) -> DType:
         return self.seen.dtype
+
+    @property
+    def part(self) -> Array:
+        return self.seen
 
     def force(self) -> Array:
         return self.add_to(zeros(self.shape, self.seen.dtype, self.seen))

@@ -1,4 +1,4 @@
-"""Errors of public functions name the function and what it was given, also where NumPy or Python raised them.
+"""Public functions run on the device of their arrays, and their errors name them and what they were given.
 
 Most checks of a function say so themselves (``core.checks``). This is for what they leave over: a list or None where an
 array belongs, shapes that NumPy cannot broadcast, an axis without elements. It costs nothing until something fails.
@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from dbrdist.core.array.current_device import On, elsewhere_in
 from dbrdist.core.tape.checks import ArgumentError, OperandTypeError, describe
 from dbrdist.core.usage.foreign_names import UnknownArgumentError, explained_arguments
 
 _RAISED = (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError)
+_modules = sys.modules
 _OURS = ("dbrdist", "numpy", "scipy", "cupy", "ml_dtypes")
 
 
@@ -24,6 +27,11 @@ def naming_errors(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
+            if "cupy" in _modules:  # what a function does besides calls of the tape runs where its arrays are, too
+                number = elsewhere_in((*args, *kwargs.values()))
+                if number is not None:
+                    with On(number):
+                        return function(*args, **kwargs)
             return function(*args, **kwargs)
         except _RAISED as error:
             better = _named_error(call, args, kwargs, error)

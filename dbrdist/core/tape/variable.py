@@ -13,10 +13,12 @@ from dbrdist.core.array.backend import (
     Device,
     accumulation_dtype,
     device_of,
+    fill,
     get_array_module,
     get_device,
     is_array,
     is_floating,
+    on,
     to_device,
 )
 from dbrdist.core.tape.fusion import settle, waiting
@@ -263,18 +265,20 @@ class Variable(Value):
     def zerograd(self) -> None:
         """Fill the gradient with zeros; deprecated, as in Chainer: :meth:`cleargrad` takes less time."""
         warn_of_zerograd()
-        self.grad = get_array_module(self.array).zeros_like(self.array)
+        with on(self.array):
+            self.grad = get_array_module(self.array).zeros_like(self.array)
 
     def addgrad(self, var: Variable) -> None:
         """Add another variable's gradient to this one's."""
         if var.grad is not None:
             g = to_device(var.grad, self.device)
-            self.grad = g.copy() if self.grad is None else self.grad + g
+            with on(g):
+                self.grad = g.copy() if self.grad is None else self.grad + g
 
     def copydata(self, var: Variable) -> None:
         """Copy another variable's array into this one's."""
         if var._array is not None:
-            self.array[...] = to_device(var.array, self.device)
+            fill(self.array, to_device(var.array, self.device))
 
     def retain_data(self) -> None:
         """Accepted for compatibility with Chainer: the Variable always keeps its array."""

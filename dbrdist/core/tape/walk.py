@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array.backend import copy_as_it_lies, is_of_own_class
+from dbrdist.core.array.current_device import Visitor
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.fusion import Deferred, SpreadGradient, SummedGradient
 from dbrdist.core.tape.node import VariableNode, assignments
@@ -21,7 +22,7 @@ _LARGE = 1 << 18  # elements of a gradient that does not stay in the cache
 Seeds = list[tuple[VariableNode, Any]]
 
 
-class Walk:
+class Walk(Visitor):
     """One backward pass: what waits for which function, and the one place where a gradient lands."""
 
     is_new = False  # whether nobody else has the gradients that are being delivered
@@ -50,9 +51,13 @@ class Walk:
                 old = pending[creator] = [None] * creator.num_outputs
                 old[node.index] = g
         elif creator.num_outputs == 1:
+            if type(g) is not _ndarray:
+                self.visit((g,))
             pending[creator] = _summed(creator, old, g, self.is_new)
         else:
             i = node.index
+            if type(g) is not _ndarray:
+                self.visit((g,))
             old[i] = g if old[i] is None else ops.add(plain(old[i]), plain(g))
 
     def settle(self, node: VariableNode, g: Any) -> None:
@@ -86,7 +91,9 @@ class PlainWalk(Walk):
             _run_chain(self, function, gys)
 
     def settle(self, node: VariableNode, g: Any) -> None:
-        g = plain(g)
+        if type(g) is not _ndarray:
+            self.visit((g,))
+            g = plain(g)
         old = node.gradient
         if isinstance(old, Variable):
             old = old.array
@@ -113,6 +120,8 @@ def _run_chain(walk: Any, function: Any, gys: tuple[Any, ...]) -> None:
     num_assigned = assignments[0]
     while True:
         nodes, wanted = function.inputs, function.wanted
+        if type(gys[0]) is not _ndarray:
+            walk.visit(gys)
         if function.recorded_at != num_assigned:
             function.heed_new_values()
         if function.writes:
@@ -133,6 +142,7 @@ def _run_chain(walk: Any, function: Any, gys: tuple[Any, ...]) -> None:
                 continue
             dtype = gx.dtype
             if gx.shape != node.shape or (dtype is not node.dtype and dtype != node.dtype):
+                walk.visit((gx,))
                 gx = fitted(function, i, gx)
             creator = node.creator_node
             if creator is None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dbrdist.core.array.backend import Array, zeros
+from dbrdist.core.array.backend import Array, on, zeros
+from dbrdist.core.array.current_device import number_of
 from dbrdist.core.model.flat import Run
 from dbrdist.core.tape.node import assignments
 from dbrdist.core.update.update_rule import FP32_PARAM, UpdateRule, follow, joint_state
@@ -34,6 +35,7 @@ class Part:
             else:
                 joint = joint_state(run, rules, names) if names else {}
             self.state = [joint[name] for name in names]
+        self.is_on_gpu = number_of(run.data) is not None
         self.is_plain = self.leader.runs_flat and self.leader._hooks is None and self.wide is None
 
     @property
@@ -112,12 +114,20 @@ class Part:
 def update_all(parts: Iterable[Part]) -> None:
     """Update all parameters from the gradients that are there, where no hook of the optimizer looks at them."""
     for part in parts:
-        part.collect()
-        if part.is_plain:
-            part.step(part.run)
+        if part.is_on_gpu:
+            with on(part.run.data):
+                _update_one(part)
         else:
-            part.begin(None)
-            part.update(True)
+            _update_one(part)
+
+
+def _update_one(part: Part) -> None:
+    part.collect()
+    if part.is_plain:
+        part.step(part.run)
+    else:
+        part.begin(None)
+        part.update(True)
 
 
 def update_with_hooks(optimizer: Any) -> None:
@@ -126,8 +136,9 @@ def update_with_hooks(optimizer: Any) -> None:
     nodes, num_assigned = optimizer._nodes, assignments[0]
     assigned = [node.assigned for node in nodes]
     for part in parts:
-        part.collect()
-        part.begin(optimizer._loss_scale)
+        with on(part.run.data):
+            part.collect()
+            part.begin(optimizer._loss_scale)
     for p in optimizer._alone:
         if p.is_initialized and p.grad is None:
             p.grad = zeros(p.shape, p.dtype, p.array)
@@ -141,14 +152,17 @@ def update_with_hooks(optimizer: Any) -> None:
         if optimizer._plan() is not parts:  # a hook changed a rule or a parameter
             parts = optimizer._parts
             for part in parts:
-                part.begin(None)
+                with on(part.run.data):
+                    part.begin(None)
         is_complete = all(part.is_complete for part in parts)
     optimizer.t += 1
     if optimizer._is_safe:
         for part in parts:
-            part.update(is_complete)
+            with on(part.run.data):
+                part.update(is_complete)
         for p in optimizer._alone:
-            p.update_rule.update(p)
+            with on(p):
+                p.update_rule.update(p)
     if optimizer._hooks.post:
         optimizer.call_hooks("post")
     if is_dynamic:
@@ -161,7 +175,8 @@ def update_with_hooks(optimizer: Any) -> None:
 def call_flat(hook: Any, parts: Iterable[Part], keeps_zero: bool) -> None:
     """Let a hook work on flat memory; ``keeps_zero`` says that it leaves zeros of values and gradients as they are."""
     for part in parts:
-        hook.flat(part.joint)
-        if not keeps_zero:
-            part.joint.clear_gaps()
-        part.narrow()
+        with on(part.run.data):
+            hook.flat(part.joint)
+            if not keeps_zero:
+                part.joint.clear_gaps()
+            part.narrow()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType
 from typing import Any, ClassVar, Protocol
 
-from dbrdist.core.array.backend import Array, get_array_module
+from dbrdist.core.array.backend import Array, get_array_module, on
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.model import flat
 from dbrdist.core.model.flat import Run
@@ -110,7 +110,8 @@ class Optimizer:
             hook(self)
             return
         for p in self.target.params():
-            hook(p.update_rule, p)
+            with on(p):
+                hook(p.update_rule, p)
 
     @property
     def loss_scale(self) -> float | None:
@@ -164,7 +165,7 @@ class Optimizer:
         for name, p in self.target.namedparams():
             names.setdefault(p, name)
         for p, g in () if self._are_finite(names) else self._gradients(names):
-            if not bool(get_array_module(g).isfinite(g).all()):
+            if not _is_finite(g):
                 self._is_safe = False
                 warnings.warn(
                     f"NaN or infinity in the gradient of {names[p]} at loss scale {self._loss_scale}: "
@@ -279,7 +280,8 @@ class GradientMethod(Optimizer):
             update_all(self._parts if watch is not None and watch.is_current() else self._plan())
             self.t += 1
             for p in self._alone:
-                p.update_rule.update(p)
+                with on(p):
+                    p.update_rule.update(p)
         if self._first_updates is not None:
             self._first_updates.watch(list(self.target.params()))
 
@@ -303,7 +305,10 @@ class GradientMethod(Optimizer):
             if self._sharding is not None:
                 self.check_divisible(updated)
                 runs = [self._sharding.shard(run) for run in runs]
-            self._parts = [Part(run, [p.update_rule for p in run.params]) for run in runs]
+            self._parts = []
+            for run in runs:
+                with on(run.data):
+                    self._parts.append(Part(run, [p.update_rule for p in run.params]))
             rules = [p.update_rule for p in ruled]
             self._nodes = [p.node for p in everything]
             self._watch = Watch([*self.target.links(), *everything, *rules, *(r.hyperparam for r in rules)])
@@ -337,7 +342,7 @@ class GradientMethod(Optimizer):
         updated = {p for part in parts for p in part.run.params}
         if updated != set(params) or not all(part.is_complete for part in parts):
             return False
-        return all(bool(get_array_module(g).isfinite(g).all()) for g in (part.run.grad for part in parts))
+        return all(_is_finite(part.run.grad) for part in parts)
 
     def _gradients(self, params: Iterable[Parameter]) -> Iterator[tuple[Parameter, Array]]:
         if self._sharding is None:
@@ -372,19 +377,25 @@ class GradientMethod(Optimizer):
             call_flat(hook, self._plan(), keeps_zero)
             return
         parts = self._plan()
-        shown = [part.show() for part in parts]
+        shown = []
+        for part in parts:
+            with on(part.run.data):
+                shown.append(part.show())
         if for_each:
             for p in flat.unique(self.target.params()):
                 if p.is_initialized and p.update_rule is not None:
-                    hook(p.update_rule, p)
+                    with on(p):
+                        hook(p.update_rule, p)
         else:
-            hook(self)
+            with on(*[part.run.data for part in parts]):
+                hook(self)
         for part, gradients in zip(parts, shown):
-            if not keeps_zero:
-                part.joint.clear_gaps()
-            part.adopt(gradients)
-            if as_chainer[0]:
-                part.collect()  # a gradient that the hook removed is zero for the next hook and the update
+            with on(part.run.data):
+                if not keeps_zero:
+                    part.joint.clear_gaps()
+                part.adopt(gradients)
+                if as_chainer[0]:
+                    part.collect()  # a gradient that the hook removed is zero for the next hook and the update
 
     def use_fp32_update(self, flag: bool = True) -> None:
         """Update 16-bit parameters in float32; see :meth:`UpdateRule.use_fp32_update`."""
@@ -419,6 +430,11 @@ class GradientMethod(Optimizer):
         # A plan's arrays are not those of a copy.
         own: dict[str, Any] = {"_parts": [], "_alone": [], "_nodes": [], "_watch": None, "_sharding": None}
         return {**self.__dict__, **own, "_first_updates": None, "_params_at_setup": None}
+
+
+def _is_finite(g: Array) -> bool:
+    with on(g):
+        return bool(get_array_module(g).isfinite(g).all())
 
 
 def _is_updated_alone(p: Parameter) -> bool:

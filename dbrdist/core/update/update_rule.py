@@ -19,6 +19,7 @@ from dbrdist.core.array.backend import (
     empty,
     get_array_module,
     is_array,
+    on,
     to_device,
     zeros,
 )
@@ -386,6 +387,10 @@ class UpdateRule:
 
     def ensure_state(self, param: Parameter, piece: flat.Piece | None = None) -> None:
         """Make the state if there is none yet, for ``piece`` of the parameter, and bring it to where that lies."""
+        with on(param.array):
+            self._ensure_state_here(param, piece)
+
+    def _ensure_state_here(self, param: Parameter, piece: flat.Piece | None) -> None:
         in_fp32 = self.is_in_fp32(param)
         if piece != self.piece:
             self._cut(piece)

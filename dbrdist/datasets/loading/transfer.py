@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,11 +42,13 @@ class Conveyor:
     Args:
         device: where the arrays go; None and the CPU leave them where they are.
         stream: on which they are copied; None makes one.
+        made: called with each new array of the device; nothing but that array and its views hold its memory.
     """
 
-    def __init__(self, device: Any = None, stream: Any = None) -> None:
+    def __init__(self, device: Any = None, stream: Any = None, made: Callable[[Array], None] | None = None) -> None:
         self._device = None if device is None else get_device(device)
         self._stream = stream
+        self._made = made
         self._rooms = deque([_PinnedRoom(), _PinnedRoom()])
         self._waiting: deque[tuple[Array, Any]] = deque()
 
@@ -69,6 +73,8 @@ class Conveyor:
         copied = cupy.cuda.Event()
         copied.record(self._stream)
         room.leave(copied)
+        if self._made is not None:
+            self._made(there)
         return there.transpose(0, 3, 1, 2) if is_image else there, copied
 
     def get(self, sync: bool = True) -> Array:
@@ -83,27 +89,86 @@ class Conveyor:
         return array
 
 
+class _Lent:
+    """Memory of the device that the program has in an array, or had: then ``dropped`` says what may still read it."""
+
+    __slots__ = ("dropped", "memory")
+
+    def __init__(self, array: Array) -> None:
+        self.memory = array.data  # holds the memory, not the array
+        self.dropped: list[Any] | None = None
+
+
+class _Room:
+    """The memory of batches on one device: given back to the copying stream once nothing can read it any more.
+
+    When the program drops an array, an event is recorded on each stream that computes. Before the memory is given back,
+    the copying stream waits for these events. That happens two calls after the array was dropped, so that the wait is
+    for a step that is over, and copies still overlap with the one that runs.
+    """
+
+    def __init__(self, device: Device, stream: Any, compute_stream: Any) -> None:
+        self._device, self._stream, self._compute_stream = device, stream, compute_stream
+        self._lent: deque[_Lent] = deque()
+        self._computing: dict[int, Any] = {}  # streams of programs that asked for batches, by address
+        self._resting: list[_Lent] = []  # dropped before the last call
+
+    def start_batch(self) -> None:
+        """Give back what was dropped before the last call."""
+        stream = self._compute_stream or self._device.xp.cuda.get_current_stream()
+        self._computing[_key(stream)] = stream
+        for lent in self._resting:
+            for event in lent.dropped or ():
+                self._stream.wait_event(event)
+        self._resting = [lent for lent in self._lent if lent.dropped is not None]
+        self._lent = deque(lent for lent in self._lent if lent.dropped is None)
+
+    def lend(self, array: Array) -> None:
+        """Keep the memory of an array that the program gets now."""
+        lent = _Lent(array)
+        self._lent.append(lent)
+        weakref.finalize(array, self._note, lent).atexit = False
+
+    def _note(self, lent: _Lent) -> None:
+        """The program has dropped an array and all views of it."""
+        events = []
+        with using_device(self._device):
+            cuda = self._device.xp.cuda
+            here = cuda.get_current_stream()
+            for stream in {**self._computing, _key(here): here}.values():
+                event = cuda.Event()
+                event.record(stream)
+                events.append(event)
+        lent.dropped = events
+
+
+def _key(stream: Any) -> int:
+    return int(getattr(stream, "ptr", id(stream)))
+
+
 class _Sender:
     """What a Batch takes for a device: sends its arrays one after the other by conveyors."""
 
     def __init__(self, device: Device, stream: Any, compute_stream: Any) -> None:
         self.xp = device.xp
         self._compute_stream = compute_stream
-        self._conveyors: dict[int, Conveyor] = defaultdict(lambda: Conveyor(device, stream))
-        self._kept: deque[list[Array]] = deque([[], []], 2)
+        self._room = room = _Room(device, stream, compute_stream)
+        self._conveyors: dict[int, Conveyor] = defaultdict(lambda: Conveyor(device, stream, room.lend))
+        self._count = 0  # arrays of this batch so far
 
     def start_batch(self) -> None:
-        self._kept.append([])
+        self._room.start_batch()
+        self._count = 0
 
     def send(self, array: Array) -> Array:
-        conveyor = self._conveyors[len(self._kept[-1])]
+        conveyor = self._conveyors[self._count]
+        self._count += 1
         conveyor.put(array)
         if self._compute_stream is None:
             there = conveyor.get(sync=False)
         else:
             with self._compute_stream:
                 there = conveyor.get(sync=False)
-        self._kept[-1].append(there)
         return there
 
 
@@ -112,8 +177,8 @@ class ConcatWithAsyncTransfer:
 
     The batch goes to the device on a stream of its own, out of memory from which the device copies by itself. The
     computations that come next wait for it; the host does not, nor do those that were started before. Each instance
-    serves one device. The last two batches are kept on the device: their memory is used for the next ones when nothing
-    that was started before the last call can need it.
+    serves one device. A batch may be kept and used as often as the program likes: its memory is used for another one
+    only when the program has dropped it, and after the computations that were started until then.
 
     Args:
         stream: on which batches are sent (a ``cupy.cuda.Stream``); None makes one at the first call.
@@ -143,7 +208,7 @@ class ConcatWithAsyncTransfer:
             return _each(self._sender.send, concat_examples(batch, None, padding))
 
     def _follow(self, cuda: Any) -> None:
-        """Let copies begin when what was computed before the call before is done: memory that is free is free then."""
+        """Let copies begin when what was computed before the call before is done."""
         self._stream = self._stream or cuda.Stream(non_blocking=True)
         if self._sender is None:
             self._sender = _Sender(self._device, self._stream, self._compute_stream)  # type: ignore[arg-type]

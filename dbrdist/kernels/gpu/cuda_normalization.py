@@ -6,7 +6,9 @@ same pass costs nothing, since its mask is computed again from the input. Sums h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+import weakref
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,20 @@ _MAP_THREADS, _MAP_BLOCKS = 256, 1056
 _MAP_ROWS = 4  # in a thread at least
 _COLUMNS = 4096  # of blocks at most: each needs a counter
 
-_counters: dict[tuple[int, int], Array] = {}  # by device and stream, whose kernels run one after the other
+
+class _ThreadKey:
+    """What stands for a thread, and dies with it."""
+
+
+class _ThreadKeys(threading.local):
+    def __init__(self) -> None:
+        self.key = _ThreadKey()
+
+
+# What the blocks of a kernel count in, by thread, device and stream: kernels of one stream run one after the other, but
+# two threads may both call their streams 2 (``cudaStreamPerThread``).
+_counters: MutableMapping[_ThreadKey, dict[tuple[int, int], Array]] = weakref.WeakKeyDictionary()
+_keys = _ThreadKeys()
 
 
 class _Matrix:
@@ -74,9 +89,12 @@ class _Matrix:
         def reduce(arrays: tuple[Array, ...], *rest: Any) -> None:
             stream = cuda.get_current_stream().ptr
             device = arrays[0].data.device_id
-            counters = _counters.get((device, stream))
+            made = _counters.get(_keys.key)
+            if made is None:
+                made = _counters[_keys.key] = {}
+            counters = made.get((device, stream))
             if counters is None:
-                counters = _counters[device, stream] = backend.zeros((_COLUMNS,), np.uint32, arrays[0])
+                counters = made[device, stream] = backend.zeros((_COLUMNS,), np.uint32, arrays[0])
             run(grid, block, (*arrays, *sizes, parts(), counters, *rest), shared_mem=shared)
 
         return reduce
@@ -157,7 +175,7 @@ def _plan_inference(
         x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: Axis, relu: bool,
         out: Array | None = None,
     ) -> Array:  # fmt: skip
-        y = new() if out is None or not _takes(out, y_like) else out
+        y = new() if out is None or not _takes(out, y_like, matrix.dtype) else out
         apply(grid, block, (dense(x), y, *sizes, *map(_f32, (mean, var, gamma, beta)), eps32))
         if out is None or y is out:
             return y
@@ -168,9 +186,9 @@ def _plan_inference(
     return bn_inference
 
 
-def _takes(out: Array, strides: tuple[int, ...]) -> bool:
-    """Can a kernel write there, as into an array of these strides?"""
-    return out.strides == strides and cuda_source.is_aligned(out)
+def _takes(out: Array, strides: tuple[int, ...], dtype: Any) -> bool:
+    """Can a kernel write there, as into an array of these strides and this type?"""
+    return bool(out.dtype == dtype and out.strides == strides and cuda_source.is_aligned(out))
 
 
 def _plan_sums(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: Axis) -> Any:

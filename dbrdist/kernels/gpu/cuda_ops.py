@@ -73,6 +73,7 @@ def _plan_map(name: str) -> Callable[..., Plan]:
 def relu_backward_of_sum(y: Array, a: Array, b: Array, out: Array | None = None) -> Plan:
     """a + b where y is not 0; ``out`` may be a or b."""
     run, new = _map("relu_backward_of_sum", y, a, b)
+    require(out)
 
     def plan(y: Array, a: Array, b: Array, out: Array | None = None) -> Array:
         gx = new() if out is None else out
@@ -173,6 +174,7 @@ def cross_entropy_backward(x: Array, t: Array, saved: tuple[Array, ...], gy: Arr
     """(softmax(x) - onehot(t)) gy / what the mean is over."""
     types, _, _, (rows, classes) = _of_rows(x, t)
     require(gy)
+    require_here(*saved)
     if gy.dtype != x.dtype:
         raise Unsupported("a gradient of another type")
     dtype, empty, shape = x.dtype, backend.get_array_module(x).empty, x.shape

@@ -56,6 +56,7 @@ def _plan_forward(x: Array, geometry: PoolGeometry) -> Any:
 
 def _plan_backward(gy: Array, x_shape: Shape, saved: Any, geometry: PoolGeometry) -> Any:
     """See numpy_.pool_backward."""
+    cuda_source.require_here(gy, saved)
     if not gy.size or gy.dtype.name not in _TYPES:  # of another type or shape than forward's
         return lambda gy, x_shape, saved, geometry: numpy_.pool_backward(gy, x_shape, _rows_first(saved), geometry)
     dtype, width, x_shape = gy.dtype, cuda_source.pack(x_shape[1]), tuple(x_shape)

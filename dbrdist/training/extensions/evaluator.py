@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dbrdist.core.array.backend import get_device
+from dbrdist.core.array.backend import get_device, using_device
 from dbrdist.core.array.config import no_backprop_mode, using_config
 from dbrdist.core.model.reporter import DictSummary, Reporter, report, report_scope
 from dbrdist.core.update.targets import explain_call
@@ -94,11 +94,12 @@ class Evaluator(Extension):
         if self.eval_hook is not None:
             self.eval_hook(self)
         summary = DictSummary()
-        for batch in self.one_pass():
-            weight = len(batch) if hasattr(batch, "__len__") else 1
-            summary.add({key: (value, weight) for key, value in self.observe(batch).items()})
-            if self._has_bar:
-                self._show_progress()
+        with using_device(self.device):
+            for batch in self.one_pass():
+                weight = len(batch) if hasattr(batch, "__len__") else 1
+                summary.add({key: (value, weight) for key, value in self.observe(batch).items()})
+                if self._has_bar:
+                    self._show_progress()
         if self._has_bar:
             sys.stdout.write("\n")
         return summary

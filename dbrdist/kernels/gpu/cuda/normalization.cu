@@ -288,8 +288,8 @@ __global__ void bn_input_gradient(const T* x, const T* gy, T* gx, long long M, i
 template <typename T>
 __global__ void bn_move(T* running_mean, T* running_var, const float* mean, const float* var, int C, float decay,
                         float weight_of_mean, float weight_of_var) {
-    int c = blockIdx.x * blockDim.x + threadIdx.x;
-    if (c >= C) return;
-    running_mean[c] = T(decay * float(running_mean[c]) + weight_of_mean * mean[c]);
-    running_var[c] = T(decay * float(running_var[c]) + weight_of_var * var[c]);
+    for (long long c = blockIdx.x * (long long)blockDim.x + threadIdx.x; c < C; c += (long long)gridDim.x * blockDim.x) {
+        running_mean[c] = T(decay * float(running_mean[c]) + weight_of_mean * mean[c]);
+        running_var[c] = T(decay * float(running_var[c]) + weight_of_var * var[c]);
+    }
 }

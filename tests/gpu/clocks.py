@@ -1,0 +1,205 @@
+"""Streams, events and memory of a GPU's stand-in: everything is computed at once, and vector clocks tell what a real
+GPU may do in another order.
+
+A stream counts its work and knows, for each other stream, how much of that is done before its own next piece: through
+events, through waits of the host, and through the legacy stream, which waits for all streams of its device but those
+made with ``non_blocking``, as they wait for it. A block of memory remembers who wrote and read it. What reads or
+overwrites a block before that is ordered is a race: :class:`Race` is raised where it happens.
+
+Memory that is given back lies in a list of its device and of the stream on which it was allocated, as in CuPy's pool:
+work of that stream gets it back without any wait.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+_numbers = itertools.count(1)
+_host: dict[int, int] = {}  # what the host has waited for, by stream
+
+
+class Race(AssertionError):
+    """Two pieces of work that nothing orders touch the same memory."""
+
+
+def _merge(into: dict[int, int], other: dict[int, int]) -> None:
+    for stream, count in other.items():
+        if into.get(stream, 0) < count:
+            into[stream] = count
+
+
+class Stream:
+    """CuPy's class: a queue of work on one device."""
+
+    def __init__(self, null: bool = False, non_blocking: bool = False, ptds: bool = False, device: int | None = None):
+        self.device_id = _thread.device if device is None else device
+        self.number = next(_numbers)
+        self.ptr = 0 if null else 4096 * self.number
+        self.is_blocking = not non_blocking
+        self.clock: dict[int, int] = {}
+        _streams.setdefault(self.device_id, []).append(self)
+
+    def begin(self) -> int:
+        """Begin a piece of work; returns its number."""
+        _merge(self.clock, _host)
+        if self.ptr == 0:
+            for other in _streams[self.device_id]:
+                if other.is_blocking:
+                    _merge(self.clock, other.clock)
+        elif self.is_blocking:
+            _merge(self.clock, legacy(self.device_id).clock)
+        self.clock[self.number] = self.clock.get(self.number, 0) + 1
+        return self.clock[self.number]
+
+    def wait_event(self, event: Event) -> None:
+        if event.clock is not None:
+            self.begin()
+            _merge(self.clock, event.clock)
+
+    def record(self, event: Event | None = None) -> Event:
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        self.begin()
+        _merge(_host, self.clock)
+
+    def use(self) -> Stream:
+        _thread.streams[self.device_id] = self
+        return self
+
+    def __enter__(self) -> Stream:
+        _thread.outer.append((self.device_id, current_stream(self.device_id)))
+        return self.use()
+
+    def __exit__(self, *exc: object) -> None:
+        device, stream = _thread.outer.pop()
+        _thread.streams[device] = stream
+
+    @property
+    def done(self) -> bool:
+        return False
+
+
+class Event:
+    """CuPy's class: a point in a stream's work."""
+
+    def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
+        self.clock: dict[int, int] | None = None
+
+    def record(self, stream: Any = None) -> None:
+        stream = current_stream() if stream is None else stream
+        assert stream.device_id == _thread.device, "an event of another device than the current one"
+        stream.begin()
+        self.clock = dict(stream.clock)
+
+    def synchronize(self) -> None:
+        if self.clock is not None:
+            _merge(_host, self.clock)
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.device = 0
+        self.streams: dict[int, Stream] = {}
+        self.outer: list[tuple[int, Stream]] = []
+
+
+_thread = _Thread()
+_streams: dict[int, list[Stream]] = {}
+_legacy: dict[int, Stream] = {}
+
+
+def legacy(device: int) -> Stream:
+    """The stream with address 0 of a device."""
+    if device not in _legacy:
+        _legacy[device] = Stream(null=True, device=device)
+    return _legacy[device]
+
+
+def current_stream(device: int | None = None) -> Stream:
+    """The stream of this thread on a device, or on the current one."""
+    device = _thread.device if device is None else device
+    return _thread.streams.get(device) or legacy(device)
+
+
+def current_device() -> int:
+    return _thread.device
+
+
+def use_device(number: int) -> None:
+    _thread.device = number
+
+
+# ---- memory
+
+
+class Block:
+    """Memory of a device: who wrote it last, and who has read it since."""
+
+    def __init__(self, num_bytes: int, device: int, owner: int) -> None:
+        self.num_bytes, self.device, self.owner = num_bytes, device, owner
+        self.written: tuple[int, int] | None = None
+        self.read: dict[int, int] = {}
+
+
+class Lease:
+    """A block while something holds it: arrays, their views, and pointers to them."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+
+    def __del__(self, free: Any = None) -> None:
+        block = self.block
+        _free.setdefault((block.device, block.owner, block.num_bytes), []).append(block)
+
+
+_free: dict[tuple[int, int, int], list[Block]] = {}
+
+
+def allocate(num_bytes: int) -> Lease:
+    """Memory on the current device, for the current stream, as CuPy's pool gives it."""
+    stream = current_stream()
+    num_bytes = -(-max(num_bytes, 1) // 512) * 512
+    free = _free.get((_thread.device, stream.number, num_bytes))
+    block = free.pop() if free else Block(num_bytes, _thread.device, stream.number)
+    return Lease(block)
+
+
+def begin_anew() -> None:
+    """Wait for everything, forget freed memory, and make device 0 the current one: each test begins so."""
+    for streams in _streams.values():
+        for stream in streams:
+            _merge(_host, stream.clock)
+    for device, streams in list(_streams.items()):
+        _streams[device] = [stream for stream in streams if stream.ptr == 0]
+    _free.clear()
+    _thread.streams.clear()
+    use_device(0)
+
+
+def touch(reads: Any, writes: Any, stream: Stream | None = None) -> None:
+    """A piece of work on the current stream, or another one, that reads and writes these leases."""
+    stream = current_stream() if stream is None else stream
+    time = stream.begin()
+    for lease in reads:
+        block = lease.block
+        _see(stream, block.written, "reads", "wrote", block)
+        block.read[stream.number] = time
+    for lease in writes:
+        block = lease.block
+        _see(stream, block.written, "overwrites", "wrote", block)
+        for reader in block.read.items():
+            _see(stream, reader, "overwrites", "reads", block)
+        block.written, block.read = (stream.number, time), {}
+
+
+def _see(stream: Stream, before: tuple[int, int] | None, verb: str, did: str, block: Block) -> None:
+    if before is not None and stream.clock.get(before[0], 0) < before[1]:
+        raise Race(
+            f"stream {stream.number} (device {stream.device_id}) {verb} {block.num_bytes} bytes of device "
+            f"{block.device} that stream {before[0]} {did}, and nothing orders the two"
+        )
