@@ -299,6 +299,7 @@ _MADE: dict[str, Callable[[Step, pathlib.Path], None]] = {
     "cupy": lambda step, place: _beside_main(step, place, "cupy-cuda12x>=14.0"),
     "onnx": lambda step, place: _beside_main(step, place, "onnx>=1.17", "onnxruntime>=1.20"),
     "torch": lambda step, place: _beside_main(step, place, "torch==2.13.0"),
+    "browser": lambda step, place: _beside_main(step, place, "waitress>=3.0", "plotly>=6.0", "playwright>=1.40"),
     # As users install it, far from the sources: `pip install .` compiles what every step goes through.
     "wheel": lambda step, place: _venv(step, place, f".[{EXTRAS}]"),
 }
@@ -374,6 +375,12 @@ def _onnx(step: Step) -> None:
     step.suite(python, *files, PATH=_path(python, step.work.place("main") / "bin"))
 
 
+def _browser(step: Step) -> None:
+    """The page of --watch in Debian's Chromium, where there is one."""
+    python = step.work.python(step, "browser")
+    step.suite(python, "tests/cli/inspection/test_watch.py", PATH=_path(python, step.work.place("main") / "bin"))
+
+
 def _torch(step: Step) -> None:
     python = step.work.python(step, "torch")
     path = _path(python, step.work.place("main") / "bin")
@@ -437,6 +444,7 @@ STEPS: tuple[tuple[str, int, Callable[[Step], None]], ...] = (
     ("cupy", 1, _cupy),
     ("onnx", 1, _onnx),
     ("torch", 1, _torch),
+    ("browser", 1, _browser),
     *((f"mpi-{number}", 1, _mpi(number)) for number in RANKS if number == "1"),
     ("train", 2, _train),
     ("fast", 2, _fast),

@@ -53,6 +53,10 @@ def _help(context: click.Context, option: click.Parameter, asked: bool) -> None:
 @click.option("--overwrite", is_flag=True, help="Move a run that is in the folder aside, and start a new one.")
 @click.option("--evaluate", metavar="RUN", help="Evaluate the newest snapshot in the folder RUN and print the means.")
 @click.option("--report", metavar="RUN", help="Write the report on RUN, or compare it with the runs that follow.")
+@click.option("--watch", metavar="RUN", help="Serve the page about RUN, and those that follow, while they train.")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help="Of --watch, on this machine; 8040 or a free one by default."
+)
 @click.option(
     "--audit", metavar="RUN", help="Prove that RUN, trained with audit: true, used each example once per epoch."
 )
@@ -107,6 +111,8 @@ def command(
     overwrite: bool,
     evaluate: str | None,
     report: str | None,
+    watch: str | None,
+    port: int | None,
     audit: str | None,
     predict: str | None,
     export: str | None,
@@ -133,7 +139,9 @@ def command(
         _say_before_mpi(json.dumps(Config.model_json_schema(), indent=2))
         return 0
     words = [] if config is None else [config, *overrides]
-    lines = _aside(words, report=report, audit=audit, predict=predict, export=export, init=init, version=version)
+    lines = _aside(
+        words, port, report=report, watch=watch, audit=audit, predict=predict, export=export, init=init, version=version
+    )
     if lines is not None:
         for line in _readable(lines) if environment.launched()[1] == 0 else ():
             print(line, flush=True)
@@ -174,17 +182,21 @@ def command(
     return _run(settings, origin, "resume" if resume else "overwrite" if overwrite else "new", evaluate, trace, profile)
 
 
-def _aside(words: list[str], **asked: Any) -> Iterable[str] | None:
+def _aside(words: list[str], port: int | None, **asked: Any) -> Iterable[str] | None:
     """The lines of what is not training; None where training is asked for."""
     chosen = [name for name, value in asked.items() if value]
     if len(chosen) > 1:
         raise click.UsageError(f"--{chosen[0]} cannot be combined with --{chosen[1]}")
+    if port is not None and not asked["watch"]:
+        raise click.UsageError("--port goes with --watch")
     if asked["version"]:
         return [f"dbrdist {__version__}"]
     if asked["init"]:
         return [commands.configuration(asked["init"])]
     if asked["report"]:
         return commands.write_report([asked["report"], *words])
+    if asked["watch"]:
+        return commands.watch_runs([asked["watch"], *words], port)
     if asked["audit"]:
         return commands.audit_run(asked["audit"], words)
     if asked["export"]:

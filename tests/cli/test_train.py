@@ -38,9 +38,11 @@ def test_a_run_leaves_its_folder(run):
         "log.jsonl",
         "log.txt",
         "model.json",
+        "ranks",
         "report",
         "snapshot_iter_3",
         "summary.json",
+        "test_examples.json",
     ]
     assert load("here/config.yaml")[0] == load("run.yaml", ["out=here", "log.every=1 iteration"])[0]
     log = lines("here/log.jsonl")

@@ -28,7 +28,7 @@ import numpy as np
 
 from dbrdist.cli import train
 from dbrdist.cli.configuration import document, load
-from dbrdist.cli.inspection import chart, report
+from dbrdist.cli.inspection import chart, curves, page, records
 from dbrdist.core import random as chance
 from dbrdist.core.array.config import global_config
 from dbrdist.core.files.serializer import NpzDeserializer, saved_state
@@ -195,18 +195,18 @@ def reports(draw: Draw) -> None:
                     values = {key: number(draw) for key in ("main/loss", "validation/main/loss", "main/own")}
                     finite = {k: v if math.isfinite(v) else None for k, v in values.items()}
                     file.write(json.dumps({**finite, "epoch_detail": i / 10}) + "\n")
-        found = [report.read(path) for path in paths]
-        page = report.render(found)
+        found = [records.read(path) for path in paths]
+        written = page.render(found)
         for run in found:
             for key in ("main/loss", "main/own"):
                 logged = [e[key] for e in run.log if e[key] is not None and abs(e[key]) < 1e300]
-                drawn = [y for _, y in report._points(run.log, key)]
+                drawn = [y for _, y in curves.points(run.log, key)]
                 assert not logged or (min(drawn), max(drawn)) == (min(logged), max(logged))
                 assert len(drawn) <= 1100
-        for x in re.findall(r'<text x="([-\d.]+)"', page):
+        for x in re.findall(r'<text x="([-\d.]+)"', written):
             assert 0 <= float(x) <= chart.WIDTH, x
-        assert "nan" not in re.sub(r"<title>.*?</title>|>[^<]*<", "", page)
-        assert ">own<" in page or not any(e.get("main/own") is not None for run in found for e in run.log)
+        assert "nan" not in re.sub(r"<title>.*?</title>|>[^<]*<", "", written)
+        assert ">own<" in written or not any(e.get("main/own") is not None for run in found for e in run.log)
         if len(found) > 1:
             assert len({chart.colour(k) for k in range(len(found))}) == len(found)
 
@@ -371,8 +371,8 @@ def _plant(name: str) -> None:
 
         document.write = lambda data, **options: yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
     elif name == "curves_of_every_kth_point":
-        report._points = lambda log, key: [  # type: ignore[assignment]
-            (e["epoch_detail"], e[key]) for e in log if report._number(e.get(key)) is not None
+        curves.points = lambda log, key, *between: [  # type: ignore[assignment]
+            (e["epoch_detail"], e[key]) for e in log if records.number(e.get(key)) is not None
         ][:: max(1, len(log) // 500)]
     elif name == "wide_legend":
         chart._width = lambda words: -40.0 * len(words)  # type: ignore[assignment]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from dbrdist.cli.builders import batch_norm, build, weights
@@ -115,9 +116,8 @@ def iterator(config: Config, dataset: Any, comm: Any, train: bool) -> Any:
     return SerialIterator(dataset, batch, **options)
 
 
-def evaluator(config: Config, made: Parts, comm: Any) -> Any:
-    """Means over the whole test data, the same on every rank."""
-    own = extensions.Evaluator(
-        iterator(config, made.data.test, comm, train=False), made.task, made.convert, device=made.device
-    )
+def evaluator(config: Config, made: Parts, comm: Any, begin: Callable[[Any], None] | None = None) -> Any:
+    """Means over the whole test data, the same on every rank; `begin` is called before the first batch."""
+    batches = iterator(config, made.data.test, comm, train=False)
+    own = extensions.Evaluator(batches, made.task, made.convert, device=made.device, eval_hook=begin)
     return create_multi_node_evaluator(own, comm)

@@ -39,6 +39,7 @@ class Task(Chain):
     itself. Where labels are integers, or for the softmax cross entropy weights of the classes, and outputs one number
     per class, the accuracy is reported too, and so are `metrics`, functions of (outputs, labels), by name. With
     `flips_tests` outputs are, outside of training, means over those of images (N, C, H, W) and of their mirror images.
+    `on_outputs(inputs, outputs, labels)` is called, outside of training, with each batch.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Task(Chain):
     ):
         super().__init__()
         self.flips_tests = flips_tests
+        self.on_outputs: Callable[[Any, Any, Any], None] | None = None
         self.loss = loss
         self.metrics = dict(metrics or {})
         with self.init_scope():
@@ -73,6 +75,8 @@ class Task(Chain):
         if dtype is not _FLOAT32 and dtype in _NARROW:  # or else losses and accuracies have three digits
             outputs = F.cast(outputs, "float32")
         loss = loss_function(outputs, labels)
+        if self.on_outputs is not None and not config.train:
+            self.on_outputs(inputs, outputs, labels)
         observed = {"loss": loss}
         are_classes = labels.dtype.kind in "iu"
         if (outputs.ndim == labels.ndim + 1) if are_classes else self._has_weights(outputs, labels):

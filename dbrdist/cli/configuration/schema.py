@@ -136,6 +136,8 @@ class Log(Settings):
     """Time between two lines: epochs or iterations."""
     tensorboard: bool = False
     """Whether the lines are written as event files for TensorBoard too, into the run's folder."""
+    examples: Annotated[int, Field(ge=0, le=1000)] = 12
+    """Test images that the report shows with their predictions, and as many of the worst mistakes; 0 for none."""
 
 
 class VirtualBatch(Settings):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dbrdist.cli.builders import weights
 from dbrdist.cli.configuration import load, resolve
-from dbrdist.cli.inspection import onnx_export, predict, report
+from dbrdist.cli.inspection import onnx_export, predict, report, watch
 from dbrdist.cli.output.folder import CONFIG, SUMMARY, read_json
 from dbrdist.cli.output.refuse import Refused
 from dbrdist.comm.data import audit
@@ -40,6 +40,11 @@ def write_report(runs: Sequence[str]) -> Iterator[str]:
         yield from report.write(runs, pictures=True)
     if len(runs) == 1 and not plotting.is_installed():
         yield "no PNG: install matplotlib for these, pip install dbrdist[plot]"
+
+
+def watch_runs(runs: Sequence[str], port: int | None) -> Iterator[str]:
+    """Serve the page about runs until Ctrl-C; the lines that say where."""
+    yield from watch.watch(runs, port)
 
 
 def audit_run(run: str, words: Sequence[str]) -> Iterator[str]:

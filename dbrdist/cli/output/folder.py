@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from dbrdist.cli.output.lock import Lock, holder_of
+from dbrdist.cli.output.lock import Lock, holder_of, seems_held
 from dbrdist.cli.output.words import counted
 from dbrdist.comm.data import audit
 from dbrdist.core.files import strict_json
@@ -32,10 +32,12 @@ CONFIG, SUMMARY, LOG, WORDS, LOCK, REPORT = (
     "report",
 )
 BEST, TENSORBOARD, TRACE = "snapshot_best", "tensorboard", "trace.json"
-_NAMES = (CONFIG, RECIPE, SUMMARY, LOG, WORDS, BEST, REPORT, TENSORBOARD, TRACE, audit.FOLDER)
+RANKS, TEST_EXAMPLES = "ranks", "test_examples.json"
+_NAMES = (CONFIG, RECIPE, SUMMARY, LOG, WORDS, BEST, REPORT, TENSORBOARD, TRACE, audit.FOLDER, RANKS, TEST_EXAMPLES)
 _TEMPORARY = re.compile(rf"({'|'.join(map(re.escape, _NAMES))}|snapshot_iter_\d+)\.tmp-\d+(-\d+)?")
 # after the summary of a run that continues, room for its results and the names of some examples that were left out
 _RESERVED_BYTES, _MAX_REASON = 1 << 14, 2000
+_NO_SUMMARY = "with no summary"
 KILLED = "its process ended without a report: it was killed, or its host went down"
 
 
@@ -154,7 +156,13 @@ def state_of(path: str, summary: dict[str, Any]) -> str:
     status = summary.get("status")
     if status == "running" and holder_of(os.path.join(path, LOCK)) is None:
         return "failed"
-    return str(status or "with no summary")
+    return str(status or _NO_SUMMARY)
+
+
+def state_seen(path: str, summary: dict[str, Any]) -> str:
+    """As :func:`state_of`, without the lock, which must not be taken while a run may begin."""
+    status = summary.get("status")
+    return "failed" if status == "running" and not seems_held(os.path.join(path, LOCK)) else str(status or _NO_SUMMARY)
 
 
 def earlier_starts(summary: dict[str, Any]) -> list[dict[str, Any]]:

@@ -24,14 +24,14 @@ class Meter:
         self._updater = updater
         self._optimizer = optimizer  # one that counts its `exposed_seconds`
         self._device = device
-        self._at_line = self._at_look = self._position()
+        self._at_line = self._at_look = self.position()
 
     def start(self) -> None:
         """Measure from here on, after a resume say."""
-        self._at_line = self._at_look = self._position()
+        self._at_line = self._at_look = self.position()
 
     def __call__(self, entry: dict[str, Any]) -> None:
-        before, self._at_line = self._at_line, self._position()
+        before, self._at_line = self._at_line, self.position()
         speed, waited, exposed = _speed(before, self._at_line)
         if speed is not None:
             entry |= {"examples_per_second": speed, "data_wait_fraction": waited}
@@ -45,13 +45,18 @@ class Meter:
 
     def words(self, trainer: Any) -> str:
         """The speed since the last look, and the wait for data where there is any to speak of."""
-        before, self._at_look = self._at_look, self._position()
+        before, self._at_look = self._at_look, self.position()
         speed, waited, _ = _speed(before, self._at_look)
         if speed is None:
             return "0 examples/s"
         return f"{speed:,.0f} examples/s" + (f", {waited:.0%} waiting for data" if waited >= 0.005 else "")
 
-    def _position(self) -> _Position:
+    @property
+    def measures_communication(self) -> bool:
+        """Whether `position` has seconds of communication, which a single rank has none of."""
+        return self._optimizer is not None
+
+    def position(self) -> _Position:
         """Seconds in steps, examples, seconds of waiting for them, seconds of communication after backward."""
         updater, exposed = self._updater, getattr(self._optimizer, "exposed_seconds", 0.0)
         return updater.step_seconds, updater.epoch_detail * self._num_examples, updater.data_seconds, exposed

@@ -24,7 +24,9 @@ from dbrdist.cli.output.console import Console
 from dbrdist.cli.output.folder import (
     BEST,
     CONFIG,
+    RANKS,
     TENSORBOARD,
+    TEST_EXAMPLES,
     TRACE,
     WORDS,
     RunFolder,
@@ -39,6 +41,8 @@ from dbrdist.cli.output.warned import Warned
 from dbrdist.cli.output.words import WIDTH, columns_of, counted, said
 from dbrdist.cli.running import resume
 from dbrdist.cli.running.meter import Meter
+from dbrdist.cli.running.rank_state import RankState, empty_states
+from dbrdist.cli.running.shown_examples import ShowTestExamples
 from dbrdist.comm import VirtualUpdater
 from dbrdist.comm.data.audit import AuditLog
 from dbrdist.comm.protocol.agree import on_root
@@ -135,6 +139,8 @@ class Run:
             self._reports(trainer, AnyTrigger(interval(config.log.every), end))
         self._snapshots(trainer, end)
         trainer.extend(self.stop)
+        num_epochs = epochs_of(config, self.iterator.num_per_epoch)
+        trainer.extend(RankState(self.folder.file(RANKS), self.meter, comm, num_epochs))
         if beats.expected():
             trainer.extend(beats.Beat())
             trainer.extend(beats.Resume())
@@ -160,11 +166,23 @@ class Run:
             elif config.virtual_workers is None:
                 average = AverageStatistics(self.comm, self.parts.task)
                 trainer.extend(average, trigger=AnyTrigger(evaluations(config), end))
-            evaluation = evaluator(self.config, self.parts, self.comm)
+            shown = self._test_examples()
+            evaluation = evaluator(self.config, self.parts, self.comm, shown and shown.begin)
             self.test_iterator = evaluation.get_iterator("main")
             check_shares(self.comm, self.test_iterator, "test")
             called = evaluation if self.average is None else self.average.around(evaluation)
             trainer.extend(called, name="validation", trigger=AnyTrigger(evaluations(config), end))
+            if shown is not None:
+                trainer.extend(shown, trigger=AnyTrigger(evaluations(config), end))
+
+    def _test_examples(self) -> ShowTestExamples | None:
+        """The extension that writes test images with predictions; None where the run classifies no images."""
+        if not self.config.log.examples or self.parts.data.num_classes is None:
+            return None
+        path = self.folder.file(TEST_EXAMPLES)
+        return ShowTestExamples(
+            self.parts.task, self.comm, self.config.log.examples, path, self.parts.data.classes, self.say
+        )
 
     def _snapshots(self, trainer: Trainer, end: EndTrigger) -> None:
         settings = self.config.snapshot
@@ -299,6 +317,7 @@ class Run:
         folder.summary = {}
         began = {"began": now(), "resumed_from": resumed_from, "configurations": list(self.origin.files)}
         folder.write_status("running", **began, **known, earlier_starts=before)
+        empty_states(folder.file(RANKS))
         self.console.open(folder.file(WORDS), known["command"])
 
     def train(self, traces: bool, profiles: bool = False) -> int:
@@ -451,6 +470,13 @@ def end_of(config: Config) -> EndTrigger:
     if stop is None:
         return EndTrigger(config.epochs, config.iterations)
     return GoalTrigger(config.epochs, config.iterations, stop.metric, stop.target, stop.patience, stop.mode)
+
+
+def epochs_of(config: Config, num_examples: int) -> float:
+    """The length of the run in epochs, where it has no goal to end at before."""
+    if config.iterations is None:
+        return config.epochs
+    return min(config.epochs, config.iterations / config.steps_per_epoch(num_examples))
 
 
 def evaluations(config: Config) -> Any:

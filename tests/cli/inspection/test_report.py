@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import xml.etree.ElementTree as ElementTree
@@ -13,10 +12,10 @@ import numpy as np
 import pytest
 
 from dbrdist.cli.inspection import commands, report
-from dbrdist.cli.output.folder import CONFIG, LOG, SUMMARY
+from dbrdist.cli.inspection.chart import colour
+from dbrdist.cli.inspection.records import RunRecord
 from dbrdist.training.extensions.progress_bar import duration
 from tests.cli.cli_helpers import lines
-from tests.each import each
 
 
 # ---- while it runs ----
@@ -84,7 +83,7 @@ def test_a_report_is_made_again_for_one_or_several(run):
     code, out, _ = run("--report", "a", "b")
     assert out.splitlines()[0] == "a/report/compare.html"
     page = Path("a/report/compare.html").read_text()
-    assert "lr: 0.05" in page and "lr: 0.1" in page and "batch: 100" not in page
+    assert "<th>optimizer.lr</th><td>0.05</td><td>0.1</td>" in page and "<th>batch</th>" not in page
     assert "a training" in page and "b test" in page
 
 
@@ -149,25 +148,6 @@ def test_a_full_disk_is_said_with_the_file(run, monkeypatch):
         assert (code, err) == (2, f"dbrdist-train: {words[-1]}: No space left on device\n")
 
 
-@each(
-    case=[
-        (None, ""), (True, "True"), (12345, "12,345"), (999.94, "999.9"), (1000.0, "1,000"), (-999.9, "-999.9"),
-        (-1234.5, "-1,234"), (0.123456, "0.1235"), ({"a": 1, "b": 2}, "a 1, b 2"), ("x", "x"),
-    ]
-)  # fmt: skip
-def test_cells_of_a_report(case):
-    assert report._shown(case[0]) == case[1]
-
-
-def test_a_record_is_what_lies_in_the_folder(tmp_path):
-    (tmp_path / SUMMARY).write_text('{"status": "finished", "seed": 3}')
-    one = report.read(str(tmp_path))
-    assert one == (str(tmp_path), tmp_path.name, {"status": "finished", "seed": 3}, [], "")
-    (tmp_path / CONFIG).write_bytes(b"epochs: 3 # \xff\n")
-    (tmp_path / LOG).write_text('{"epoch": 1}\n')
-    assert report.read(str(tmp_path))[3:] == ([{"epoch": 1}], "epochs: 3 # \ufffd\n")
-
-
 def test_pictures_show_the_curves_and_mark_a_single_point(monkeypatch, tmp_path):
     drawn = []
     axes = SimpleNamespace(
@@ -180,10 +160,10 @@ def test_pictures_show_the_curves_and_mark_a_single_point(monkeypatch, tmp_path)
     )  # fmt: skip
     monkeypatch.setattr(report, "plotting", plotting)
     log = [{"epoch": 1, "main/loss": 2.0, "lr": 0.5}, {"epoch": 2, "main/loss": 1.0}]
-    one = report.RunRecord("run", "run", {}, log, "")
+    one = RunRecord("run", "run", {}, log, "")
     paths = [str(tmp_path / f"{name}.png") for name in ("loss", "learning_rate")]
     assert report._pictures(one, str(tmp_path)) == paths
-    blue = report.colour(0)
+    blue = colour(0)
     assert drawn == [
         (1, 1, (7, 4)), (((1.0, 2.0), (2.0, 1.0)), {"color": blue, "label": "training", "marker": ""}),
         {"title": "Loss", "xlabel": "epoch"}, (True,), "legend", ("figure", paths[0]),
@@ -192,65 +172,3 @@ def test_pictures_show_the_curves_and_mark_a_single_point(monkeypatch, tmp_path)
     ]  # fmt: skip
     plotting.is_installed = lambda: False
     assert report._pictures(one, str(tmp_path)) == []
-
-
-def record(name, log, **summary):
-    return report.RunRecord(f"runs/{name}", name, {"status": "finished", **summary}, log, f"epochs: 3\nout: {name}\n")
-
-
-def test_what_stands_at_the_head_of_a_page():
-    log = [{"epoch": 1, "validation/main/accuracy": 0.51236, "validation/main/loss": 1.23456, "main/loss": 0.5}]
-    first, second = record("<a>", log), record("b", [], status="failed")
-    words = ", test accuracy 51.24 %, test loss 1.235, training loss 0.5"
-    assert report._headline([first]) == f'<div><b class="finished">finished</b>{words}</div>'
-    assert report._headline([first, second]) == (
-        f'<div>&lt;a&gt;: <b class="finished">finished</b>{words}</div><div>b: <b class="failed">failed</b></div>'
-    )
-    assert report._headline([record("b", [], status="<running>")]) == '<div><b class="">&lt;running&gt;</b></div>'
-
-
-def test_facts_are_shown_where_any_run_has_them():
-    first, second = record("<a>", [], seed=0, iterations=1200, epochs=0, commit=""), record("b", [], reason="<stop>")
-    assert report._facts([first]) == (
-        "<table><tr><th>status</th><td>finished</td></tr><tr><th>steps</th><td>1,200</td></tr>"
-        "<tr><th>seed</th><td>0</td></tr></table>"
-    )
-    assert report._facts([first, second]) == (
-        "<table><tr><th></th><th>&lt;a&gt;</th><th>b</th></tr>"
-        "<tr><th>status</th><td>finished</td><td>finished</td></tr>"
-        "<tr><th>reason</th><td></td><td>&lt;stop&gt;</td></tr><tr><th>steps</th><td>1,200</td><td></td></tr>"
-        "<tr><th>seed</th><td>0</td><td></td></tr></table>"
-    )
-
-
-def test_of_several_configurations_the_differences_are_shown():
-    first, second = record("a", []), record("<b>", [])
-    assert report._configurations([first]) == "<h2>Configuration</h2><pre>epochs: 3\nout: a\n</pre>"
-    title = "<h2>What differs in the configuration of"
-    assert report._configurations([first, second]) == (
-        f"{title} a</h2><pre>out: a</pre>{title} &lt;b&gt;</h2><pre>out: &lt;b&gt;</pre>"
-    )
-    alike = "<pre>as the others&#x27;</pre>"
-    assert report._configurations([first, first._replace(name="c")]) == f"{title} a</h2>{alike}{title} c</h2>{alike}"
-    third = first._replace(name="c", config="epochs: 3\n  lr: 1\nout: a\n")
-    assert report._configurations([first, second, third]) == (
-        f"{title} a</h2><pre>out: a</pre>{title} &lt;b&gt;</h2><pre>out: &lt;b&gt;</pre>"
-        f"{title} c</h2><pre>lr: 1\nout: a</pre>"
-    )
-
-
-def test_names_of_runs_are_paths_where_they_would_be_alike():
-    found = report._distinct([record("a", []), record("b", []), record("a", [])._replace(path="other/a")])
-    assert [run.name for run in found] == ["runs/a", "b", "other/a"]
-
-
-@each(n=[0, 1, 2, 999, 1000, 1001, 1002, 2000, 2001, 2002, 2999, 3000, 3001])
-def test_a_line_has_about_a_thousand_points_with_all_extremes_and_ends_at_its_end(n):
-    values = [math.sin(k) + 900 * (k == n // 3) - 700 * (k == n // 2) for k in range(n)]
-    log = [{"epoch_detail": float(k), "loss": v} for k, v in enumerate(values)] + [{"epoch": 3}, {"loss": "text"}]
-    log += [{"loss": None}, {"loss": math.nan}, {"loss": math.inf}, {"loss": True}]
-    points = report._points(log, "loss")
-    ends = [(float(k), values[k]) for k in ([0, n - 1] if n else [])]
-    assert len(points) <= 1002 and points == sorted(points) and points[:1] + points[-1:] == ends
-    assert set(points) <= set(enumerate(values)) and (n > 1000 or len(points) == n)
-    assert [f(v for _, v in points) for f in (min, max) if n] == [f(values) for f in (min, max) if n]

@@ -1,0 +1,45 @@
+"""Tests of dbrdist.cli.inspection.curves."""
+
+from __future__ import annotations
+
+import math
+
+from dbrdist.cli.inspection import curves
+from dbrdist.cli.inspection.records import Log
+from tests.cli.inspection.records_helpers import record
+from tests.each import each
+
+
+@each(n=[0, 1, 2, 999, 1000, 1001, 1002, 2000, 2001, 2002, 2999, 3000, 3001])
+def test_a_line_has_about_a_thousand_points_with_all_extremes_and_ends_at_its_end(n):
+    values = [math.sin(k) + 900 * (k == n // 3) - 700 * (k == n // 2) for k in range(n)]
+    log = [{"epoch_detail": float(k), "loss": v} for k, v in enumerate(values)] + [{"epoch": 3}, {"loss": "text"}]
+    log += [{"loss": None}, {"loss": math.nan}, {"loss": math.inf}, {"loss": True}]
+    points = curves.points(log, "loss")
+    ends = [(float(k), values[k]) for k in ([0, n - 1] if n else [])]
+    assert len(points) <= 1002 and points == sorted(points) and points[:1] + points[-1:] == ends
+    assert set(points) <= set(enumerate(values)) and (n > 1000 or len(points) == n)
+    assert [f(v for _, v in points) for f in (min, max) if n] == [f(values) for f in (min, max) if n]
+
+
+def test_between_two_epochs_all_points_come_back_and_one_on_each_side():
+    log = Log({"epoch_detail": k / 1000, "loss": math.cos(k)} for k in range(100_000))
+    found = curves.points(log, "loss", 50.0, 50.5)
+    assert found == [(k / 1000, math.cos(k)) for k in range(49_999, 50_502)]
+    assert curves.points(log, "loss", 200.0, 300.0) == []
+    assert len(curves.points(log, "loss", 10.0, 60.0)) <= 1002
+    assert curves.points(log, "loss", -5.0, 0.0) == [(0.0, 1.0), (0.001, math.cos(1))]
+
+
+def test_one_chart_by_its_name():
+    log = [{"epoch": k, "main/loss": k, "main/own": -k} for k in range(5)]
+    runs = [record("a", log)]
+    assert [name for _, name, _ in curves.curves(runs)] == ["loss", "own"]
+    ((title, _, (line,)),) = curves.curves(runs, "own", 1.5, 2.5)
+    assert title == "own" and line.points == [(1.0, -1.0), (2.0, -2.0), (3.0, -3.0)]
+    assert list(curves.curves(runs, "nothing")) == []
+
+
+def test_a_log_of_many_keys_gives_as_many_charts_as_one_can_read():
+    log = [{f"main/{k}": 1.0 for k in range(5000)}]
+    assert len(list(curves.curves([record("a", log)]))) == 24

@@ -1,0 +1,151 @@
+"""Tests of dbrdist.cli.inspection.records."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import pytest
+
+from dbrdist.cli.inspection import records
+from dbrdist.cli.inspection.records import Log, RunReader
+from dbrdist.cli.output.folder import CONFIG, LOG, RANKS, SUMMARY, WORDS
+from dbrdist.cli.output.lock import Lock
+from dbrdist.errors import CheckpointError
+from tests.cli.inspection.records_helpers import record
+
+
+def test_a_record_is_what_lies_in_the_folder(tmp_path):
+    (tmp_path / SUMMARY).write_text('{"status": "finished", "seed": 3}')
+    one = records.read(str(tmp_path))
+    assert one[:5] == (str(tmp_path), tmp_path.name, {"status": "finished", "seed": 3}, [], "")
+    (tmp_path / CONFIG).write_bytes(b"epochs: 3 # \xff\n")
+    (tmp_path / LOG).write_text('{"epoch": 1}\n')
+    assert records.read(str(tmp_path))[3:5] == ([{"epoch": 1}], "epochs: 3 # \ufffd\n")
+
+
+def test_names_of_runs_are_paths_where_they_would_be_alike():
+    found = records.distinct([record("a", []), record("b", []), record("a", [])._replace(path="other/a")])
+    assert [run.name for run in found] == ["runs/a", "b", "other/a"]
+
+
+def append(path, text):
+    with open(path, "a") as file:
+        file.write(text)
+
+
+def test_a_reader_reads_what_is_new_and_leaves_half_a_line_for_the_next_time(tmp_path):
+    (tmp_path / SUMMARY).write_text('{"status": "finished"}')
+    log, reader = tmp_path / LOG, RunReader(str(tmp_path))
+    assert reader.read().log == []
+    append(log, '{"epoch": 1, "main/loss": 3}\n{"epo')
+    assert reader.read().log == [{"epoch": 1, "main/loss": 3}]
+    append(log, 'ch": 2}\n')
+    run = reader.read()
+    assert run.log == [{"epoch": 1, "main/loss": 3}, {"epoch": 2}] and not run.problems
+    append(log, '{"epoch": 3, "main/loss": 1}\n')
+    assert [list(c) for c in reader.read().log.column("main/loss")] == [[1.0, 3.0], [3.0, 1.0]]
+
+
+BAD_LINES = ["[1]", "x", '"text"', "1", '{"a": ', "[" * 100_000, '{"a": "' + "x" * (1 << 20) + '"}', "\0\0", "9" * 5000]
+
+
+@pytest.mark.parametrize("line", BAD_LINES, ids=range(len(BAD_LINES)))
+def test_a_line_that_is_no_object_is_left_out_and_said(tmp_path, line):
+    (tmp_path / LOG).write_text(f'{{"epoch": 1}}\n{line}\n\n{{"epoch": 2}}\n')
+    run = RunReader(str(tmp_path)).read()
+    assert run.log == [{"epoch": 1}, {"epoch": 2}]
+    assert run.problems == [f"{tmp_path / LOG}: 1 line is no JSON object and left out"]
+
+
+def test_a_log_that_begins_anew_is_read_anew(tmp_path):
+    (tmp_path / LOG).write_text('{"epoch": 1}\nbad\n{"epoch": 2}\n')
+    reader = RunReader(str(tmp_path))
+    assert len(reader.read().log) == 2
+    (tmp_path / "new").write_text("".join(f'{{"epoch": {k}}}\n' for k in range(1, 6)))
+    os.replace(tmp_path / "new", tmp_path / LOG)  # as a resumed run does
+    run = reader.read()
+    assert [e["epoch"] for e in run.log] == [1, 2, 3, 4, 5] and not run.problems
+    (tmp_path / LOG).write_text('{"epoch": 9}\n')  # shorter
+    assert reader.read().log == [{"epoch": 9}]
+    os.remove(tmp_path / LOG)
+    assert reader.read().log == []
+
+
+def test_a_folder_that_is_removed_and_comes_back(tmp_path):
+    place = tmp_path / "run"
+    place.mkdir()
+    (place / LOG).write_text('{"epoch": 1}\n')
+    (place / CONFIG).write_text("epochs: 1")
+    reader = RunReader(str(place))
+    assert reader.read().config == "epochs: 1"
+    shutil.rmtree(place)
+    run = reader.read()
+    assert (run.summary, run.log, run.config) == ({"status": "gone"}, [], "")
+    assert run.problems == [f"{place}: the folder was removed; it is shown again when there is a run in it"]
+    place.mkdir()
+    (place / LOG).write_text('{"epoch": 7}\n')
+    assert reader.read().log == [{"epoch": 7}]
+
+
+def test_files_that_are_no_files_are_a_sentence_or_nothing(tmp_path):
+    (tmp_path / CONFIG).write_text("a: 1")
+    os.mkfifo(tmp_path / LOG)
+    os.mkfifo(tmp_path / WORDS)
+    run = RunReader(str(tmp_path)).read()
+    assert len(run.problems) == 1 and run.problems[0].startswith(f"{tmp_path / LOG}: the log cannot be read: ")
+    assert run.messages == [] and run.config == "a: 1"
+    os.remove(tmp_path / LOG)
+    os.mkdir(tmp_path / LOG)
+    assert RunReader(str(tmp_path)).read().problems == [f"{tmp_path / LOG}: the log cannot be read: Is a directory"]
+
+
+def test_states_of_ranks_come_in_their_order_and_are_kept_while_one_is_written(tmp_path):
+    folder = tmp_path / RANKS
+    folder.mkdir()
+    for rank in (10, 2, 0):
+        (folder / f"{rank}.json").write_text(json.dumps({"step": rank}))
+    for name in ("x.json", "-1.json", "1.txt", "0x1.json", "12345678.json", "\u0663.json"):
+        (folder / name).write_text('{"step": 99}')
+    reader = RunReader(str(tmp_path))
+    expected = [{"step": rank, "rank": rank} for rank in (0, 2, 10)]
+    assert reader.read().ranks == expected
+    (folder / "2.json").write_text('{"st')
+    assert reader.read().ranks == expected
+    os.remove(folder / "2.json")
+    assert [state["rank"] for state in reader.read().ranks] == [0, 10]
+
+
+def test_of_the_messages_the_last_are_kept(tmp_path):
+    (tmp_path / WORDS).write_text("".join(f"line {i}\n" for i in range(30_000)))
+    assert RunReader(str(tmp_path)).read().messages == [f"line {i}" for i in range(29_800, 30_000)]
+    (tmp_path / WORDS).write_text("x" * 100_000)  # one line without an end
+    assert RunReader(str(tmp_path)).read().messages == []
+
+
+def test_a_run_that_is_said_to_run_is_believed_if_its_process_is_there(tmp_path):
+    (tmp_path / SUMMARY).write_text('{"status": "running"}')
+    assert RunReader(str(tmp_path)).read().summary["status"] == "failed"
+    lock = Lock(str(tmp_path / "run.lock"))
+    lock.acquire()
+    try:
+        assert RunReader(str(tmp_path)).read().summary["status"] == "running"
+    finally:
+        lock.release()
+
+
+def test_reading_needs_a_run(tmp_path):
+    for place in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(CheckpointError, match="expected the folder of a run"):
+            records.read(str(place))
+
+
+def test_columns_grow_with_their_log():
+    log = Log([{"a": 1, "epoch": 1}, {"b": 2.0, "epoch_detail": 1.5}])
+    assert log.names() == ["a", "epoch", "b", "epoch_detail"]
+    assert [list(c) for c in log.column("b")] == [[1.5], [2.0]]
+    log += [{"b": None, "c": True}, {"b": 5, "epoch": 3}]
+    assert log.names()[-1] == "c"
+    assert [list(c) for c in log.column("b")] == [[1.5, 3.0], [2.0, 5.0]]
+    assert [list(c) for c in log.column("c")] == [[], []]

@@ -1,0 +1,112 @@
+"""Tests of dbrdist.cli.running.rank_state."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from dbrdist.cli.running import rank_state
+from dbrdist.cli.running.rank_state import RankState, empty_states
+
+
+class Clock:
+    """Seconds that pass only when they are told to."""
+
+    def __init__(self, monkeypatch):
+        self.now = 100.0
+        monkeypatch.setattr(rank_state.time, "monotonic", lambda: self.now)
+
+
+def run_of(tmp_path, size=1, rank=0, num_epochs=10.0, measures=True):
+    updater = SimpleNamespace(iteration=0, epoch_detail=0.0)
+    position = [0.0, 0.0, 0.0, 0.0]
+    meter = SimpleNamespace(position=lambda: tuple(position), measures_communication=measures)
+    extension = RankState(str(tmp_path / "ranks"), meter, SimpleNamespace(rank=rank, size=size), num_epochs)
+    return extension, SimpleNamespace(updater=updater), position
+
+
+def state(tmp_path, rank=0):
+    return json.loads((tmp_path / "ranks" / f"{rank}.json").read_text())
+
+
+def test_the_state_has_speed_and_time_left_since_the_last_one(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+    empty_states(str(tmp_path / "ranks"))
+    extension, trainer, position = run_of(tmp_path, rank=3, size=4)
+    trainer.updater.iteration, trainer.updater.epoch_detail = 50, 1.0  # it was resumed
+    extension.initialize(trainer)
+    assert state(tmp_path, 3)["step"] == 50
+    clock.now, position[:] = 120.0, [16.0, 800.0, 4.0, 2.0]
+    trainer.updater.iteration, trainer.updater.epoch_detail = 90, 3.0
+    extension(trainer)
+    found = state(tmp_path, 3)
+    assert found["seconds_per_step"] == 0.4 and found["examples_per_second"] == 50.0
+    assert found["data_wait_fraction"] == 0.25 and found["communication_fraction"] == 0.125
+    assert found["seconds_left"] == 70.0 and found["num_epochs"] == 10.0 and found["memory_bytes"] > 1 << 20
+    clock.now, trainer.updater.iteration = 121.0, 91
+    extension(trainer)
+    assert state(tmp_path, 3)["step"] == 90  # not due yet
+    extension.finalize()
+    found = state(tmp_path, 3)
+    assert found["step"] == 91 and found["ended"] is True and "error" not in found
+
+
+@pytest.mark.parametrize(("size", "period"), [(1, 2.0), (200, 2.0), (1000, 10.0)])
+def test_many_ranks_write_less_often(tmp_path, monkeypatch, size, period):
+    clock = Clock(monkeypatch)
+    empty_states(str(tmp_path / "ranks"))
+    extension, trainer, _ = run_of(tmp_path, size=size, measures=False)
+    extension.initialize(trainer)
+    times = []
+    for _ in range(1000):
+        clock.now += 0.0625
+        trainer.updater.iteration += 1
+        extension(trainer)
+        if not times or state(tmp_path)["step"] != times[-1][0]:
+            times.append((state(tmp_path)["step"], clock.now))
+    gaps = [b - a for (_, a), (_, b) in itertools.pairwise(times[1:])]
+    assert gaps and all(gap == period for gap in gaps)
+    extension.finalize()
+
+
+def test_a_rank_that_fails_says_why(tmp_path):
+    empty_states(str(tmp_path / "ranks"))
+    extension, trainer, _ = run_of(tmp_path)
+    extension.initialize(trainer)
+    extension.on_error(trainer, ValueError("<bad> " + "x" * 5000), None)
+    extension.finalize()
+    found = state(tmp_path)
+    assert found["ended"] is True and found["error"].startswith("ValueError: <bad> xxx") and len(found["error"]) == 300
+
+
+def test_without_its_folder_a_rank_writes_nothing_and_goes_on(tmp_path, monkeypatch):
+    extension, trainer, _ = run_of(tmp_path)
+    extension.initialize(trainer)
+    extension(trainer)
+    extension.finalize()
+    (tmp_path / "ranks").mkdir()
+    extension, trainer, _ = run_of(tmp_path)
+    extension.initialize(trainer)
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(rank_state.os, "pwrite", full)
+    extension._due = 0.0
+    extension(trainer)
+    extension(trainer)
+    extension.finalize()
+
+
+def test_states_of_an_earlier_start_are_removed(tmp_path):
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    (folder / "7.json").write_text("{}")
+    (folder / "notes.txt").write_text("mine")
+    empty_states(str(folder))
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    (tmp_path / "file").write_text("")
+    empty_states(str(tmp_path / "file"))
