@@ -51,7 +51,7 @@ def build(root: str, to: str | None) -> None:
     contents = scan(root)
     path = os.path.join(root, FILE_NAME) if to is None else to
     write_index(path, contents)
-    print("\n".join([*_description(open_images(path)), f"wrote {path}, {_size(os.path.getsize(path))}"]))
+    _print("\n".join([*_description(open_images(path)), f"wrote {path}, {_size(os.path.getsize(path))}"]))
 
 
 @command.command()
@@ -84,7 +84,7 @@ def prepare(root: str, out: str, size: int, quality: int, shard_megabytes: int, 
         progress=_Progress(),
     )
     if found.num_good:
-        print("\n".join(_description(open_images(out))))
+        _print("\n".join(_description(open_images(out))))
     return _report(found, f"written to {out}")
 
 
@@ -115,8 +115,11 @@ def imagenet(
     checked = {"is_official": not is_any, "checksums": not no_checksums}
     made = extract(train, val, root, labels, shards=shards, say=say, **checked)
     for skipped in made.skipped[:_MAX_NAMED]:
-        print(f"{skipped.tar}: {skipped.name} is no image and was left out")
-    print(
+        _print(f"{skipped.tar}: {skipped.name} {skipped.reason} and was left out")
+    if made.odd:
+        images = f"{_counted(len(made.odd), 'image')} beginning as neither JPEG nor PNG, {made.odd[0]} for one"
+        _print(f"{images}: dbrdist-data check {root}/train and {root}/val name those that cannot be read")
+    _print(
         f"{root}: {_counted(made.num_train, 'training image')} and {_counted(made.num_val, 'validation image')} of "
         f"{_counted(made.num_classes, 'class')}, {len(made.skipped):,} entries left out"
     )
@@ -129,12 +132,13 @@ def info(root: str) -> None:
     """Say what is in ROOT, and whether its index is up to date."""
     path = os.path.join(root, FILE_NAME) if os.path.isdir(root) else root
     if not os.path.isfile(path):
-        print("\n".join([*_description(open_images(root)), *_ignored(root), "no index: every run scans it once"]))
+        _print("\n".join([*_description(open_images(root)), *_ignored(root), "no index: every run scans it once"]))
         return
     index = read_index(path)
     state = index.changed() or "up to date"
     size = _size(os.path.getsize(path))
-    print("\n".join([*_description(index), *_ignored(index.root), f"index {path}, version {VERSION}, {size}: {state}"]))
+    about = f"index {path}, version {VERSION}, {size}: {state}"
+    _print("\n".join([*_description(index), *_ignored(index.root), about]))
 
 
 def _description(index: ImageIndex) -> list[str]:
@@ -159,6 +163,11 @@ def _ignored(root: str | os.PathLike[str]) -> list[str]:
     return [f"{_counted(number, 'file')} ignored: {', '.join(parts)}"] if number else []
 
 
+def _print(words: str) -> None:
+    """Print, also names of files that are no UTF-8."""
+    print(words.encode(errors="backslashreplace").decode())
+
+
 def _some(names: list[str]) -> str:
     return ", ".join(names if len(names) <= 4 else [*names[:3], "...", names[-1]])
 
@@ -174,8 +183,8 @@ def _counted(n: int, noun: str) -> str:
 def _report(found: Found, done: str) -> int:
     """Name what is bad, and give the exit code."""
     for words in found.bad[:_MAX_NAMED]:
-        print(words)
-    print(f"{_counted(found.num_good, 'image')} {done}, {len(found.bad):,} bad")
+        _print(words)
+    _print(f"{_counted(found.num_good, 'image')} {done}, {len(found.bad):,} bad")
     return 1 if found.bad else 0
 
 

@@ -82,6 +82,121 @@ WRAP = ("akiba2017", "chainer-example")  # batches go on in the next epoch
 DROP = ("nvidia-dle", "ffcv-16", "ffcv-32", "ffcv-88", "mosaic-mild", "rsb-a3", "rsb-a1")  # the last batch is left out
 
 
+SKIP = {"optimizer.hooks.0.skip": ["*/gamma", "*/beta"]}
+NORMAL = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+MLPERF = {
+    "optimizer.name": "lars", "optimizer.trust_coefficient": 0.001, "optimizer.eps": 0.0, "optimizer.hooks": [],
+    "optimizer.schedule.power": 2, "optimizer.schedule.end": 1e-4, "optimizer.schedule.begin": "warmup",
+    "loss.label_smoothing": 0.1, "evaluation.every": "4 epoch", "stop.target": 0.759,
+    "stop.metric": "validation/main/accuracy", "optimizer.skip_vectors": True, "model.stride_in_3x3": True,
+}  # fmt: skip
+RSB = {
+    "optimizer.name": "lamb", "loss.name": "binary_cross_entropy", "optimizer.schedule.warmup_epochs": 5,
+    "optimizer.schedule.name": "cosine", "train.rand_augment.std": 0.5, "train.rand_augment.increasing": True,
+    "train.cutmix.alpha": 1, "train.cutmix.per_batch": True, "train.mixup.per_batch": True,
+    "optimizer.skip_vectors": True, "test.resize.size": 235, "test.center_crop.size": 224,
+    "train.random_resized_crop.method": "bicubic", "test.resize.method": "bicubic",
+}  # fmt: skip
+FFCV = {
+    "optimizer.lr": 1.7, "optimizer.momentum": 0.9, "optimizer.hooks.0.rate": 1e-4, "loss.label_smoothing": 0.1,
+    "model.blur_pooling": "convolutions", "test.center_resized_crop.size": 256, "evaluation.flip": True,
+    "test.center_resized_crop.ratio": 224 / 256, "batch.virtual_workers": 8, "batch.per_worker": 512,
+}  # fmt: skip
+PUBLISHED = {  # what the papers, programs and lists of results say beside rates and batches
+    "goyal2017": {
+        "epochs": 90, "batch.per_worker": 32, "optimizer.momentum": 0.9, "optimizer.name": "corrected_nesterov_ag",
+        "optimizer.hooks.0.rate": 1e-4, "model.zero_gamma": True, "model.stride_in_3x3": True,
+        "train.random_resized_crop.size": 224, "test.resize.size": 256, "test.center_crop.size": 224,
+        "loss.label_smoothing": 0.0, "batch_norm.statistics": "running", "batch_norm.group": 1, **SKIP,
+    },
+    "akiba2017": {
+        "epochs": 90, "batch.virtual_workers": 1024, "batch.per_worker": 32, "optimizer.name": "rmsprop_warmup",
+        "optimizer.momentum": 0.9, "optimizer.alpha": 0.99, "optimizer.eps": 1e-8, "optimizer.lr_rmsprop": 3e-4,
+        "schedules.0.of": "optimizer.a_sgd", "schedules.0.schedule.center": 10, "schedules.0.schedule.period": 5,
+        "schedules.0.schedule.literal": False, "gradient_dtype": "float16", "batch_norm.statistics": "last",
+        "optimizer.hooks.0.rate": 1e-4, "model.zero_gamma": True, "model.stride_in_3x3": True, **SKIP,
+    },
+    "you2017-lars": {
+        "epochs": 90, "optimizer.name": "lars", "optimizer.momentum": 0.9, "optimizer.trust_coefficient": 0.001,
+        "optimizer.schedule.power": 2, "optimizer.schedule.begin": "warmup", "optimizer.hooks": [],
+    },
+    "mlperf-lars-4k": {"optimizer.momentum": 0.9, "optimizer.weight_decay": 2e-4, "batch.per_worker": 64, **MLPERF},
+    "mlperf-lars-8k": {"optimizer.momentum": 0.9, "optimizer.weight_decay": 2e-4, "batch.per_worker": 64, **MLPERF},
+    "mlperf-lars-32k": {
+        "optimizer.momentum": 0.94, "optimizer.weight_decay": 2.5e-5, "batch.per_worker": 128, **MLPERF,
+    },
+    "mlperf-lars-64k": {
+        "optimizer.momentum": 0.951807, "optimizer.weight_decay": 1e-4, "batch.per_worker": 128, **MLPERF,
+    },
+    "nvidia-dle": {
+        "epochs": 90, "optimizer.momentum": 0.875, "optimizer.hooks.0.rate": 1 / 32768, "loss.label_smoothing": 0.1,
+        "batch.virtual_workers": 8, **SKIP,
+    },
+    "ffcv-16": FFCV, "ffcv-32": FFCV, "ffcv-88": FFCV,
+    "mosaic-mild": {
+        "epochs": 28.8, "optimizer.momentum": 0.875, "optimizer.hooks.0.name": "decoupled_weight_decay",
+        "optimizer.hooks.0.rate": 5e-4, "loss.name": "binary_cross_entropy", "loss.label_smoothing": 0.08,
+        "ema.half_life": "100 iteration", "model.blur_pooling": "all", "model.log_constant_bias": True,
+        "test.resize.size": 232, "test.center_crop.size": 224,
+    },
+    "rsb-a3": {
+        "epochs": 100, "optimizer.weight_decay_rate": 0.02, "train.rand_augment.magnitude": 6, "train.mixup.alpha": 0.1,
+        "train.random_resized_crop.size": 160, "loss.label_smoothing": 0.0, "model.stochastic_depth": 0.0,
+        "repeats": 1, **RSB,
+    },
+    "rsb-a1": {
+        "epochs": 600, "optimizer.weight_decay_rate": 0.01, "train.rand_augment.magnitude": 7, "train.mixup.alpha": 0.2,
+        "train.random_resized_crop.size": 224, "loss.label_smoothing": 0.1, "model.stochastic_depth": 0.05,
+        "repeats": 3, **RSB,
+    },
+    "torchvision-v2": {
+        "epochs": 600, "optimizer.momentum": 0.9, "optimizer.hooks.0.rate": 2e-5, "loss.label_smoothing": 0.1,
+        "train.mixup.alpha": 0.2, "train.cutmix.alpha": 1, "train.mixup.per_batch": True, "repeats": 4,
+        "train.cutmix.per_batch": True, "train.trivial_augment.name": "trivial_augment", "train.random_erasing.p": 0.1,
+        "ema.every": 32, "ema.decay": 1 - (1 - 0.99998) * 1024 * 32 / 600, "train.random_resized_crop.size": 176,
+        "train.random_resized_crop.method": "bilinear", "test.resize.size": 232, "test.center_crop.size": 224,
+        "test.resize.method": "bilinear", **SKIP,
+    },
+    "chainer-example": {
+        "epochs": 10, "optimizer.name": "momentum_sgd", "optimizer.momentum": 0.9, "optimizer.hooks": [],
+        "train.random_crop.size": 224, "data.resize": [256, 256], "model.stride_in_3x3": False,
+        "model.zero_gamma": False, "model.variant": "chainer", "batch_norm.eps": 2e-5, "batch.per_worker": 32,
+        "train.normalize.mean": [123.57 / 255, 116.69 / 255, 103.77 / 255], "train.normalize.std": [1, 1, 1],
+        "evaluation.batch": 250,
+    },
+}  # fmt: skip
+
+
+def value_of(config, key):
+    """A value of a configuration; `train` and `test` are its transforms by name."""
+    section, *rest = key.split(".")
+    if section in ("train", "test"):
+        value = next(t for t in config["transforms"][section] if t["name"] == rest[0])
+        rest = rest[1:]
+    else:
+        value = config[section]
+    for part in rest:
+        value = value[int(part)] if isinstance(value, list) else value[part]
+    return value
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_has_the_published_values(name):
+    config = load.load(FOLDER / f"{name}.yaml")[0].model_dump(mode="json")
+    wanted = dict(PUBLISHED[name])
+    if name != "chainer-example":
+        wanted |= {f"{part}.normalize.{key}": value for part in ("train", "test") for key, value in NORMAL.items()}
+    found = {key: value_of(config, key) for key in wanted}
+    assert {key: found[key] for key in wanted if not are_same(found[key], wanted[key])} == {}
+
+
+def are_same(found, wanted):
+    """Numbers to six digits, as recipes are written."""
+    if isinstance(wanted, str | bool) or not np.size(wanted) or isinstance(np.ravel(wanted)[0], str):
+        return found == wanted
+    return found is not None and np.allclose(found, wanted, rtol=2e-6, atol=0)
+
+
 def epoch_at(name, step):
     """The epochs done before a step."""
     batch = BATCHES[name]

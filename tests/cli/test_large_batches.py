@@ -1,6 +1,8 @@
 """Keys that recipes for large batches need, seen in runs of `dbrdist-train`."""
 
+import csv
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -351,6 +353,53 @@ def test_the_ends_of_epochs_with_virtual_workers(digits, last, run):
     for key in first:
         if key.startswith("updater/model:main/"):
             np.testing.assert_array_equal(first[key], second[key])
+
+
+SCHEDULES = {
+    "polynomial": "{name: polynomial, power: 2, begin: warmup, warmup_epochs: 0.7, end: 1e-4}",
+    "cosine": "{name: cosine, begin: warmup, warmup_epochs: 1, warmup_start: 0.01, whole_epochs: true}",
+    "linear": "{name: piecewise_linear, points: [[0, 1e-4], [0.5, 1], [2.25, 0]]}",
+    "step": "{name: step, milestones: [0, 1, 2], factors: [0.5, 0.075, 0.01]}",
+}
+WORKERS = "batch={virtual_workers: 4, per_worker: 27}"
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("polynomial", ["last_batch=short", "accumulate=3"]),
+        ("step", ["last_batch=short", WORKERS]),
+        ("linear", ["last_batch=wrap", WORKERS]),
+        ("step", ["last_batch=wrap", "accumulate=3"]),
+        ("cosine", ["last_batch=drop", "repeats=3"]),
+        ("linear", ["last_batch=drop"]),
+    ],
+)
+def test_a_run_follows_the_table_of_its_schedule(digits, run, name, words):
+    """At every step of 2.3 epochs, also where the run is cut within an epoch and resumed."""
+    words = [*words, "epochs=2.3", f"optimizer.schedule={SCHEDULES[name]}"]
+    assert run("digits.yaml", *words, "--schedule", "s.csv", "--examples", "1442")[0] == 0
+    with open("s.csv", newline="") as file:
+        rates = [float(row["lr"]) for row in csv.DictReader(file)]
+    digits(*words, "iterations=20")
+    digits(*words, "--resume")
+    log = lines("result/log.jsonl")
+    assert [entry["lr"] for entry in log] == pytest.approx(rates, rel=1e-12, abs=1e-15)
+    size = 108 if WORKERS in words else 100
+    per_epoch = {"short": -(-1442 // size), "wrap": 1442 / size, "drop": 1442 // size}[words[0].partition("=")[2]]
+    done = 2 * per_epoch + (0.3 * 1442 / size if "last_batch=short" in words else 0.3 * per_epoch)
+    assert len(rates) == math.ceil(done)  # worked out here, by the sizes of the batches
+
+
+def test_two_scheduled_sizes_have_the_names_of_their_keys(digits, run):
+    sizes = "transforms.train=[{name: random_crop, size: [[0, 6], [1, 8]]}, {name: resize, size: [[0, 8], [2, 6]]}]"
+    code, _, err = run("digits.yaml", "model=mlp", sizes, "--schedule", "s.csv", "--examples", "1442")
+    assert code == 0, err
+    with open("s.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [*rows[0]] == ["iteration", "epoch", "lr", "transforms.train.0.size", "transforms.train.1.size"]
+    assert [(rows[15 * epoch]["transforms.train.0.size"], rows[15 * epoch]["transforms.train.1.size"])
+            for epoch in range(4)] == [("6", "8"), ("8", "8"), ("8", "6"), ("8", "6")]  # fmt: skip
 
 
 def test_ends_of_epochs_that_cannot_be(run, tmp_path):

@@ -54,7 +54,7 @@ def columns(config: Config, origin: Origin) -> dict[str, ScheduledColumn]:
     """What changes over the run, by name: `lr`, other scheduled numbers by the last part of their key, `size`."""
     settings = config.optimizer
     found: dict[str, ScheduledColumn] = {}
-    rate = getattr(settings, "lr", None) or getattr(settings, "alpha", None)
+    rate = getattr(settings, "lr", getattr(settings, "alpha", None))
     if isinstance(settings, u.CustomOptimizer):
         rate = settings.args.get("lr")
     if rate is not None and not isinstance(settings.schedule, u.Own):
@@ -65,10 +65,9 @@ def columns(config: Config, origin: Origin) -> dict[str, ScheduledColumn]:
         value = number_at(config, item.of)
         assert value is not None  # the configuration is checked
         found[name] = make_schedule(config, origin, item.schedule, ("schedules", i, "schedule"), value)
-    for transform in config.transforms.train:
-        sizes = getattr(transform, "size", None)
-        if isinstance(sizes, tuple):
-            found["size"] = _size_at(sizes)
+    sizes = {i: t.size for i, t in enumerate(config.transforms.train) if isinstance(getattr(t, "size", None), tuple)}
+    for i, pairs in sizes.items():
+        found["size" if len(sizes) == 1 else f"transforms.train.{i}.size"] = _size_at(pairs)
     return found
 
 

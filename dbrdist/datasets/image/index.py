@@ -94,6 +94,11 @@ class ImageIndex:
     def labels(self) -> Array:
         return self._labels
 
+    @property
+    def sizes(self) -> Array | None:
+        """The bytes of each image; None for class folders, whose files were not asked for their sizes."""
+        return self._sizes if self.shards else None
+
     def __len__(self) -> int:
         return len(self._labels)
 

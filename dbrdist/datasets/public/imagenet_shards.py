@@ -7,6 +7,8 @@ import tarfile
 from collections.abc import Iterable
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from dbrdist.core.files.serializer import write_atomically
 from dbrdist.datasets.image.images import PNG
 from dbrdist.datasets.image.index import read_index, write_index
@@ -65,7 +67,18 @@ def kind_of(folder: str) -> str | None:
     return "class folders" if any(os.path.isdir(os.path.join(folder, name)) for name in names) else None
 
 
-def classes_in(folder: str) -> list[str]:
-    """The classes of a folder that is complete, sorted; none without an index."""
+def sizes_in(folder: str) -> dict[str, tuple[int, int]]:
+    """How many images each class has, and of how many bytes, by the index; nothing without one."""
     path = os.path.join(folder, FILE_NAME)
-    return list(read_index(path).classes) if os.path.exists(path) else []
+    if not os.path.exists(path):
+        return {}
+    index = read_index(path)
+    changed = index.changed()
+    others = {name for name in os.listdir(folder) if name.endswith(ENDING)} - {shard.name for shard in index.shards}
+    if changed is None and others:
+        changed = f"{min(others)} is not in its index"
+    if changed:
+        raise DatasetError(f"{folder}: it is there already, but changed since it was made: {changed}; move it away")
+    counts = np.bincount(index.labels, minlength=len(index.classes))
+    sizes = np.bincount(index.labels, index.sizes, minlength=len(index.classes))
+    return {name: (int(count), int(size)) for name, count, size in zip(index.classes, counts, sizes)}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 _MATRIX, _COMPRESSED = 14, 15
+_MAX_BYTES = 1 << 28  # of an element; meta.mat has less than a megabyte
 _TYPES = {
     1: "i1",
     2: "u1",
@@ -39,12 +40,20 @@ def read(content: bytes) -> dict[str, Any]:
     try:
         for kind, data in _elements(content[128:]):
             if kind == _COMPRESSED:
-                [(kind, data)] = _elements(zlib.decompress(data))
+                [(kind, data)] = _elements(_decompressed(data))
             if kind == _MATRIX:
                 name, value = _matrix(data)
                 found[name] = value
-    except (struct.error, zlib.error, IndexError, KeyError, ValueError, UnicodeDecodeError) as error:
+    except (struct.error, zlib.error, IndexError, KeyError, ValueError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"the MATLAB file is damaged: {error}") from error
+    return found
+
+
+def _decompressed(data: bytes) -> bytes:
+    stream = zlib.decompressobj()
+    found = stream.decompress(data, _MAX_BYTES)
+    if not stream.eof:
+        raise ValueError(f"an element does not end within {_MAX_BYTES:,} bytes")
     return found
 
 

@@ -7,6 +7,7 @@ from urllib import request
 import pytest
 
 from dbrdist.core.files import dataset_root
+from tests.datasets.public.imagenet_helpers import LABELS, VAL, WHOLE, tar_of
 
 
 class Server:
@@ -34,3 +35,12 @@ def server(monkeypatch, tmp_path):
     monkeypatch.setattr(request, "urlopen", server)
     monkeypatch.setattr(dataset_root, "_root", str(tmp_path / "root"))
     return server
+
+
+@pytest.fixture
+def tars(tmp_path):
+    """ImageNet's two tars in small, and a list of labels."""
+    (tmp_path / "train.tar").write_bytes(WHOLE)
+    (tmp_path / "val.tar").write_bytes(tar_of(VAL))
+    (tmp_path / "labels.txt").write_text(LABELS)
+    return tmp_path

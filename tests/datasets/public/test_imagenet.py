@@ -1,56 +1,28 @@
 """From ImageNet's tars to class folders, with small tars of the same layout."""
 
 import gzip
-import io
 import os
 import shutil
-import tarfile
 
-import numpy as np
 import pytest
 
 from dbrdist.cli import data
 from dbrdist.datasets import open_images
-from dbrdist.datasets.public import imagenet, imagenet_shards, matlab
+from dbrdist.datasets.public import imagenet, imagenet_labels, imagenet_plan, imagenet_shards, matlab
+from tests.datasets.public.imagenet_helpers import (
+    CLASS_TARS,
+    CLASSES,
+    LABELS,
+    OF_VAL,
+    TRAIN,
+    VAL,
+    WHOLE,
+    check,
+    extract,
+    kit,
+    tar_of,
+)
 from tests.each import each
-
-CLASSES = ("n01440764", "n01443537", "n15075141")
-TRAIN = {wnid: {f"{wnid}_{i}.JPEG": f"{wnid} {i}".encode() * (i + 1) for i in range(3)} for wnid in CLASSES}
-VAL = {f"ILSVRC2012_val_{i:08d}.JPEG": f"image {i}".encode() * i for i in range(1, 6)}
-OF_VAL = dict(zip(VAL, (CLASSES[k] for k in (2, 0, 0, 1, 2))))
-
-
-def tar_of(files):
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as tar:
-        for name, content in files if isinstance(files, list) else files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return made.getvalue()
-
-
-@pytest.fixture
-def tars(tmp_path):
-    """The two tars, and a list of labels."""
-    (tmp_path / "train.tar").write_bytes(tar_of({f"{w}.tar": tar_of(files) for w, files in TRAIN.items()}))
-    (tmp_path / "val.tar").write_bytes(tar_of(VAL))
-    (tmp_path / "labels.txt").write_text("".join(f"{name} {wnid}\n" for name, wnid in OF_VAL.items()))
-    return tmp_path
-
-
-def extract(tars, *words, labels="labels.txt"):
-    options = [] if labels is None else ["--labels", str(tars / labels)]
-    paths = [str(tars / name) for name in ("train.tar", "val.tar", "root")]
-    return data.run(["imagenet", *paths, "--any", *options, *words])
-
-
-def check(root):
-    for wnid in CLASSES:
-        assert {p.name: p.read_bytes() for p in (root / "train" / wnid).iterdir()} == TRAIN[wnid]
-        expected = {name: VAL[name] for name in VAL if OF_VAL[name] == wnid}
-        assert {p.name: p.read_bytes() for p in (root / "val" / wnid).iterdir()} == expected
-    assert sorted(os.listdir(root)) == ["train", "val"]
 
 
 def test_tars_become_class_folders(tars, capsys):
@@ -161,46 +133,10 @@ def interrupt(*args):
     raise KeyboardInterrupt
 
 
-def kit(ids=(3, 1, 1, 2, 3), order=(0, 1, 2), compressed=True):
-    """A development kit, whose meta.mat SciPy has written; WordNet ids have numbers from 1 on in any order."""
-    scipy_io = pytest.importorskip("scipy.io")
-    synsets = np.zeros(
-        (3, 1), [(name, object) for name in ("ILSVRC2012_ID", "WNID", "words", "gloss", "wnid_children")]
-    )
-    for row, k in enumerate(order):
-        synsets[row, 0] = (float(k + 1), CLASSES[k], "some, words", "a longer description", np.zeros((0, 0)))
-    mat = io.BytesIO()
-    scipy_io.savemat(mat, {"synsets": synsets}, do_compression=compressed)
-    truth = "".join(f"{i}\n" for i in ids).encode()
-    folder = "ILSVRC2012_devkit_t12/data"
-    return tar_of({f"{folder}/meta.mat": mat.getvalue(), f"{folder}/{imagenet._GROUND_TRUTH}": truth})
-
-
-@each(order=[(0, 1, 2), (2, 0, 1)], compressed=[True, False])
-def test_labels_come_from_the_development_kit(tmp_path, order, compressed):
-    path = tmp_path / "kit.tar"
-    path.write_bytes(kit(order=order, compressed=compressed))
-    assert imagenet.read_labels(str(path), sorted(VAL), sorted(CLASSES)) == OF_VAL
-
-
 def test_a_kit_that_is_compressed_serves_a_whole_run(tars):
     (tars / "kit.tar.gz").write_bytes(gzip.compress(kit()))
     assert extract(tars, labels="kit.tar.gz") == 0
     check(tars / "root")
-
-
-@each(form=["wnids", "indices", "paths", "csv"])
-def test_labels_come_from_a_text_file(tmp_path, form):
-    wnids = [OF_VAL[name] for name in sorted(VAL)]
-    lines = {
-        "wnids": wnids,
-        "indices": [f"{name} {CLASSES.index(OF_VAL[name])}" for name in VAL],
-        "paths": ["# from somewhere", *(f"val/{name.removesuffix('.JPEG')} {wnid}" for name, wnid in OF_VAL.items())],
-        "csv": [f"{name},{wnid} 1 2 3 4" for name, wnid in reversed(OF_VAL.items())],
-    }[form]
-    path = tmp_path / "labels.txt"
-    path.write_text("\n".join(lines))
-    assert imagenet.read_labels(str(path), sorted(VAL), sorted(CLASSES)) == OF_VAL
 
 
 def test_an_interrupted_run_continues(tars, monkeypatch, capsys):
@@ -240,9 +176,9 @@ def test_a_full_disk_is_said_and_the_run_continues(tars, monkeypatch, capsys):
 
 
 def test_room_is_looked_for_before(tars, monkeypatch, capsys):
-    monkeypatch.setattr(imagenet.os, "statvfs", lambda path: type("Stat", (), {"f_bavail": 1, "f_frsize": 512})())
+    monkeypatch.setattr(imagenet_plan.os, "statvfs", lambda path: type("Stat", (), {"f_bavail": 1, "f_frsize": 512})())
     assert extract(tars) == 2
-    assert "the rest of the training images needs" in capsys.readouterr().err
+    assert "the rest of the training images need" in capsys.readouterr().err
 
 
 def test_what_is_no_image_is_left_out_and_named(tars, capsys):
@@ -250,7 +186,7 @@ def test_what_is_no_image_is_left_out_and_named(tars, capsys):
     (tars / "train.tar").write_bytes(tar_of({**files, "notes": b"!"}))
     assert extract(tars) == 0
     out = capsys.readouterr().out
-    assert "train.tar: notes is no image and was left out" in out
+    assert "train.tar: notes is no tar of a class and was left out" in out
     assert "train.tar: n01440764.tar: readme.txt is no image" in out
     assert "4 entries left out" in out
     check(tars / "root")
@@ -260,7 +196,6 @@ def cut(content, num_bytes):
     return content[: len(content) - num_bytes]
 
 
-WHOLE = tar_of({f"{w}.tar": tar_of(files) for w, files in TRAIN.items()})
 BAD = {
     "train.tar": {
         "is cut short: after 2 entries": WHOLE[: 2 * (512 + 10240)],
@@ -269,10 +204,10 @@ BAD = {
         "are the tars swapped": tar_of(VAL),
         "it is empty": tar_of({}),
         "n01440764 is there twice": tar_of([("n01440764.tar", tar_of(TRAIN[CLASSES[0]]))] * 2),
-        "expected images of this class, got none": tar_of({"n01440764.tar": tar_of({})}),
+        "expected images of this class, got none": tar_of({**CLASS_TARS, "n01440764.tar": tar_of({})}),
         "n01440764.tar: expected a tar of images": tar_of({"n01440764.tar": b"x" * 2000}),
         "n01440764.tar: the tar is": tar_of({"n01440764.tar": cut(tar_of(TRAIN[CLASSES[0]]), 9000)}),
-        "a.JPEG is there twice": tar_of({"n01440764.tar": tar_of([("a.JPEG", b"1"), ("a.JPEG", b"2")])}),
+        "a.JPEG is there twice": tar_of({**CLASS_TARS, "n01440764.tar": tar_of([("a.JPEG", b"1"), ("a.JPEG", b"2")])}),
         "which it does not have": tar_of({"n01440764.tar": tar_of(TRAIN[CLASSES[0]])}),
     },
     "val.tar": {
@@ -289,7 +224,7 @@ BAD = {
         "expected a line for each of 5 validation images, got 2": b"n01440764\nn01440764\n",
         "has two classes, n01440764 and n01443537": b"a.JPEG n01440764\na.JPEG n01443537",
         "there is no ILSVRC2012_validation_ground_truth.txt in it": tar_of({"meta.mat": b"x"}),
-        "the development kit is damaged": tar_of({"meta.mat": b"x", imagenet._GROUND_TRUTH: b"1"}),
+        "the development kit is damaged": tar_of({"meta.mat": b"x", imagenet_labels._GROUND_TRUTH: b"1"}),
     },
 }
 
@@ -300,7 +235,7 @@ BAD = {
 def test_bad_input_is_named_and_nothing_looks_complete(tmp_path, capsys, name, more, words):
     for file, content in {"train.tar": WHOLE, "val.tar": tar_of(VAL)}.items():
         (tmp_path / file).write_bytes(content)
-    (tmp_path / "labels.txt").write_text("".join(f"{n} {w}\n" for n, w in OF_VAL.items()))
+    (tmp_path / "labels.txt").write_text(LABELS)
     (tmp_path / name).write_bytes(BAD[name][words])
     capsys.readouterr()
     assert extract(tmp_path, *more) == 2
