@@ -67,11 +67,12 @@ def columns(config: Config, origin: Origin) -> dict[str, ScheduledColumn]:
         found[name] = make_schedule(config, origin, item.schedule, ("schedules", i, "schedule"), value)
     sizes = {i: t.size for i, t in enumerate(config.transforms.train) if isinstance(getattr(t, "size", None), tuple)}
     for i, pairs in sizes.items():
-        found["size" if len(sizes) == 1 else f"transforms.train.{i}.size"] = _size_at(pairs)
+        found["size" if len(sizes) == 1 else f"transforms.train.{i}.size"] = size_at(pairs)
     return found
 
 
-def _size_at(sizes: tuple[tuple[int, int], ...]) -> ScheduledColumn:
+def size_at(sizes: tuple[tuple[int, int], ...]) -> ScheduledColumn:
+    """The side of images by the epoch, from pairs of an epoch and a side."""
     return lambda epoch: max((e, size) for e, size in sizes if e <= epoch + _SLACK)[1]
 
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dbrdist.cli.builders import assemble, memory
+from dbrdist.cli.builders import assemble, build_updates, memory
+from dbrdist.cli.builders.probe import reporter
 from dbrdist.cli.configuration import components as c
 from dbrdist.cli.configuration.load import Origin
 from dbrdist.cli.configuration.schema import Config, VirtualBatch
 from dbrdist.cli.inspection import schedule
 from dbrdist.cli.output.words import counted
 from dbrdist.core.array.random import generator
-from dbrdist.core.model.reporter import Reporter, report_scope
 from dbrdist.datasets.image.images import encode_jpeg
 from dbrdist.datasets.loading.base import get_batch
 from dbrdist.errors import ConfigError
@@ -142,37 +142,56 @@ class Measured(NamedTuple):
 
     num_parameters: int
     gradient_bytes: int
-    seconds_per_example: float
+    seconds_per_example: float  # at the largest size of the images
     memory_bytes: float | None  # of a step of a rank
+    update_seconds: float = 0.0  # of the optimizer, where it is not part of the time of the examples
 
 
 def measure(config: Config, origin: Origin, job: Job) -> Measured:
-    """Make the network and time a step of a few images of the recipe's size."""
+    """Make the network and time a step of a few images of the recipe's size, the largest where it changes."""
     with tempfile.TemporaryDirectory(prefix="dbrdist-rehearsal-") as folder:
         make_photographs(folder)
         data = small(config, origin, folder, Trial()).model_dump(mode="python")
         data["transforms"] = config.transforms.model_dump(mode="python")
+        for transform in data["transforms"]["train"]:
+            if isinstance(transform.get("size"), tuple):
+                transform["size"] = max(size for _, size in transform["size"])
         own = Config.model_validate(data)
         made = assemble.parts(own, origin, 0, 1)
-        seconds = 0.0
-        if job.examples_per_second is None:
-            batch = get_batch(made.data.train, np.arange(_NUM_TIMED), 0, 0, [])
-            x, t = made.convert(batch, made.device)
-            reporter = Reporter()
-            for _ in range(2):  # the first one chooses kernels
-                began = time.perf_counter()
-                made.task.cleargrads()
-                with reporter, report_scope({}):
-                    made.task(x, t).backward()
-                seconds = time.perf_counter() - began
         need = memory.measure(own, origin, made)
+        per_example, update = 0.0, 0.0
+        if job.examples_per_second is None:
+            per_example, update = _seconds(own, origin, made)
+        else:
+            per_example = 1 / job.examples_per_second
         params = list(made.task.params())
         num_bytes = sum(p.array.nbytes for p in params)
         together = _examples_at_once(config, job.ranks)
-        rate = job.examples_per_second
-        per_example = seconds / _NUM_TIMED if rate is None else 1 / rate
-        needed = None if need is None else need.of(together) + num_bytes
-        return Measured(sum(p.size for p in params), num_bytes, per_example, needed)
+        needed = None if need is None else need.of(together) + (1 + _num_copies(config, job.ranks)) * num_bytes
+        return Measured(sum(p.size for p in params), num_bytes, per_example, needed, update)
+
+
+def _seconds(own: Config, origin: Origin, made: assemble.Parts) -> tuple[float, float]:
+    """Of an example, forward and backward, and of an update."""
+    x, t = made.convert(get_batch(made.data.train, np.arange(_NUM_TIMED), 0, 0, []), made.device)
+    optimizer = build_updates.optimizer(own, origin, made.task)
+    for _ in range(2):  # the first one chooses kernels, and makes the optimizer's state
+        began = time.perf_counter()
+        made.task.cleargrads()
+        with reporter(made.task):
+            made.task(x, t).backward()
+        computed = time.perf_counter()
+        optimizer.update()
+        updated = time.perf_counter()
+    return (computed - began) / _NUM_TIMED, updated - computed
+
+
+def _num_copies(config: Config, ranks: int) -> int:
+    """How often a rank keeps as much as the parameters beside them, their gradients and the optimizer's state."""
+    copies = 0 if config.ema is None else 1
+    if config.virtual_workers is not None:  # sums of subtrees over the workers of a rank
+        copies += max((-(-config.virtual_workers // ranks) - 1).bit_length(), 1)
+    return copies
 
 
 def _examples_at_once(config: Config, ranks: int) -> int:
@@ -198,24 +217,41 @@ def ring_bytes(ranks: int, num_bytes: float) -> float:
     return 2 * (ranks - 1) / ranks * num_bytes
 
 
-def predict(config: Config, job: Job, measured: Measured) -> Prediction:
+def predict(config: Config, job: Job, measured: Measured, work: float = 1.0) -> Prediction:
     """The time of a step: computation of the busiest rank, then what communication does not hide behind it.
 
+    ``work`` is that of an example relative to one of the largest size.
+
     Within a host its ranks add up their gradients in shared memory; between hosts the sums go round in a ring, of one
-    stream for each host. With virtual workers nothing is hidden: gradients are added when all of them are there.
+    stream for each host. With virtual workers nothing is hidden: gradients are added when all of them are there. Where
+    sums are reproducible each rank exchanges with each other one, so that all ranks of a host send.
     """
     busiest = -(-config.batch_size // job.ranks)
     if config.virtual_workers is not None:
         busiest = -(-config.virtual_workers // job.ranks) * config.batch_size // config.virtual_workers
-    computation = busiest * measured.seconds_per_example
+    computation = busiest * measured.seconds_per_example * work + measured.update_seconds
     sent = wire_bytes(config, measured)
     within = measured.gradient_bytes * _SECONDS_A_BYTE_WITHIN if job.per_host > 1 else 0.0
     between = 0.0
     if job.hosts > 1:
-        between = ring_bytes(job.hosts, sent) * 8 / (job.gigabits * 1e9) + 2 * (job.hosts - 1) * job.microseconds * 1e-6
+        senders, partners = (job.per_host, job.ranks) if config.reproducible else (1, job.hosts)
+        num_bytes = senders * ring_bytes(job.hosts, sent)
+        between = num_bytes * 8 / (job.gigabits * 1e9) + 2 * (partners - 1) * job.microseconds * 1e-6
     communication = within + between
-    hidden = 0.0 if config.virtual_workers is not None else _HIDDEN_FRACTION * computation
+    hidden = 0.0 if config.virtual_workers is not None else _HIDDEN_FRACTION * (computation - measured.update_seconds)
     return Prediction(computation, communication, computation + max(communication - hidden, 0.0))
+
+
+def whole_seconds(config: Config, job: Job, measured: Measured, num_examples: int) -> tuple[int, float]:
+    """The number of steps of the run, and their time; images that are smaller at first take less."""
+    sizes = next((t.size for t in config.transforms.train if isinstance(getattr(t, "size", None), tuple)), None)
+    if sizes is None:
+        steps = sum(1 for _ in schedule.positions(config, num_examples))
+        return steps, steps * predict(config, job, measured).step
+    size_at, largest = schedule.size_at(sizes), max(size for _, size in sizes)
+    counts = Counter(size_at(epoch) for epoch in schedule.positions(config, num_examples))
+    times = {size: predict(config, job, measured, (size / largest) ** 2).step for size in counts}
+    return sum(counts.values()), sum(count * times[size] for size, count in counts.items())
 
 
 def wire_bytes(config: Config, measured: Measured) -> float:
@@ -232,14 +268,15 @@ def describe(config: Config, origin: Origin, job: Job, num_examples: int) -> Ite
         raise ConfigError(f"dbrdist-train: --rehearse: {job.ranks} ranks are more than {limit}; every rank needs one")
     measured = measure(config, origin, job)
     prediction = predict(config, job, measured)
-    steps = sum(1 for _ in schedule.positions(config, num_examples))
+    steps, seconds = whole_seconds(config, job, measured, num_examples)
     yield f"ranks: {job.ranks:,} on {counted(job.hosts, 'host')}, {job.per_host} on each"
     yield f"batch: {config.batch_size:,}, that is {config.batch_size / job.ranks:g} examples per rank" + (
         "" if workers is None else f"; {workers:,} virtual workers of {config.batch_size // workers}"
     )
     yield f"data: {num_examples:,} examples; {steps:,} steps, {config.steps_per_epoch(num_examples):.9g} per epoch"
+    epochs = list(schedule.positions(config, num_examples))
     for name, column in schedule.columns(config, origin).items():
-        yield f"{name}: {_over_the_run(config, column)}"
+        yield f"{name}: {_over_the_run(column, epochs)}"
     sent, whole = wire_bytes(config, measured), measured.num_parameters * 2
     yield (
         f"reduction: {measured.num_parameters:,} parameters, {sent / 1e6:.1f} MB; a ring over all ranks sends "
@@ -256,21 +293,20 @@ def describe(config: Config, origin: Origin, job: Job, num_examples: int) -> Ite
         f"communication: {prediction.communication:.4g} s per step, at {job.gigabits:g} Gbit/s and "
         f"{job.microseconds:g} us between hosts"
     )
-    seconds = steps * prediction.step
+    grows = any(isinstance(getattr(t, "size", None), tuple) for t in config.transforms.train)
+    at, limit = " with the largest images" if grows else "", " at most" if config.stop is not None else " in all"
     yield (
-        f"step: {prediction.step:.4g} s, {config.batch_size / prediction.step:,.0f} examples/s, "
-        f"efficiency {100 * prediction.efficiency:.0f} %; {_duration(seconds)} in all, without evaluations"
+        f"step: {prediction.step:.4g} s{at}, {config.batch_size / prediction.step:,.0f} examples/s, "
+        f"efficiency {100 * prediction.efficiency:.0f} %; {_duration(seconds)}{limit}, without evaluations"
     )
 
 
-def _over_the_run(config: Config, column: Callable[[float], Any]) -> str:
-    """The values at the start, at the highest point and at the end."""
-    end = float(config.epochs)
-    points = [end * k / 1000 for k in range(1001)]
-    values = [column(epoch) for epoch in points]
+def _over_the_run(column: Callable[[float], Any], epochs: list[float]) -> str:
+    """The values of the first step, of the first one with the highest, and of the last step."""
+    values = [column(epoch) for epoch in epochs]
     top = max(range(len(values)), key=values.__getitem__)
-    last = column(math.nextafter(end, 0))
-    return f"{values[0]:.6g} at the start, {values[top]:.6g} at most (epoch {points[top]:.4g}), {last:.6g} at the end"
+    most = f"{values[top]:.6g} at most (epoch {epochs[top]:.4g})"
+    return f"{values[0]:.6g} at the start, {most}, {values[-1]:.6g} at the end"
 
 
 def _duration(seconds: float) -> str:

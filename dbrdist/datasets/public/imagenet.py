@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from dbrdist.datasets.public import imagenet_plan, imagenet_shards, imagenet_tars
 from dbrdist.datasets.public.imagenet_labels import read_labels as read_labels
-from dbrdist.datasets.public.imagenet_plan import Part, Say, Work
+from dbrdist.datasets.public.imagenet_plan import Say, TarPlan, Work
 from dbrdist.datasets.public.imagenet_tars import Skipped, base
 from dbrdist.errors import DatasetError
 
@@ -114,7 +114,7 @@ def _alone_in(root: str) -> Iterator[None]:
 # ---- making ----------------------------------------------------------------------------------------------------------
 
 
-def _make(work: Work, train: Part, val: Part) -> Extraction:
+def _make(work: Work, train: TarPlan, val: TarPlan) -> Extraction:
     for part, store in ((train, _store_classes), (val, _store_val_shards if work.shards else _store_val_images)):
         if not part.is_made:
             folder = _begin(work, part)
@@ -125,7 +125,7 @@ def _make(work: Work, train: Part, val: Part) -> Extraction:
     return Extraction(_num_made(work.folder("train")), len(val.members), len(train.classes), work.skipped, work.odd)
 
 
-def _begin(work: Work, part: Part) -> str:
+def _begin(work: Work, part: TarPlan) -> str:
     """Make the folder of what is not complete yet, or continue in it."""
     folder = f"{work.folder(part.name)}.part"
     if not os.path.isdir(folder) or not os.listdir(folder):
@@ -136,7 +136,7 @@ def _begin(work: Work, part: Part) -> str:
     return folder
 
 
-def _finish(work: Work, part: Part, folder: str) -> None:
+def _finish(work: Work, part: TarPlan, folder: str) -> None:
     """Give what is complete its name, shards with the index that names all classes."""
     ending = imagenet_shards.ENDING if work.shards else ""
     known = {wnid + ending for wnid in part.classes}
@@ -160,7 +160,7 @@ def _num_made(folder: str) -> int:
     return sum(sum(map(imagenet_tars.is_image, os.listdir(path))) for path in folders)
 
 
-def _store_classes(work: Work, part: Part, folder: str) -> None:
+def _store_classes(work: Work, part: TarPlan, folder: str) -> None:
     """Make a folder or a shard of each class of the training tar."""
     left = imagenet_plan.missing(work, part)
     if len(left) < len(part.members):
@@ -171,7 +171,7 @@ def _store_classes(work: Work, part: Part, folder: str) -> None:
         work.say(f"train: {number:,} of {len(part.members):,} classes")
 
 
-def _store_class(work: Work, part: Part, member: tarfile.TarInfo, folder: str) -> None:
+def _store_class(work: Work, part: TarPlan, member: tarfile.TarInfo, folder: str) -> None:
     wnid, where = imagenet_plan.part_class(part, member), f"{part.path}: {member.name}"
     with imagenet_tars.opened_within(part.tar, member, where) as tar:
         images = imagenet_plan.images_of(work, part, tar, member)
@@ -211,7 +211,7 @@ def _note_odd(work: Work, tar: tarfile.TarFile, images: list[tarfile.TarInfo], w
             work.odd.append(f"{where}: {image.name}")
 
 
-def _store_val_images(work: Work, part: Part, folder: str) -> None:
+def _store_val_images(work: Work, part: TarPlan, folder: str) -> None:
     for wnid in part.classes:  # each class, also one without images: the folders of both parts must agree
         os.makedirs(os.path.join(folder, wnid), exist_ok=True)
     for number, image in enumerate(part.members, 1):
@@ -221,7 +221,7 @@ def _store_val_images(work: Work, part: Part, folder: str) -> None:
     _note_odd(work, part.tar, part.members, part.path)
 
 
-def _store_val_shards(work: Work, part: Part, folder: str) -> None:
+def _store_val_shards(work: Work, part: TarPlan, folder: str) -> None:
     of_class: dict[str, list[tarfile.TarInfo]] = {wnid: [] for wnid in part.classes}
     for image in imagenet_plan.missing(work, part):
         of_class[imagenet_plan.part_class(part, image)].append(image)

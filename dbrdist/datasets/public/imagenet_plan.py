@@ -18,7 +18,7 @@ NUM_CLASSES, NUM_TRAIN, NUM_VAL = 1000, 1_281_167, 50_000
 _CHUNK_BYTES = 1 << 22
 
 Say = Callable[[str], None]
-Size = tuple[int, int]  # a number of images, and their bytes
+CountAndBytes = tuple[int, int]  # a number of images, and their bytes
 
 
 class Work(NamedTuple):
@@ -40,7 +40,7 @@ class Work(NamedTuple):
         return os.path.join(self.root, f".{name}-source")
 
 
-class Part(NamedTuple):
+class TarPlan(NamedTuple):
     """The training or the validation images: what their tar holds, and whether they are extracted already."""
 
     name: str  # train or val
@@ -59,7 +59,7 @@ class Part(NamedTuple):
 
 def look(
     work: Work, train: str, train_tar: tarfile.TarFile, val: str, val_tar: tarfile.TarFile, labels: str | None
-) -> tuple[Part, Part]:
+) -> tuple[TarPlan, TarPlan]:
     """What is to be done; raises where it could not be done to the end."""
     tars = _class_tars(work, train, train_tar)
     classes = sorted(wnid for _, wnid in tars)
@@ -74,8 +74,8 @@ def look(
     if work.is_official and len(images) != NUM_VAL:
         raise DatasetError(f"{val}: expected {NUM_VAL:,} images, got {len(images):,}; download it again")
     parts = (
-        Part("train", train, train_tar, [m for m, _ in tars], classes, {}, are_made[0]),
-        Part("val", val, val_tar, images, classes, by_name, are_made[1]),
+        TarPlan("train", train, train_tar, [m for m, _ in tars], classes, {}, are_made[0]),
+        TarPlan("val", val, val_tar, images, classes, by_name, are_made[1]),
     )
     num_bytes = 0
     for part, what in zip(parts, ("the rest of the training images", "the rest of the images")):
@@ -190,7 +190,7 @@ def _check_kind(folder: str, shards: bool) -> None:
         raise DatasetError(f"{folder}: expected {wanted}, but it holds {kind}; {change}, or take another ROOT")
 
 
-def _check_begun(work: Work, part: Part) -> None:
+def _check_begun(work: Work, part: TarPlan) -> None:
     """Whether what is unfinished is of this tar, with these labels."""
     folder = f"{work.folder(part.name)}.part"
     if not os.path.isdir(folder) or not os.listdir(folder):
@@ -203,7 +203,7 @@ def _check_begun(work: Work, part: Part) -> None:
         raise DatasetError(f"{folder}: expected the beginning of {part.path}, but it was {begun}; move it away")
 
 
-def missing(work: Work, part: Part) -> list[tarfile.TarInfo]:
+def missing(work: Work, part: TarPlan) -> list[tarfile.TarInfo]:
     """The entries that are not extracted yet."""
     folder = f"{work.folder(part.name)}.part"
     if part.name == "train" or work.shards:
@@ -213,7 +213,7 @@ def missing(work: Work, part: Part) -> list[tarfile.TarInfo]:
     return [m for m in part.members if not is_stored(m, os.path.join(folder, part_class(part, m), base(m)))]
 
 
-def part_class(part: Part, member: tarfile.TarInfo) -> str:
+def part_class(part: TarPlan, member: tarfile.TarInfo) -> str:
     """The WNID of a class's tar, or of a validation image."""
     return part.labels[base(member)] if part.name == "val" else base(member).removesuffix(".tar")
 
@@ -223,7 +223,7 @@ def is_stored(member: tarfile.TarInfo, path: str) -> bool:
     return os.path.exists(path) and os.path.getsize(path) == member.size
 
 
-def _check_made(work: Work, part: Part) -> None:
+def _check_made(work: Work, part: TarPlan) -> None:
     """Whether what is there already is what the tar has."""
     folder = work.folder(part.name)
     counts_only = part.name == "train" and work.is_official  # asking 1.3 million files for their sizes takes too long
@@ -243,7 +243,7 @@ def _check_made(work: Work, part: Part) -> None:
             )
 
 
-def _expected(work: Work, part: Part, found: dict[str, Size]) -> Iterator[tuple[str, Size]]:
+def _expected(work: Work, part: TarPlan, found: dict[str, CountAndBytes]) -> Iterator[tuple[str, CountAndBytes]]:
     """How many images each class has, and of how many bytes."""
     if part.name == "train" and work.is_official:
         number = sum(count for count, _ in found.values())
@@ -267,11 +267,11 @@ def _expected(work: Work, part: Part, found: dict[str, Size]) -> Iterator[tuple[
             raise DatasetError(f"{work.folder('val')}: it is there already with {words}; move it away")
 
 
-def _images(size: Size) -> str:
+def _images(size: CountAndBytes) -> str:
     return f"{size[0]:,} image{'s' if size[0] != 1 else ''} of {size[1]:,} bytes"
 
 
-def images_of(work: Work, part: Part, tar: tarfile.TarFile, member: tarfile.TarInfo) -> list[tarfile.TarInfo]:
+def images_of(work: Work, part: TarPlan, tar: tarfile.TarFile, member: tarfile.TarInfo) -> list[tarfile.TarInfo]:
     """The images of a class, from its own tar."""
     where = f"{part.path}: {member.name}"
     files = imagenet_tars.files(tar, where, member.size, work.skipped)
@@ -281,7 +281,7 @@ def images_of(work: Work, part: Part, tar: tarfile.TarFile, member: tarfile.TarI
     return images
 
 
-def _sizes_in(folder: str, counts_only: bool) -> dict[str, Size]:
+def _sizes_in(folder: str, counts_only: bool) -> dict[str, CountAndBytes]:
     """How many images each class folder has, and of how many bytes; files beside the folders are none."""
     found = {}
     for name in os.listdir(folder):

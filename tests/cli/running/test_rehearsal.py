@@ -1,0 +1,89 @@
+"""What a rehearsal predicts, against formulas that are worked out here."""
+
+import pytest
+
+from dbrdist.cli.running import rehearsal
+from tests.cli.config_helpers import configured
+from tests.each import each
+
+HERE = rehearsal.Measured(1_000_000, 4_000_000, 0.01, None)
+WITHIN = 4_000_000 * 1.1e-3 / 2**23  # 16 MiB between two ranks take 1.1 ms
+
+
+def folder(*lines):
+    return configured("model: {name: resnet20, num_classes: 10}", "data: {name: image_folder, root: x}", *lines)[0]
+
+
+def batch(config, text):
+    return type(config).model_validate(config.model_dump(mode="python") | {"batch": text})
+
+
+@each(
+    **{
+        "words, ranks, per_host, computation, between": [
+            ((), 8, 8, 4, 0.0),
+            ((), 8, 4, 4, 4_000_000 * 8 / 1e9 + 2 * 50e-6),
+            ((), 8, 1, 4, 2 * 7 / 8 * 4_000_000 * 8 / 1e9 + 14 * 50e-6),
+            (("gradient_dtype: float16",), 8, 4, 4, 2_000_000 * 8 / 1e9 + 2 * 50e-6),
+            ((), 3, 1, 11, 4 / 3 * 4_000_000 * 8 / 1e9 + 4 * 50e-6),  # the busiest has 11 of 32
+        ]
+    }
+)
+def test_the_time_of_a_step(words, ranks, per_host, computation, between):
+    config = batch(folder(*words), 32)
+    job = rehearsal.Job(ranks, per_host, 1.0, 50.0)
+    found = rehearsal.predict(config, job, HERE)
+    communication = between + (WITHIN if per_host > 1 else 0.0)
+    assert found.computation == pytest.approx(0.01 * computation)
+    assert found.communication == pytest.approx(communication)
+    assert found.step == pytest.approx(0.01 * computation + max(communication - 2 / 3 * 0.01 * computation, 0))
+
+
+@each(**{"is_reproducible, senders, messages": [(False, 1, 2), (True, 4, 14)]})
+def test_virtual_workers_hide_nothing_and_reproducible_sums_are_sent_by_all_ranks(is_reproducible, senders, messages):
+    workers = {"virtual_workers": 16, "per_worker": 2}
+    config = batch(folder(), workers).model_copy(update={"reproducible": is_reproducible})
+    found = rehearsal.predict(config, rehearsal.Job(8, 4, 1.0, 50.0), HERE)
+    between = senders * 4_000_000 * 8 / 1e9 + messages * 50e-6
+    assert found.communication == pytest.approx(between + WITHIN)
+    assert found.step == pytest.approx(4 * 0.01 + between + WITHIN)
+
+
+def test_the_update_hides_nothing():
+    measured = HERE._replace(update_seconds=0.5)
+    found = rehearsal.predict(batch(folder(), 32), rehearsal.Job(8, 1, 0.001, 50.0), measured)
+    assert found.computation == pytest.approx(0.54)
+    assert found.step == pytest.approx(0.54 + found.communication - 2 / 3 * 0.04)
+
+
+def test_small_images_take_less_of_the_run():
+    """Half of the side in 6 of 10 epochs: a quarter of the work there."""
+    transforms = "transforms: {train: [{name: random_resized_crop, size: [[0, 16], [6, 32]]}]}"
+    config = batch(folder(transforms), 32)
+    steps, seconds = rehearsal.whole_seconds(config, rehearsal.Job(1, 1), HERE, 320)
+    assert steps == 100
+    assert seconds == pytest.approx(60 * 32 * 0.01 / 4 + 40 * 32 * 0.01)
+    steps, seconds = rehearsal.whole_seconds(batch(folder(), 32), rehearsal.Job(1, 1), HERE, 320)
+    assert (steps, seconds) == (100, pytest.approx(100 * 32 * 0.01))
+
+
+@each(**{"workers, ranks, copies": [(8, 8, 1), (8, 4, 1), (8, 2, 2), (8, 1, 3), (9, 1, 4), (None, 1, 0)]})
+def test_sums_over_the_workers_of_a_rank_need_memory(workers, ranks, copies):
+    """As many as a binary counter over them has digits, as in the sum itself."""
+    given = 32 if workers is None else {"virtual_workers": workers, "per_worker": 2}
+    assert rehearsal._num_copies(batch(folder(), given), ranks) == copies
+    assert rehearsal._num_copies(batch(folder("ema: 0.9"), given), ranks) == copies + 1
+
+
+def test_memory_and_time_are_those_of_the_largest_images():
+    def measured(size):
+        crop = f"transforms: {{train: [{{name: random_resized_crop, size: {size}}}]}}"
+        model = "model: {name: resnet20, num_classes: 10}"
+        config, origin = configured(model, "data: {name: image_folder, root: x}", crop, "optimizer: lars")
+        return rehearsal.measure(config, origin, rehearsal.Job(1, 1))
+
+    growing, small, large = measured("[[0, 16], [1, 64]]"), measured("16"), measured("64")
+    assert growing.memory_bytes == pytest.approx(large.memory_bytes, rel=0.05)
+    assert small.memory_bytes < large.memory_bytes / 2
+    assert large.seconds_per_example > 0
+    assert large.update_seconds > 0
