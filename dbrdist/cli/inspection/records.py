@@ -22,7 +22,7 @@ from dbrdist.cli.output.folder import (
     state_seen,
 )
 from dbrdist.cli.output.words import counted
-from dbrdist.core.files.regular_file import regular
+from dbrdist.core.files.regular_file import regular, require_regular
 from dbrdist.errors import CheckpointError
 
 _MAX_TEXT_BYTES = 1 << 20  # of a configuration, and of the end of the messages
@@ -45,7 +45,7 @@ def epoch_of(entry: dict[str, Any]) -> float:
     return number(entry.get("epoch_detail", entry.get("epoch", 0))) or 0.0
 
 
-class Log(list[dict[str, Any]]):
+class LogLines(list[dict[str, Any]]):
     """The lines of a log. It may only grow; the columns of its numbers grow with it."""
 
     def __init__(self, entries: Iterable[dict[str, Any]] = ()):
@@ -74,9 +74,9 @@ class Log(list[dict[str, Any]]):
         return np.array(epochs), np.array(values)
 
 
-def as_log(lines: Sequence[dict[str, Any]]) -> Log:
+def as_log(lines: Sequence[dict[str, Any]]) -> LogLines:
     """Lines with the columns of their numbers."""
-    return lines if isinstance(lines, Log) else Log(lines)
+    return lines if isinstance(lines, LogLines) else LogLines(lines)
 
 
 class RunRecord(NamedTuple):
@@ -110,7 +110,7 @@ class RunReader:
             self._ranks, self._kept = {}, {}
             gone = {"status": "gone"}
             words = f"{self.path}: the folder was removed; it is shown again when there is a run in it"
-            return RunRecord(self.path, _name(self.path), gone, Log(), "", problems=[words])
+            return RunRecord(self.path, _name(self.path), gone, LogLines(), "", problems=[words])
         summary = self._cached(SUMMARY, read_json, {})
         self._read_log(problems)
         status = state_seen(self.path, summary)
@@ -128,7 +128,7 @@ class RunReader:
 
     def _begin_log(self, file: tuple[int, int] | None) -> None:
         """Forget the log; the next lines come from another file, which device and inode name."""
-        self._log, self._log_file = Log(), file
+        self._log, self._log_file = LogLines(), file
         self._at = 0  # bytes of it that were read
         self._num_unreadable = 0
 
@@ -200,7 +200,15 @@ class RunReader:
 
 
 def read(path: str) -> RunRecord:
-    """The record of the run in a folder. Raises CheckpointError where there is none."""
+    """The record of the run in a folder.
+
+    Raises:
+        CheckpointError: there is none.
+        OSError: its log or configuration is no regular file.
+    """
+    for name in (LOG, CONFIG):
+        if os.path.exists(os.path.join(path, name)):
+            require_regular(os.path.join(path, name))
     run = RunReader(path).read()
     if not run.log and not read_json(os.path.join(path, SUMMARY)):
         raise CheckpointError(f"{path}: expected the folder of a run, with {SUMMARY} and {LOG} in it")

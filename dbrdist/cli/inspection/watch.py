@@ -228,9 +228,6 @@ class _Silent(simple_server.WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
-    def get_stderr(self) -> Any:
-        return open(os.devnull, "w")
-
 
 class _Threads(socketserver.ThreadingMixIn, simple_server.WSGIServer):
     """Python's own server, with a thread for each question."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from dbrdist.cli.inspection import curves
-from dbrdist.cli.inspection.records import Log
+from dbrdist.cli.inspection.records import LogLines
 from tests.cli.inspection.records_helpers import record
 from tests.each import each
 
@@ -23,7 +23,7 @@ def test_a_line_has_about_a_thousand_points_with_all_extremes_and_ends_at_its_en
 
 
 def test_between_two_epochs_all_points_come_back_and_one_on_each_side():
-    log = Log({"epoch_detail": k / 1000, "loss": math.cos(k)} for k in range(100_000))
+    log = LogLines({"epoch_detail": k / 1000, "loss": math.cos(k)} for k in range(100_000))
     found = curves.points(log, "loss", 50.0, 50.5)
     assert found == [(k / 1000, math.cos(k)) for k in range(49_999, 50_502)]
     assert curves.points(log, "loss", 200.0, 300.0) == []

@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from dbrdist.cli.inspection import records
-from dbrdist.cli.inspection.records import Log, RunReader
+from dbrdist.cli.inspection.records import LogLines, RunReader
 from dbrdist.cli.output.folder import CONFIG, LOG, RANKS, SUMMARY, WORDS
 from dbrdist.cli.output.lock import Lock
 from dbrdist.errors import CheckpointError
@@ -142,7 +142,7 @@ def test_reading_needs_a_run(tmp_path):
 
 
 def test_columns_grow_with_their_log():
-    log = Log([{"a": 1, "epoch": 1}, {"b": 2.0, "epoch_detail": 1.5}])
+    log = LogLines([{"a": 1, "epoch": 1}, {"b": 2.0, "epoch_detail": 1.5}])
     assert log.names() == ["a", "epoch", "b", "epoch_detail"]
     assert [list(c) for c in log.column("b")] == [[1.5], [2.0]]
     log += [{"b": None, "c": True}, {"b": 5, "epoch": 3}]

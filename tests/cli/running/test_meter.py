@@ -13,7 +13,7 @@ from tests.each import each
 
 @each(speed=[None, 10.0], waited=[0.0, 0.004, 0.005, 0.5])
 def test_a_meter_names_waiting_that_is_any(speed, waited):
-    own = SimpleNamespace(_at_look=(0.0,) * 4, _position=lambda: (1.0,) * 4)
+    own = SimpleNamespace(_at_look=(0.0,) * 4, position=lambda: (1.0,) * 4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(meter, "_speed", lambda before, after: (speed, waited, 0.0))
         text = meter.Meter.words(own, None)
