@@ -31,7 +31,7 @@ from dbrdist.cli.output.interrupts import Command, Interrupted
 from dbrdist.cli.output.refuse import WRONG, Refused, RefusedHere, code_of, refusal
 from dbrdist.cli.output.warned import Warned
 from dbrdist.cli.output.words import columns_of, folded, said
-from dbrdist.cli.running import rehearsal, resume, run
+from dbrdist.cli.running import evaluation, rehearsal, resume, run
 from dbrdist.comm import create_communicator
 from dbrdist.comm.failure import abort
 from dbrdist.comm.transport import environment, mpi
@@ -138,7 +138,7 @@ def command(
     if print_schema:
         _say_before_mpi(json.dumps(Config.model_json_schema(), indent=2))
         return 0
-    words = [] if config is None else [config, *overrides]
+    words = [config, *overrides] if config else []
     lines = _aside(
         words, port, report=report, watch=watch, audit=audit, predict=predict, export=export, init=init, version=version
     )
@@ -146,31 +146,17 @@ def command(
         for line in _readable(lines) if environment.launched()[1] == 0 else ():
             print(line, flush=True)
         return 0
-    stored = evaluate is not None and (config is None or ("=" in config and not os.path.exists(config)))
-    if stored:
-        overrides = (*([config] if config else []), *overrides)
-        config = os.path.join(folder_of(str(evaluate)), CONFIG)
-    if config is None or ("=" in config and not os.path.exists(config)):
-        raise click.UsageError("expected a configuration: dbrdist-train CONFIG.yaml [KEY=VALUE]...")
+    config, overrides, stored = _which(config, overrides, evaluate)
     trace = trace or profile
-    if evaluate is not None and (resume or dry_run or overwrite or trace):
-        raise click.UsageError("--evaluate cannot be combined with --resume, --overwrite, --trace or --dry-run")
-    if resume and overwrite:
-        raise click.UsageError(
-            "--resume continues the run in the folder, --overwrite moves it aside: use only one of them"
-        )
+    _check_options(evaluate, resume, overwrite, dry_run, trace)
     settings, origin = _checked(config, overrides, trusted=not stored)
     if trace and settings.virtual_workers is not None:
         raise click.UsageError(
             f"--{'profile' if profile else 'trace'} does not work with virtual workers; write `batch: N`"
         )
-    for option, value in (("--schedule", schedule), ("--rehearse", rehearse)):
-        if value is not None and examples is None:
-            raise click.UsageError(f"{option} reads no data: give the number of training examples, --examples 1281167")
     if schedule is not None or rehearse is not None:
-        if resume or dry_run or overwrite or trace or evaluate is not None or (schedule and rehearse):
-            raise click.UsageError("--schedule and --rehearse are used alone")
-        assert examples is not None
+        is_alone = not (resume or dry_run or overwrite or trace or evaluate is not None or (schedule and rehearse))
+        examples = _examples_of("--rehearse" if schedule is None else "--schedule", examples, is_alone)
         if schedule is not None:
             return _write_schedule(settings, origin, schedule, examples)
         job = rehearsal.parse(str(rehearse), gigabits, microseconds, examples_per_second)
@@ -180,6 +166,35 @@ def command(
     if dry_run:
         return _dry_run(settings, origin)
     return _run(settings, origin, "resume" if resume else "overwrite" if overwrite else "new", evaluate, trace, profile)
+
+
+def _which(config: str | None, overrides: tuple[str, ...], evaluate: str | None) -> tuple[str, tuple[str, ...], bool]:
+    """The configuration, the overrides, and whether the configuration is that of the run to be evaluated."""
+    is_given = config is not None and ("=" not in config or os.path.exists(config))
+    if config is not None and is_given:
+        return config, overrides, False
+    if evaluate is None:
+        raise click.UsageError("expected a configuration: dbrdist-train CONFIG.yaml [KEY=VALUE]...")
+    return os.path.join(folder_of(evaluate), CONFIG), (*([config] if config else []), *overrides), True
+
+
+def _examples_of(option: str, examples: int | None, is_alone: bool) -> int:
+    """The number of training examples for an option that reads no data and is used without others."""
+    if examples is None:
+        raise click.UsageError(f"{option} reads no data: give the number of training examples, --examples 1281167")
+    if not is_alone:
+        raise click.UsageError("--schedule and --rehearse are used alone")
+    return examples
+
+
+def _check_options(evaluate: str | None, resume: bool, overwrite: bool, dry_run: bool, trace: bool) -> None:
+    """Refuse options that exclude each other."""
+    if evaluate is not None and (resume or dry_run or overwrite or trace):
+        raise click.UsageError("--evaluate cannot be combined with --resume, --overwrite, --trace or --dry-run")
+    if resume and overwrite:
+        raise click.UsageError(
+            "--resume continues the run in the folder, --overwrite moves it aside: use only one of them"
+        )
 
 
 def _aside(words: list[str], port: int | None, **asked: Any) -> Iterable[str] | None:
@@ -285,7 +300,7 @@ def _run(settings: Config, origin: Origin, mode: str, evaluate: str | None, trac
         with warned.listening():
             resume.compare_ranks(settings, origin, comm)
             if evaluate is not None:
-                run.evaluate(settings, origin, comm, evaluate)
+                evaluation.evaluate(settings, origin, comm, evaluate)
                 warned.gather(comm)
                 return 0
             training = run.Run(settings, origin, comm, console, warned, continues=mode == "resume")

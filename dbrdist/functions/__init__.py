@@ -24,41 +24,24 @@ from dbrdist.functions.activation import (
     tanh,
 )
 from dbrdist.functions.array import (
-    broadcast,
-    broadcast_to,
     cast,
     concat,
     copy,
-    diagonal,
     dstack,
-    expand_dims,
-    flatten,
-    flip,
-    fliplr,
-    flipud,
-    get_item,
     hstack,
     identity,
-    moveaxis,
     pad,
-    permutate,
     repeat,
-    reshape,
-    rollaxis,
-    scatter_add,
-    select_item,
     separate,
     split_axis,
-    squeeze,
     stack,
-    sum_to,
-    swapaxes,
     tile,
-    transpose,
     vstack,
-    where,
 )
 from dbrdist.functions.attention import multi_head_attention, rms_normalization, scaled_dot_product_attention
+from dbrdist.functions.class_loss import (
+    softmax_cross_entropy,
+)
 from dbrdist.functions.classification import binary_cross_entropy, top_k_accuracy
 from dbrdist.functions.connection import bilinear, embed_id, linear
 from dbrdist.functions.convolution import convolution_2d, deconvolution_2d
@@ -133,7 +116,6 @@ from dbrdist.functions.loss import (
     mean_squared_error,
     sigmoid_cross_entropy,
     sigmoid_focal_loss,
-    softmax_cross_entropy,
     squared_error,
 )
 from dbrdist.functions.math import (
@@ -147,7 +129,6 @@ from dbrdist.functions.math import (
     argmax,
     argmin,
     average,
-    batch_matmul,
     bias,
     ceil,
     clip,
@@ -164,7 +145,6 @@ from dbrdist.functions.math import (
     log2,
     log10,
     logsumexp,
-    matmul,
     max,
     maximum,
     mean,
@@ -180,7 +160,6 @@ from dbrdist.functions.math import (
     squared_difference,
     sum,
     tan,
-    tensordot,
 )
 from dbrdist.functions.n_step_rnn import (
     n_step_bigru,
@@ -192,6 +171,17 @@ from dbrdist.functions.n_step_rnn import (
 )
 from dbrdist.functions.noise import dropout, gaussian, gumbel_softmax, rrelu, simplified_dropconnect, zoneout
 from dbrdist.functions.normalization import batch_normalization, fixed_batch_normalization
+from dbrdist.functions.picking import (
+    diagonal,
+    flip,
+    fliplr,
+    flipud,
+    get_item,
+    permutate,
+    scatter_add,
+    select_item,
+    where,
+)
 from dbrdist.functions.pooling import average_pooling_2d, global_average_pooling_2d, max_pooling_2d
 from dbrdist.functions.pooling_nd import (
     average_pooling_1d,
@@ -206,6 +196,11 @@ from dbrdist.functions.pooling_nd import (
     unpooling_3d,
     unpooling_nd,
     upsampling_2d,
+)
+from dbrdist.functions.products import (
+    batch_matmul,
+    matmul,
+    tensordot,
 )
 from dbrdist.functions.recompute import forget
 from dbrdist.functions.rectifier import relu
@@ -227,6 +222,19 @@ from dbrdist.functions.sequence_loss import (
     connectionist_temporal_classification,
     crf1d,
     negative_sampling,
+)
+from dbrdist.functions.shapes import (
+    broadcast,
+    broadcast_to,
+    expand_dims,
+    flatten,
+    moveaxis,
+    reshape,
+    rollaxis,
+    squeeze,
+    sum_to,
+    swapaxes,
+    transpose,
 )
 from dbrdist.functions.sparse import sparse_matmul
 from dbrdist.functions.special import (

@@ -1,4 +1,4 @@
-"""Shapes, pieces and copies of arrays. Nearly all are compositions of the primitives in ``core.ops``."""
+"""Joining, splitting, repeating and copies of arrays, nearly all composed of the primitives in ``core.tape.ops``."""
 
 from __future__ import annotations
 
@@ -14,198 +14,43 @@ from dbrdist.core.array.backend import (
     as_dtype,
     channels_last,
     device_of,
-    empty,
     full_as,
     get_array_module,
     get_device,
-    is_array,
     to_device,
-    zeros,
     zeros_as,
 )
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.elementwise import elementwise
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, wrong_type
-from dbrdist.core.tape.elementwise_table import matched, together
-from dbrdist.core.tape.function_node import FunctionNode, call
+from dbrdist.core.tape.elementwise_table import matched
+from dbrdist.core.tape.function_node import FunctionNode
 from dbrdist.core.tape.variable import Variable, as_array, as_variable
-
-
-def _axis(function: str, ndim: int, axis: int, name: str = "axis") -> int:
-    if not isinstance(axis, (int, np.integer)) or isinstance(axis, bool):
-        raise wrong_type(function, name, "an int", axis)
-    if not -ndim <= axis < ndim:
-        raise expected(function, name, f"from {-ndim} to {ndim - 1}", axis)
-    return axis % ndim
-
-
-# ---- shape ----------------------------------------------------------------------------------------------------------
-
-
-def reshape(x: Any, shape: Any) -> Any:
-    """The same elements in another shape; one length may be -1.
-
-    Args:
-        x: array or Variable.
-        shape: shape of the result.
-    """
-    x = as_variable(x)
-    shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
-    try:
-        return ops.reshape(x, shape)
-    except ValueError:
-        raise expected("reshape", "shape", f"a shape of {x.size} elements for x of shape {x.shape}", shape) from None
-
-
-def transpose(x: Any, axes: tuple[int, ...] | None = None) -> Any:
-    """The axes permuted, or reversed where None.
-
-    Args:
-        x: array or Variable.
-        axes: the axes of x in their new order; None reverses them.
-    """
-    x = as_variable(x)
-    if axes is not None:
-        axes = tuple(axes)
-        if sorted(a % max(x.ndim, 1) for a in axes) != list(range(x.ndim)):
-            raise expected("transpose", "axes", f"each axis of x (shape {x.shape}) once", axes)
-    return ops.transpose(x, axes)
-
-
-def swapaxes(x: Any, axis1: int, axis2: int) -> Any:
-    """Two axes exchanged.
-
-    Args:
-        x: array or Variable.
-        axis1: an axis.
-        axis2: the axis that takes its place.
-    """
-    x = as_variable(x)
-    order = list(range(x.ndim))
-    i, j = _axis("swapaxes", x.ndim, axis1, "axis1"), _axis("swapaxes", x.ndim, axis2, "axis2")
-    order[i], order[j] = j, i
-    return ops.transpose(x, tuple(order))
-
-
-def moveaxis(x: Any, source: Any, destination: Any) -> Any:
-    """Axes moved to other positions, the others in their order.
-
-    Args:
-        x: array or Variable.
-        source: axis or tuple of axes to move.
-        destination: where each of them goes.
-    """
-    x = as_variable(x)
-    places = [axes if isinstance(axes, (tuple, list)) else (axes,) for axes in (source, destination)]
-    sources = [_axis("moveaxis", x.ndim, a, "source") for a in places[0]]
-    targets = [_axis("moveaxis", x.ndim, a, "destination") for a in places[1]]
-    if len(sources) != len(targets) or len(set(sources)) != len(sources) or len(set(targets)) != len(targets):
-        raise expected("moveaxis", "destination", "as many different axes as in source", repr(destination))
-    order = [a for a in range(x.ndim) if a not in sources]
-    for target, source_axis in sorted(zip(targets, sources)):
-        order.insert(target, int(source_axis))
-    return ops.transpose(x, tuple(order))
-
-
-def rollaxis(x: Any, axis: int, start: int = 0) -> Any:
-    """One axis moved in front of axis ``start``.
-
-    Args:
-        x: array or Variable.
-        axis: axis to move.
-        start: axis before which it goes; default 0.
-    """
-    x = as_variable(x)
-    axis = _axis("rollaxis", x.ndim, axis)
-    if not -x.ndim <= start <= x.ndim:
-        raise expected("rollaxis", "start", f"from {-x.ndim} to {x.ndim}", start)
-    start = start + x.ndim if start < 0 else start
-    return moveaxis(x, axis, start - 1 if axis < start else start)
-
-
-def expand_dims(x: Any, axis: int) -> Any:
-    """A new axis of length one at ``axis``.
-
-    Args:
-        x: array or Variable.
-        axis: position of the new axis of length 1.
-    """
-    x = as_variable(x)
-    axis = _axis("expand_dims", x.ndim + 1, axis)
-    return ops.reshape(x, (*x.shape[:axis], 1, *x.shape[axis:]))
-
-
-def squeeze(x: Any, axis: Any = None) -> Any:
-    """Without the axes of length one: all, or those given.
-
-    Args:
-        x: array or Variable.
-        axis: axis or tuple of axes of length 1 to remove; None for all of them.
-    """
-    x = as_variable(x)
-    if axis is None:
-        axes = [i for i, n in enumerate(x.shape) if n == 1]
-    else:
-        axes = [_axis("squeeze", x.ndim, a) for a in ((axis,) if isinstance(axis, (int, np.integer)) else axis)]
-        if any(x.shape[a] != 1 for a in axes):
-            raise expected("squeeze", "axis", f"axes of length one of x of shape {x.shape}", repr(axis))
-    return ops.reshape(x, tuple(n for i, n in enumerate(x.shape) if i not in axes))
-
-
-def flatten(x: Any) -> Any:
-    """All elements in one axis.
-
-    Args:
-        x: array or Variable of any shape.
-    """
-    x = as_variable(x)
-    return ops.reshape(x, (x.size,))
-
-
-def broadcast(*args: Any) -> tuple[Any, ...]:
-    """The arguments repeated to their common shape.
-
-    Args:
-        args: arrays or Variables that broadcast.
-    """
-    xs = tuple(as_variable(x) for x in args)
-    try:
-        shape = np.broadcast_shapes(*(x.shape for x in xs))
-    except ValueError:
-        raise expected("broadcast", "args", "shapes that broadcast", str([x.shape for x in xs])) from None
-    return tuple(ops.broadcast_to(x, shape) for x in xs)
-
-
-def broadcast_to(x: Any, shape: tuple[int, ...]) -> Any:
-    """x repeated to a larger shape, without copying.
-
-    Args:
-        x: array or Variable.
-        shape: shape of the result.
-    """
-    x = as_variable(x)
-    shape = tuple(shape)
-    lead = len(shape) - x.ndim
-    if lead < 0 or any(n not in (1, m) for n, m in zip(x.shape, shape[lead:])):
-        raise expected("broadcast_to", "shape", f"a shape to which {x.shape} broadcasts", shape)
-    return ops.broadcast_to(x, shape)
-
-
-def sum_to(x: Any, shape: tuple[int, ...]) -> Any:
-    """x summed to a smaller shape, from which it could have been broadcast.
-
-    Args:
-        x: array or Variable.
-        shape: shape of the result.
-    """
-    x = as_variable(x)
-    shape = tuple(shape)
-    lead = x.ndim - len(shape)
-    if lead < 0 or any(n not in (1, m) for n, m in zip(shape, x.shape[lead:])):
-        raise expected("sum_to", "shape", f"a shape that broadcasts to {x.shape}", shape)
-    return ops.sum_to(x, shape)
-
+from dbrdist.functions.picking import Diagonal as Diagonal
+from dbrdist.functions.picking import OntoDiagonal as OntoDiagonal
+from dbrdist.functions.picking import Permutation as Permutation
+from dbrdist.functions.picking import diagonal as diagonal
+from dbrdist.functions.picking import flip as flip
+from dbrdist.functions.picking import fliplr as fliplr
+from dbrdist.functions.picking import flipud as flipud
+from dbrdist.functions.picking import get_item as get_item
+from dbrdist.functions.picking import permutate as permutate
+from dbrdist.functions.picking import scatter_add as scatter_add
+from dbrdist.functions.picking import select_item as select_item
+from dbrdist.functions.picking import where as where
+from dbrdist.functions.shapes import broadcast as broadcast
+from dbrdist.functions.shapes import broadcast_to as broadcast_to
+from dbrdist.functions.shapes import expand_dims as expand_dims
+from dbrdist.functions.shapes import flatten as flatten
+from dbrdist.functions.shapes import moveaxis as moveaxis
+from dbrdist.functions.shapes import one_axis
+from dbrdist.functions.shapes import reshape as reshape
+from dbrdist.functions.shapes import rollaxis as rollaxis
+from dbrdist.functions.shapes import squeeze as squeeze
+from dbrdist.functions.shapes import sum_to as sum_to
+from dbrdist.functions.shapes import swapaxes as swapaxes
+from dbrdist.functions.shapes import transpose as transpose
 
 # ---- joining and splitting ------------------------------------------------------------------------------------------
 
@@ -220,7 +65,7 @@ def concat(xs: Sequence[Any], axis: int = 1) -> Any:
     xs = tuple(as_variable(x) for x in matched(tuple(xs)))
     if not xs:
         raise expected("concat", "xs", "at least one array", "none")
-    axis = _axis("concat", xs[0].ndim, axis)
+    axis = one_axis("concat", xs[0].ndim, axis)
     rest = [n for i, n in enumerate(xs[0].shape) if i != axis]
     for k, x in enumerate(xs):
         if x.ndim != xs[0].ndim or [n for i, n in enumerate(x.shape) if i != axis] != rest:
@@ -241,7 +86,7 @@ def stack(xs: Sequence[Any], axis: int = 0) -> Any:
     for k, x in enumerate(xs):
         if x.shape != xs[0].shape:
             raise expected("stack", f"xs[{k}]", f"shape {xs[0].shape} to match xs[0]", x)
-    axis = _axis("stack", xs[0].ndim + 1, axis)
+    axis = one_axis("stack", xs[0].ndim + 1, axis)
     return ops.concat(tuple(expand_dims(x, axis) for x in xs), axis)
 
 
@@ -312,7 +157,7 @@ def split_axis(x: Any, indices_or_sections: Any, axis: int, force_tuple: bool = 
     A single piece comes without the tuple where ``force_tuple`` is False.
     """
     x = as_variable(x)
-    axis = _axis("split_axis", x.ndim, axis)
+    axis = one_axis("split_axis", x.ndim, axis)
     length = x.shape[axis]
     if isinstance(indices_or_sections, (int, np.integer)):
         sections = operator.index(indices_or_sections)
@@ -337,200 +182,9 @@ def separate(x: Any, axis: int = 0) -> Any:
         axis: axis that is taken apart; default 0.
     """
     x = as_variable(x)
-    axis = _axis("separate", x.ndim, axis)
+    axis = one_axis("separate", x.ndim, axis)
     shape = x.shape[:axis] + x.shape[axis + 1 :]
     return tuple(ops.reshape(piece, shape) for piece in split_axis(x, x.shape[axis], axis))
-
-
-# ---- picking --------------------------------------------------------------------------------------------------------
-
-
-def get_item(x: Any, slices: Any) -> Any:
-    """x[slices], with numbers, slices, None, Ellipsis and integer or boolean arrays.
-
-    Args:
-        x: array or Variable.
-        slices: numbers, slices, None, Ellipsis, and arrays of integers or booleans, as in NumPy.
-    """
-    if isinstance(slices, (tuple, list)) and sum(s is Ellipsis for s in slices) > 1:
-        raise expected("get_item", "slices", "at most one Ellipsis", repr(slices))
-    return ops.getitem(as_variable(x), slices)
-
-
-def select_item(x: Any, t: Any) -> Any:
-    """x[n, t_n] for each row n; x (N, K), t (N,) integers.
-
-    Args:
-        x: scores (N, K).
-        t: integers (N,), from 0 to K - 1.
-    """
-    x, t = as_variable(x), as_array(t)
-    if x.ndim != 2 or t.shape != x.shape[:1] or t.dtype.kind not in "iu":
-        raise expected("select_item", "t", f"integers of shape {x.shape[:1]} for x of shape (N, K)", t)
-    return ops.getitem(x, (get_array_module(t).arange(len(t)), t))
-
-
-class Permutation(FunctionNode):
-    """y = the slices of x along an axis in another order"""
-
-    is_linear = True
-    gives_new = True
-
-    def __init__(self, axis: int, order: Array, inverse: Array) -> None:
-        self.axis, self.order, self.inverse = axis, order, inverse
-
-    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        return (xs[0].take(self.order, self.axis),)
-
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (call(Permutation(self.axis, self.inverse, self.order), gys[0]),)
-
-
-def permutate(x: Any, indices: Any, axis: int = 0, inv: bool = False) -> Any:
-    """Slices along an axis in the order of ``indices``; ``inv`` undoes that.
-
-    Args:
-        x: array or Variable.
-        indices: integers (n,): the old positions in their new order.
-        axis: the axis, of length n; default 0.
-        inv: undo the permutation instead; default False.
-    """
-    x, indices = as_variable(x), as_array(indices)
-    axis = _axis("permutate", x.ndim, axis)
-    n = x.shape[axis]
-    if indices.shape != (n,) or indices.dtype.kind not in "iu":
-        raise expected("permutate", "indices", f"integers of shape ({n},) to match axis {axis} of x", indices)
-    if n and (int(indices.min()) < -n or int(indices.max()) >= n):
-        raise expected("permutate", "indices", f"places from {-n} to {n - 1}", f"{indices.min()} to {indices.max()}")
-    xp = get_array_module(indices)
-    order = indices.astype(np.intp) % max(n, 1)
-    inverse = xp.argsort(order)
-    if not bool((order[inverse] == xp.arange(n)).all()):  # some element is taken twice
-        return ops.getitem(x, (*(slice(None),) * axis, inverse if inv else order))
-    return Permutation(axis, *((inverse, order) if inv else (order, inverse))).apply((x,))[0]
-
-
-def flip(x: Any, axis: int) -> Any:
-    """The order of elements reversed along an axis.
-
-    Args:
-        x: array or Variable.
-        axis: axis to reverse.
-    """
-    x = as_variable(x)
-    axis = _axis("flip", x.ndim, axis)
-    return ops.getitem(x, (*(slice(None),) * axis, slice(None, None, -1)))
-
-
-def flipud(a: Any) -> Any:
-    """The order of rows (axis 0) reversed.
-
-    Args:
-        a: array or Variable with that axis.
-    """
-    return flip(a, 0)
-
-
-def fliplr(a: Any) -> Any:
-    """The order of columns (axis 1) reversed.
-
-    Args:
-        a: array or Variable with that axis.
-    """
-    return flip(a, 1)
-
-
-class Diagonal(FunctionNode):
-    """y = the diagonal over two axes, as a view with its axis last"""
-
-    is_linear = True
-
-    was_images = False
-
-    def __init__(self, offset: int, axes: tuple[int, int]) -> None:
-        self.offset = offset
-        self.axes = axes
-
-    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        self.was_images = are_images(xs[0])
-        return (xs[0].diagonal(self.offset, *self.axes),)
-
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (call(OntoDiagonal(self.offset, self.axes, self.inputs[0].shape, self.was_images), gys[0]),)
-
-
-class OntoDiagonal(FunctionNode):
-    """y = zeros with x on the diagonal over two axes: the transpose of Diagonal"""
-
-    is_linear = True
-
-    def __init__(self, offset: int, axes: tuple[int, int], shape: tuple[int, ...], to_images: bool) -> None:
-        self.offset = offset
-        self.axes = axes
-        self.shape = shape
-        self.to_images = to_images
-
-    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        (x,) = xs
-        y = zeros(self.shape, x.dtype, x) if self.to_images else zeros_as(x, self.shape, x.dtype)
-        rest = [i for i in range(y.ndim) if i not in self.axes]
-        along = get_array_module(x).arange(x.shape[-1])
-        y.transpose((*self.axes, *rest))[along + max(-self.offset, 0), along + max(self.offset, 0)] = x.transpose(
-            (x.ndim - 1, *range(x.ndim - 1))
-        )
-        return (y,)
-
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (call(Diagonal(self.offset, self.axes), gys[0]),)
-
-
-def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
-    """The diagonal over two axes, which it replaces by one axis at the end; ``offset`` counts columns to the right.
-
-    Args:
-        x: array or Variable with at least two axes.
-        offset: columns to the right of the main diagonal, negative for the left; default 0.
-        axis1: axis of the rows; default 0.
-        axis2: axis of the columns; default 1.
-    """
-    x = as_variable(x)
-    if x.ndim < 2:
-        raise expected("diagonal", "x", "at least 2 axes", x)
-    axes = _axis("diagonal", x.ndim, axis1, "axis1"), _axis("diagonal", x.ndim, axis2, "axis2")
-    if axes[0] == axes[1]:
-        raise expected("diagonal", "axis2", f"another axis than axis1 = {axis1}", axis2)
-    return Diagonal(operator.index(offset), axes).apply((x,))[0]
-
-
-def where(condition: Any, x: Any, y: Any) -> Any:
-    """x where ``condition`` (bool) holds, else y, with broadcasting; the condition gets no gradient.
-
-    Args:
-        condition: booleans, which broadcast with x and y.
-        x: values where the condition holds.
-        y: values elsewhere.
-    """
-    condition = as_array(condition)
-    if isinstance(condition, np.bool_):  # what NumPy's comparisons make of arrays without axes
-        condition = np.asarray(condition)
-    if not is_array(condition) or condition.dtype != bool:
-        raise expected("where", "condition", "an array of bool", condition)
-    x, y = matched((x, y))
-    return as_variable(ops.where(condition, x, y))
-
-
-def scatter_add(a: Any, slices: Any, b: Any) -> Any:
-    """a with b added at ``slices``; repeated indices add up.
-
-    Args:
-        a: array or Variable.
-        slices: numbers, slices or arrays of integers, as in NumPy.
-        b: values to add, which broadcast to a[slices].
-    """
-    a, b = together("scatter_add", "number", a=a, b=b)
-    slices = as_array(slices)
-    target = empty(a.shape, bool, a.array)[slices].shape  # on the device, where slices may lie
-    return ops.add(a, ops.scatter(ops.broadcast_to(b, target), slices, a.shape))
 
 
 # ---- repeating ------------------------------------------------------------------------------------------------------
@@ -541,7 +195,7 @@ def repeat(x: Any, repeats: Any, axis: int | None = None) -> Any:
     x = as_variable(x)
     if axis is None or not x.ndim:
         x, axis = flatten(x), 0 if axis is None else axis
-    axis = _axis("repeat", x.ndim, axis)
+    axis = one_axis("repeat", x.ndim, axis)
     if isinstance(repeats, (bool, str)) or not isinstance(repeats, (int, np.integer, tuple, list, np.ndarray)):
         raise wrong_type("repeat", "repeats", "an int or several", repeats)
     if isinstance(repeats, (int, np.integer)) or len(repeats) == 1:

@@ -18,7 +18,7 @@ from dbrdist.core.tape.checks import Operands, expected, floating
 from dbrdist.core.tape.elementwise_table import together
 from dbrdist.core.tape.function_node import FunctionNode, call
 from dbrdist.core.tape.variable import Variable, as_array, as_variable
-from dbrdist.functions.array import diagonal
+from dbrdist.functions.picking import diagonal
 
 # ---- products by subscripts -----------------------------------------------------------------------------------------
 

@@ -22,6 +22,9 @@ from dbrdist.core.tape.checks import expected, floating, wrong_shape, wrong_type
 from dbrdist.core.tape.elementwise_table import function, public, row, together
 from dbrdist.core.tape.function_node import FunctionNode
 from dbrdist.core.tape.variable import Variable, as_array, as_variable
+from dbrdist.functions.products import batch_matmul as batch_matmul
+from dbrdist.functions.products import matmul as matmul
+from dbrdist.functions.products import tensordot as tensordot
 
 # ---- elementary functions -------------------------------------------------------------------------------------------
 
@@ -482,69 +485,3 @@ def logsumexp(x: Any, axis: Any = None) -> Any:
     floating("logsumexp", x=x)
     x = as_variable(x)
     return LogSumExp(checked_axis("logsumexp", x, axis)).apply((x,))[0]
-
-
-# ---- matrix products ------------------------------------------------------------------------------------------------
-
-
-def matmul(a: Any, b: Any, transa: bool = False, transb: bool = False) -> Any:
-    """The matrix product of the last two axes, the others broadcasting; ``transa``, ``transb`` swap them first.
-
-    A vector counts as a row on the left and as a column on the right.
-
-    Args:
-        a: left operand, a stack of matrices (..., M, K).
-        b: right operand (..., K, L).
-        transa: exchange the last two axes of a first; default False.
-        transb: exchange the last two axes of b first; default False.
-    """
-    a, b = together("matmul", "number", a=a, b=b)
-    if not a.ndim or not b.ndim:
-        raise expected("matmul", "b" if a.ndim else "a", "at least one axis", b if a.ndim else a)
-    if transa and a.ndim > 1:
-        a = ops.swap(a)
-    if transb and b.ndim > 1:
-        b = ops.swap(b)
-    if a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
-        raise expected("matmul", "b", f"{a.shape[-1]} rows to match a of shape {a.shape}", b)
-    return ops.matmul(a, b)
-
-
-def batch_matmul(a: Any, b: Any, transa: bool = False, transb: bool = False) -> Any:
-    """Products of N pairs of matrices, a (N, M, K), b (N, K, L); an argument of two axes holds N columns.
-
-    Args:
-        a: left operand, a stack of matrices (..., M, K).
-        b: right operand (..., K, L).
-        transa: exchange the last two axes of a first; default False.
-        transb: exchange the last two axes of b first; default False.
-    """
-    a, b = together("batch_matmul", "number", a=a, b=b)
-    a, b = (ops.reshape(v, (*v.shape, 1)) if v.ndim == 2 else v for v in (a, b))
-    if a.shape[0] != b.shape[0]:
-        raise expected("batch_matmul", "b", f"{a.shape[0]} matrices as in a", b)
-    return matmul(a, b, transa, transb)
-
-
-def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
-    """The sum of products over axes: the last ``axes`` of a with the first of b, or two lists of axes.
-
-    Args:
-        a: left operand.
-        b: right operand.
-        axes: number of axes to sum over, or a pair of lists of axes; default 2.
-    """
-    a, b = together("tensordot", "number", a=a, b=b)
-    if isinstance(axes, (int, np.integer)):
-        left, right = tuple(range(a.ndim - axes, a.ndim)), tuple(range(axes))
-    else:
-        left, right = ((v,) if isinstance(v, (int, np.integer)) else tuple(v) for v in axes)
-    left, right = tuple(i % a.ndim for i in left), tuple(i % b.ndim for i in right)
-    if [a.shape[i] for i in left] != [b.shape[i] for i in right]:
-        raise expected("tensordot", "b", f"axes {right} that match axes {left} of a of shape {a.shape}", b)
-    rows = tuple(i for i in range(a.ndim) if i not in left)
-    columns = tuple(i for i in range(b.ndim) if i not in right)
-    common = math.prod(a.shape[i] for i in left)
-    a2 = ops.reshape(ops.transpose(a, rows + left), (math.prod(a.shape[i] for i in rows), common))
-    b2 = ops.reshape(ops.transpose(b, right + columns), (common, math.prod(b.shape[i] for i in columns)))
-    return ops.reshape(ops.matmul(a2, b2), tuple(a.shape[i] for i in rows) + tuple(b.shape[i] for i in columns))

@@ -9,8 +9,8 @@ from dbrdist.core.model.chain import Chain
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.reporter import report
 from dbrdist.core.usage.mistakes import given_a_class
+from dbrdist.functions.class_loss import softmax_cross_entropy
 from dbrdist.functions.evaluation import accuracy
-from dbrdist.functions.loss import softmax_cross_entropy
 
 
 def _described(x: Any) -> str:

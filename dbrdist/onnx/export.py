@@ -82,16 +82,22 @@ def export(
     names = _names("x", "input_names", input_names, len(arrays))
     builder = _Builder(graph, first, second, longer, [graph.new_name(n) for n in names], dynamic_batch)
     ends = _names("y", "output_names", output_names, len(first.outputs))
-    builder.write_calls()
-    outputs = builder.outputs([graph.new_name(n) for n in ends])
-    inputs = [(n, a.dtype, builder.declared(a.shape)) for n, a in zip(builder.inputs, arrays)]
-    file = graph.model(inputs, outputs, metadata or {}, OPSET, importlib.metadata.version("dbrdist"))
-    data = file.SerializeToString()
+    data = _built(builder, arrays, ends, metadata or {})
     if check:
         for tried in (first, second, *([longer] if dynamic_batch else [])):
             _compare(data, builder.inputs, tried)
     write_atomically(path, lambda file: file.write(data))
     return sorted({node.op_type for node in graph.nodes})
+
+
+def _built(builder: _Builder, arrays: list[Any], ends: list[str], metadata: dict[str, str]) -> bytes:
+    """The file."""
+    graph = builder.graph
+    builder.write_calls()
+    outputs = builder.outputs([graph.new_name(n) for n in ends])
+    inputs = [(n, a.dtype, builder.declared(a.shape)) for n, a in zip(builder.inputs, arrays)]
+    file = graph.model(inputs, outputs, metadata, OPSET, importlib.metadata.version("dbrdist"))
+    return bytes(file.SerializeToString())
 
 
 # ---- the passes -----------------------------------------------------------------------------------------------------

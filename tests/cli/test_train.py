@@ -504,7 +504,9 @@ def begin(monkeypatch):
     monkeypatch.setattr(train.thread_pools, "use_one", lambda: happened.append("one thread"))
     monkeypatch.setattr(train.resume, "compare_ranks", lambda *arguments: happened.append("compared"))
     monkeypatch.setattr(train.run, "Run", Run)
-    monkeypatch.setattr(train.run, "evaluate", lambda settings, origin, comm, run: happened.append(("evaluated", run)))
+    monkeypatch.setattr(
+        train.evaluation, "evaluate", lambda settings, origin, comm, run: happened.append(("evaluated", run))
+    )
     monkeypatch.setattr(train.abort, "report", lambda words: happened.append(("here", words)))
     monkeypatch.setattr(train, "_complain", lambda words: happened.append(("said", words)))
 

@@ -148,7 +148,7 @@ def test_a_rank_is_told_what_it_needs(start, monkeypatch):
     assert (welcome["window"], welcome["master"]) == (limits.LOCAL_WINDOW_BYTES, "127.0.0.1")
     assert welcome["local_sizes"] == {"a": 2}
     monkeypatch.setattr(attempts.os, "getcwd", lambda: (_ for _ in ()).throw(FileNotFoundError()))
-    assert attempts._working_folder() is None
+    assert attempts.working_folder() is None
 
 
 @pytest.mark.parametrize(("rank", "size", "who"), [(1, 3, "a process"), (0, 2, "another process")])

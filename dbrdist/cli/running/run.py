@@ -17,7 +17,7 @@ from dbrdist.cli.builders import batch_norm, build, build_updates, memory, prefl
 from dbrdist.cli.builders.assemble import evaluator, iterator, parts
 from dbrdist.cli.builders.plan import describe, left_over
 from dbrdist.cli.configuration.load import Origin, described
-from dbrdist.cli.configuration.schema import SECONDS, Config, interval
+from dbrdist.cli.configuration.schema import Config, interval
 from dbrdist.cli.inspection import report
 from dbrdist.cli.output import beats
 from dbrdist.cli.output.console import Console
@@ -32,7 +32,6 @@ from dbrdist.cli.output.folder import (
     RunFolder,
     earlier_starts,
     now,
-    read_json,
     write_json,
 )
 from dbrdist.cli.output.provenance import facts
@@ -40,7 +39,9 @@ from dbrdist.cli.output.refuse import Refused, RefusedHere, alike, code_of, told
 from dbrdist.cli.output.warned import Warned
 from dbrdist.cli.output.words import WIDTH, columns_of, counted, said
 from dbrdist.cli.running import resume
+from dbrdist.cli.running.evaluation import check_classes
 from dbrdist.cli.running.meter import Meter
+from dbrdist.cli.running.periods import average_of, end_of, epochs_of, evaluations, trigger_of, uses_time
 from dbrdist.cli.running.rank_state import RankState, empty_states
 from dbrdist.cli.running.shown_examples import ShowTestExamples
 from dbrdist.comm import VirtualUpdater
@@ -66,9 +67,8 @@ from dbrdist.training import StandardUpdater, Trainer, extensions
 from dbrdist.training.extensions import snapshot_writers, snapshots
 from dbrdist.training.extensions.log_report import Column
 from dbrdist.training.extensions.progress_bar import duration
-from dbrdist.training.goals import GoalTrigger, OffsetTrigger
-from dbrdist.training.runs import RECIPE, find_snapshot, folder_of, load_weights, other_classes, set_constants
-from dbrdist.training.triggers import AnyTrigger, EndTrigger, MaxValueTrigger, MinValueTrigger, TimeTrigger
+from dbrdist.training.runs import RECIPE, set_constants
+from dbrdist.training.triggers import AnyTrigger, EndTrigger, MaxValueTrigger, MinValueTrigger
 
 STOPPED = 75  # EX_TEMPFAIL: saved, to be started again with --resume
 INTERRUPTED = 130  # by Ctrl-C: saved too, but nobody is to start it again by itself
@@ -464,49 +464,6 @@ class Run:
             self.console.say(words)
 
 
-def end_of(config: Config) -> EndTrigger:
-    """Ends the run with its epochs, or at a goal."""
-    stop = config.stop
-    if stop is None:
-        return EndTrigger(config.epochs, config.iterations)
-    return GoalTrigger(config.epochs, config.iterations, stop.metric, stop.target, stop.patience, stop.mode)
-
-
-def epochs_of(config: Config, num_examples: int) -> float:
-    """The length of the run in epochs, where it has no goal to end at before."""
-    if config.iterations is None:
-        return config.epochs
-    return min(config.epochs, config.iterations / config.steps_per_epoch(num_examples))
-
-
-def evaluations(config: Config) -> Any:
-    """The trigger of evaluations."""
-    period, offset = interval(config.evaluation.every), config.evaluation.offset
-    return OffsetTrigger(*period, offset) if offset else period
-
-
-def uses_time(periods: str) -> bool:
-    """Whether snapshots are saved by the clock, on which the ranks must agree."""
-    return any(unit in periods for unit in SECONDS)
-
-
-def trigger_of(period: str, agreement: StepAgreement) -> Any:
-    """The trigger of a period of the run or of time."""
-    number, unit = period.split()
-    if unit in SECONDS:
-        return TimeTrigger(float(number) * SECONDS[unit], agreement.elapsed_time)
-    return interval(period)
-
-
-def average_of(config: Config, task: Any, num_examples: int) -> extensions.WeightAverage | None:
-    """The moving average of the weights that the configuration asks for."""
-    settings = config.ema
-    if settings is None:
-        return None
-    decay = settings.decay_for(config.steps_per_epoch(num_examples))
-    return extensions.WeightAverage(task, decay, settings.warmup, settings.every)
-
-
 # columns of the table that a narrow terminal leaves out, in this order
 _DISPENSABLE = (
     *("examples_per_second", "iteration", "main/accuracy", "validation/main/loss", "elapsed_time", "main/loss"),
@@ -531,49 +488,3 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"the program called sys.exit({'' if error.code is None else repr(error.code)})"
     return f"{type(error).__name__}: {said(error) if isinstance(error, Exception) else error}"
-
-
-def evaluate(config: Config, origin: Origin, comm: Any, run_dir: str) -> None:
-    """Evaluate the newest snapshot of a run, and print the means as one line of JSON."""
-    find = build.find_images(config, origin, comm)
-    config = config.model_copy(update={"init_from": None})  # the weights are those of the snapshot
-    with alike(comm):
-        made = parts(config, origin, comm.intra_rank, comm.size, find)
-        if made.data.test is None:
-            raise ConfigError(f"{origin.where(('data',))}: data: there is no test data to evaluate on")
-        check_classes(os.path.join(folder_of(run_dir), RECIPE), made.data.classes, origin)
-    path = _load_newest(run_dir, made.task, comm)
-    evaluation = evaluator(config, made, comm)
-    evaluation.name = "validation"
-    means = evaluation(None)
-    evaluation.finalize()
-    if comm.rank == 0:
-        print(strict_json.dumps({"snapshot": path, **{key: float(value) for key, value in means.items()}}), flush=True)
-
-
-def _load_newest(run_dir: str, task: Any, comm: Any) -> str:
-    """Fill the network with the weights of the snapshot that rank 0 finds; its path. Collective."""
-    while True:
-        with alike(comm):
-            path = find_snapshot(run_dir) if comm.rank == 0 else None
-        path = comm.bcast_obj(path)
-        is_there = True
-        with alike(comm):
-            try:
-                load_weights(path, task)
-            except FileNotFoundError:  # the run continues, and has removed it
-                is_there = path == run_dir
-                if is_there:
-                    raise
-        if all(comm.allgather_obj(is_there)):
-            return str(path)
-
-
-def check_classes(recipe: str, classes: list[str] | None, origin: Origin) -> None:
-    """Raise ConfigError where the data has other classes than those in a run's recipe."""
-    words = other_classes(read_json(recipe).get("classes"), classes)
-    if words:
-        raise ConfigError(
-            f"{origin.where(('data',))}: data: {words}; give the network the data with its own classes, or train "
-            "another one with out=..."
-        )

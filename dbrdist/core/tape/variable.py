@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,8 @@ from dbrdist.core.array.backend import (
 )
 from dbrdist.core.tape.fusion import settle, waiting
 from dbrdist.core.tape.node import Value, make_node
+from dbrdist.core.tape.variable_words import not_compared, statistics
+from dbrdist.core.tape.variable_words import warn_of_zerograd as warn_of_zerograd
 from dbrdist.core.usage.foreign_names import add_hints
 
 if TYPE_CHECKING:
@@ -57,22 +58,6 @@ _OPERATORS = {
 }
 
 
-def _not_compared(sign: str) -> NotImplementedError:
-    return NotImplementedError(f"Variables are not compared by {sign}; compare their arrays: x.array {sign} y.array")
-
-
-def warn_of_zerograd() -> None:
-    """The warning of the method ``zerograd``, at the line that calls it."""
-    words = "Variable.zerograd is deprecated. Use Variable.cleargrad instead."
-    warnings.warn(words, DeprecationWarning, stacklevel=3)
-
-
-def _statistics(a: Array | None) -> str | None:
-    if a is None:
-        return None
-    return f"mean={float(a.mean()):.8f}, std={float(a.std()):.8f}" if a.size else "empty"
-
-
 class Variable(Value):
     """An array that remembers how it was computed.
 
@@ -90,7 +75,7 @@ class Variable(Value):
         if method == "__call__" and ufunc.__name__ == "divmod":
             return _primitives.floor_div(*inputs), _primitives.remainder(*inputs)
         if ufunc.__name__ in ("equal", "not_equal"):
-            raise _not_compared("==" if ufunc.__name__ == "equal" else "!=")
+            raise not_compared("==" if ufunc.__name__ == "equal" else "!=")
         if method != "__call__" or name is None or set(kwargs) - {"axes", "out"}:  # axes: of @=
             raise TypeError(
                 f"numpy.{ufunc.__name__} takes arrays, got a Variable: use dbrdist.functions, or the Variable's array"
@@ -200,12 +185,12 @@ class Variable(Value):
     def __eq__(self, other: object) -> bool:
         if other is self:  # weak sets ask so
             return True
-        raise _not_compared("==")
+        raise not_compared("==")
 
     def __ne__(self, other: object) -> bool:
         if other is self:
             return False
-        raise _not_compared("!=")
+        raise not_compared("!=")
 
     def __hash__(self) -> int:
         return object.__hash__(self)
@@ -321,8 +306,8 @@ class Variable(Value):
             "backend": None if a is None else type(a),
             "shape": getattr(a, "shape", None),
             "dtype": getattr(a, "dtype", None),
-            "statistics": _statistics(a),
-            "grad": 0 if g is not None and g.size and not g.any() else _statistics(g),
+            "statistics": statistics(a),
+            "grad": 0 if g is not None and g.size and not g.any() else statistics(g),
         }
         return "\n".join([self.summary(), *(f"- {name}: {value}" for name, value in lines.items())])
 

@@ -6,8 +6,7 @@ Every parameter has an ``UpdateRule`` with its own state, hyperparameters and ho
 from __future__ import annotations
 
 import functools
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,8 +15,6 @@ from dbrdist.core.array.backend import (
     Array,
     accumulation_dtype,
     aligned_zeros,
-    empty,
-    get_array_module,
     is_array,
     on,
     to_device,
@@ -27,81 +24,15 @@ from dbrdist.core.model import flat
 from dbrdist.core.model.flat import Run
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.model.versions import note_change
+from dbrdist.core.update.pieces import CHUNK_ELEMENTS as CHUNK_ELEMENTS
+from dbrdist.core.update.pieces import FP32_PARAM as FP32_PARAM
+from dbrdist.core.update.pieces import SMALL_ELEMENTS
+from dbrdist.core.update.pieces import denominator as denominator
+from dbrdist.core.update.pieces import follow as follow
+from dbrdist.core.update.pieces import in_pieces as in_pieces
+from dbrdist.core.update.pieces import pieces as pieces
+from dbrdist.core.update.pieces import workspace as workspace
 from dbrdist.core.usage.mistakes import given_a_class
-
-# One pass of an update reads and writes several arrays; pieces of this many elements stay in the second-level cache
-# between the passes of a formula.
-CHUNK_ELEMENTS = 1 << 15
-_SMALL = 1 << 12  # elements of a host's array up to which NumPy takes less time than a kernel's plan
-_MAX_LENT = 256
-
-
-def pieces(a: Array) -> Iterator[slice]:
-    """Slices of a 1-d array that stay in cache between the passes of a formula; on a GPU a single one."""
-    step = CHUNK_ELEMENTS if isinstance(a, np.ndarray) else max(a.size, 1)
-    for i in range(0, a.size, step):
-        yield slice(i, i + step)
-
-
-def in_pieces(step: Callable[..., None], p: Array, g: Array, state: list[Array]) -> None:
-    """Call ``step(p, g, *state)`` piece by piece; 16-bit values are widened for it, and narrowed once."""
-    wide = accumulation_dtype(p.dtype)
-    for i in pieces(p):
-        if wide == p.dtype:
-            step(p[i], g[i], *[s[i] for s in state])
-        else:
-            moved = p[i].astype(wide)
-            step(moved, g[i].astype(wide), *[s[i] for s in state])
-            p[i] = moved
-
-
-class _Scratch(threading.local):
-    def __init__(self) -> None:
-        self.buffers: dict[Any, Array] = {}  # by type
-        self.lent: dict[int, Array] = {}  # by size, the stretch of a buffer that was lent last
-
-
-_scratch = _Scratch()
-
-
-def workspace(like: Array) -> Array:
-    """Uninitialised memory like a 1-d array, for one term of a formula; valid until this thread asks again."""
-    size = like.size
-    if not isinstance(like, np.ndarray) or size > CHUNK_ELEMENTS:
-        return empty(like.shape, like.dtype, like)
-    lent = _scratch.lent.get(size)
-    if lent is not None and lent.dtype is like.dtype:
-        return lent
-    return _lend(size, like.dtype)
-
-
-def _lend(size: int, dtype: Any) -> Array:
-    buffer = _scratch.buffers.get(dtype)
-    if buffer is None:
-        buffer = _scratch.buffers[dtype] = empty((CHUNK_ELEMENTS,), dtype)
-    if len(_scratch.lent) >= _MAX_LENT:
-        _scratch.lent.clear()
-    lent = _scratch.lent[size] = buffer[:size]
-    return lent
-
-
-def denominator(w: Array, eps: float) -> Array:
-    """``w`` with ``eps`` added in place, and 1 where that is 0: no gradient so far, and the gaps in flat memory."""
-    w += eps
-    if not eps:
-        get_array_module(w).copyto(w, 1, where=w == 0)
-    return w
-
-
-# The entry of a rule's state that holds a 16-bit parameter in float32; the name is Chainer's.
-FP32_PARAM = "fp32_param"
-
-
-def follow(wide: Array, a: Array, before: Array) -> None:
-    """Copy into ``wide`` the elements of the 16-bit array ``a`` that differ from ``before``."""
-    changed = a.view(np.uint16) != before.view(np.uint16)
-    if not isinstance(a, np.ndarray) or changed.any():  # looking at the result would wait for a GPU
-        wide[...] = get_array_module(a).where(changed, a.astype(wide.dtype), wide)
 
 
 class Hyperparameter:
@@ -255,7 +186,7 @@ class UpdateRule:
     def step_run(self, hp: Any, t: int, run: Run, state: list[Array]) -> None:
         """Update one run: in pieces that stay in cache. Rules with norms per layer override it."""
         data, grad = run.data, run.grad
-        if (data.size > _SMALL or type(data) is not np.ndarray) and self.in_one_pass(hp, t, data, grad, state):
+        if (data.size > SMALL_ELEMENTS or type(data) is not np.ndarray) and self.in_one_pass(hp, t, data, grad, state):
             return
         if data.size <= CHUNK_ELEMENTS and data.itemsize != 2:
             self.step(hp, t, data, grad, *state)

@@ -11,274 +11,33 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from dbrdist.core.array.backend import Array, get_array_module
 from dbrdist.core.array.random import SampleGenerator
+from dbrdist.datasets.image.crops import CenterCrop as CenterCrop
+from dbrdist.datasets.image.crops import CenterResizedCrop as CenterResizedCrop
+from dbrdist.datasets.image.crops import RandomCrop as RandomCrop
+from dbrdist.datasets.image.crops import RandomHorizontalFlip as RandomHorizontalFlip
+from dbrdist.datasets.image.crops import RandomResizedCrop as RandomResizedCrop
+from dbrdist.datasets.image.crops import Resize as Resize
+from dbrdist.datasets.image.crops import one_method as one_method
 from dbrdist.datasets.image.images import (
-    ANY_METHOD,
-    METHODS,
     Image,
     ImageDecodeError,
-    check_pixels,
     lookup,
-    mirror,
-    resize,
 )
+from dbrdist.datasets.image.transform_base import ByEpoch as ByEpoch
+from dbrdist.datasets.image.transform_base import Compose as Compose
+from dbrdist.datasets.image.transform_base import Transform as Transform
+from dbrdist.datasets.image.transform_base import at_epoch as at_epoch
+from dbrdist.datasets.image.transform_base import needs as needs
 from dbrdist.datasets.loading.base import Batch, SkipExample
 from dbrdist.datasets.loading.memory import reused
-
-
-class Transform:
-    """Base of image transforms: implement ``image(image, rng)``.
-
-    ``is_random`` says that it draws from ``rng``; ``is_pixelwise`` that it takes any axes before H, W, C, so that a
-    whole batch is one call. Where ``image`` takes a third argument ``out``, an array (H, W, C) of undefined values in
-    the batch, the result may be written there, and ``out`` returned; the image given may be ``out`` itself.
-    """
-
-    is_random = False
-    is_pixelwise = False
-
-    def __call__(self, example: Any, rng: Any = None, *out: Any) -> Any:
-        if isinstance(example, tuple):
-            return (self.image(example[0], rng, *out), *example[1:])
-        return self.image(example, rng, *out)
-
-    def image(self, image: Image, rng: Any) -> Image:
-        raise NotImplementedError(f"{type(self).__name__} must define image(image, rng)")
-
-    def at_epoch(self, epoch: int) -> Any:
-        """What stands for this transform in an epoch; itself, unless it changes over the run."""
-        return self
-
-
-class Compose:
-    """Transforms one after the other; they draw from the same ``rng`` in this order.
-
-    Members are transforms of this module or your own callables ``(example, rng)``.
-    """
-
-    def __init__(self, transforms: Sequence[Callable[..., Any]]) -> None:
-        self.transforms = list(transforms)
-        self._stages: dict[tuple[int, ...], Compose] = {}
-
-    def __call__(self, example: Any, rng: Any = None) -> Any:
-        for t in self.transforms:
-            example = t(example, rng)
-        return example
-
-    def at_epoch(self, epoch: int) -> Compose:
-        """This with the members of an epoch: the same object for the same members."""
-        members = [at_epoch(t, epoch) for t in self.transforms]
-        if all(a is b for a, b in zip(members, self.transforms)):
-            return self
-        return self._stages.setdefault(tuple(map(id, members)), Compose(members))
-
-
-def at_epoch(transform: Any, epoch: int) -> Any:
-    """What stands for a transform in an epoch; a callable of the user's need not say."""
-    method = getattr(transform, "at_epoch", None)
-    return transform if method is None else method(epoch)
-
-
-class ByEpoch(Transform):
-    """A transform that depends on the epoch, for example for progressive resizing.
-
-    ``ByEpoch({0: RandomResizedCrop(128), 10: RandomResizedCrop(192), 15: RandomResizedCrop(224)})``. Batches that hold
-    the end of one epoch and the start of the next must not change their size there: end epochs with ``last='short'``.
-
-    Args:
-        stages: transforms by the epoch from which each holds, counted from 0; the first must be 0. The example takes
-            the transform of its epoch, through the datasets' ``example_at`` and ``get_batch``.
-    """
-
-    def __init__(self, stages: Mapping[int, Callable[..., Any]]) -> None:
-        self.stages = dict(sorted(stages.items()))
-        if not self.stages or min(self.stages) != 0 or not all(isinstance(e, (int, np.integer)) for e in self.stages):
-            raise ValueError(f"expected transforms by epochs from 0 on, whole numbers, got {sorted(stages)}")
-
-    def at_epoch(self, epoch: int) -> Any:
-        return at_epoch(self.stages[max(e for e in self.stages if e <= epoch)], epoch)
-
-    def __call__(self, example: Any, rng: Any = None) -> Any:
-        """The first stage; datasets ask for that of the epoch."""
-        return self.at_epoch(0)(example, rng)
-
-
-def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
-    pair = (size, size) if isinstance(size, (int, np.integer)) else tuple(size)
-    if len(pair) != 2 or not all(isinstance(n, (int, np.integer)) and n > 0 for n in pair):
-        raise ValueError(f"expected a positive size or a pair (height, width), got {size!r}")
-    return int(pair[0]), int(pair[1])
-
-
-def needs(rng: Any, transform: Any) -> Any:
-    """``rng``, or a TypeError where a random transform was called without."""
-    if rng is None:
-        name = type(transform).__name__
-        raise TypeError(f"expected a random generator as in {name}(...)(example, rng), got None")
-    return rng
-
-
-def one_method(method: str) -> str:
-    """A way to resize, if there is one of this name."""
-    if method not in METHODS:
-        raise ValueError(f"expected the method {ANY_METHOD}, got {method!r}")
-    return method
-
-
-def _crop(image: Image, top: int, left: int, height: int, width: int) -> Image:
-    """A window that may reach beyond the image, where it is zero."""
-    h, w, c = image.shape
-    if top >= 0 and left >= 0 and top + height <= h and left + width <= w:
-        return image[top : top + height, left : left + width]
-    check_pixels(height, width, f"a window of {height}x{width} pixels")
-    out = np.zeros((height, width, c), image.dtype)
-    y0, y1, x0, x1 = max(top, 0), min(top + height, h), max(left, 0), min(left + width, w)
-    out[y0 - top : y1 - top, x0 - left : x1 - left] = image[y0:y1, x0:x1]
-    return out
-
-
-def _resized(image: Image, height: int, width: int, method: str, out: Any) -> Image:
-    """The image at another size, in memory of its own: see :func:`sees_a_window`."""
-    found = resize(image, height, width, method, out)
-    return image.copy() if found is image else found
-
-
-class RandomCrop(Transform):
-    """A window of ``size`` at a uniformly random place of the image, which has ``padding`` zero pixels on each side."""
-
-    is_random = True
-
-    def __init__(self, size: int | tuple[int, int], padding: int = 0) -> None:
-        self.size = _pair(size)
-        self.padding = padding
-
-    def image(self, image: Image, rng: Any) -> Image:
-        height, width = self.size
-        free_y = image.shape[0] + 2 * self.padding - height
-        free_x = image.shape[1] + 2 * self.padding - width
-        if free_y < 0 or free_x < 0:
-            raise ValueError(
-                f"expected an image of at least {height}x{width} with padding {self.padding} for RandomCrop, "
-                f"got {image.shape[0]}x{image.shape[1]}; put a Resize in front"
-            )
-        draw = needs(rng, self).random
-        top, left = int(draw() * (free_y + 1)), int(draw() * (free_x + 1))
-        return _crop(image, top - self.padding, left - self.padding, height, width)
-
-
-class CenterCrop(Transform):
-    """The window of ``size`` in the middle; the image must not be smaller."""
-
-    def __init__(self, size: int | tuple[int, int]) -> None:
-        self.size = _pair(size)
-
-    def image(self, image: Image, rng: Any) -> Image:
-        height, width = self.size
-        h, w = image.shape[:2]
-        if h < height or w < width:
-            raise ValueError(
-                f"expected an image of at least {height}x{width} for CenterCrop, got {h}x{w}; put a Resize in front"
-            )
-        return _crop(image, (h - height) // 2, (w - width) // 2, height, width)
-
-
-class CenterResizedCrop(Transform):
-    """The square in the middle with ``ratio`` of the shorter side, resized to ``size``: one pass over the image.
-
-    With 224 of 256, the default, it shows about what a Resize to 256 and a CenterCrop of 224 show.
-    """
-
-    def __init__(self, size: int | tuple[int, int], ratio: float = 224 / 256, method: str = "linear") -> None:
-        if not 0 < ratio <= 1:
-            raise ValueError(f"expected a ratio above 0 and at most 1, got {ratio}")
-        self.size = _pair(size)
-        self.ratio = ratio
-        self.method = one_method(method)
-
-    def image(self, image: Image, rng: Any, out: Any = None) -> Image:
-        h, w = image.shape[:2]
-        side = max(round(min(h, w) * self.ratio), 1)
-        return _resized(_crop(image, (h - side) // 2, (w - side) // 2, side, side), *self.size, self.method, out)
-
-
-class RandomHorizontalFlip(Transform):
-    """The image mirrored left to right with probability ``p``."""
-
-    is_random = True
-
-    def __init__(self, p: float = 0.5) -> None:
-        if not 0 <= p <= 1:
-            raise ValueError(f"expected a probability from 0 to 1, got {p}")
-        self.p = p
-
-    def image(self, image: Image, rng: Any, out: Any = None) -> Image:
-        return mirror(image, out) if needs(rng, self).random() < self.p else image
-
-
-class Resize(Transform):
-    """The image at another size: an integer is the new shorter side, a pair is (height, width)."""
-
-    def __init__(self, size: int | tuple[int, int], method: str = "linear") -> None:
-        self.size = size
-        self._pair = _pair(size)
-        self.method = one_method(method)
-
-    def image(self, image: Image, rng: Any, out: Any = None) -> Image:
-        height, width = self._pair
-        if isinstance(self.size, (int, np.integer)):
-            h, w = image.shape[:2]
-            short = min(h, w)
-            height, width = round(h * height / short), round(w * width / short)
-        return _resized(_crop(image, 0, 0, *image.shape[:2]), height, width, self.method, out)
-
-
-class RandomResizedCrop(Transform):
-    """A random part of the image, resized to ``size`` (Szegedy et al. 2015, "Going deeper with convolutions").
-
-    The part covers a uniformly random fraction of the area within ``scale``; its ratio of width to height is random
-    within ``ratio``, uniform in the logarithm. After ten parts that do not fit, the middle of the image is taken.
-    """
-
-    is_random = True
-
-    def __init__(
-        self,
-        size: int | tuple[int, int],
-        scale: tuple[float, float] = (0.08, 1.0),
-        ratio: tuple[float, float] = (3 / 4, 4 / 3),
-        method: str = "linear",
-    ) -> None:
-        if not 0 < scale[0] <= scale[1] <= 1 or not 0 < ratio[0] <= ratio[1]:
-            raise ValueError(f"expected 0 < scale <= 1 and 0 < ratio, each (low, high), got {scale} and {ratio}")
-        self.size = _pair(size)
-        self.scale = scale
-        self.ratio = ratio
-        self.method = one_method(method)
-
-    def window(self, h: int, w: int, rng: Any) -> tuple[int, int, int, int]:
-        """Top, left, height and width of the part for an image of ``h`` by ``w``."""
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        for _ in range(10):
-            area = h * w * (self.scale[0] + rng.random() * (self.scale[1] - self.scale[0]))
-            aspect = math.exp(low + rng.random() * (high - low))
-            height, width = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
-            if 0 < height <= h and 0 < width <= w:
-                return int(rng.random() * (h - height + 1)), int(rng.random() * (w - width + 1)), height, width
-        aspect = min(max(w / h, self.ratio[0]), self.ratio[1])
-        height, width = min(h, round(w / aspect) or 1), min(w, round(h * aspect) or 1)
-        return (h - height) // 2, (w - width) // 2, height, width
-
-    def image(self, image: Image, rng: Any, out: Any = None) -> Image:
-        part = _crop(image, *self.window(*image.shape[:2], needs(rng, self)))
-        return _resized(part, *self.size, self.method, out)
 
 
 class Normalize(Transform):

@@ -16,6 +16,7 @@ from ..loop import Loop, Signals
 from ..rank.surroundings import ADDRESS, TOKEN
 from ..signals import PASSED_ON, STOPS
 from . import report
+from .endings import common_code, is_answer, working_folder
 from .events import Events
 from .judge import Judge
 from .listener import Listener
@@ -180,7 +181,7 @@ class Attempt:
         channel.send(messages.Welcome(
             command=list(self.plan.job.command),
             environment=self.plan.rank_environment,
-            directory=_working_folder(),
+            directory=working_folder(),
             host_timeout=self.settings.host_timeout,
             window=self.window,
             threads=self.settings.threads,
@@ -297,7 +298,7 @@ class Attempt:
         if message.code in (codes.DONE, codes.PREEMPTED) and not message.signal:
             if message.code == codes.PREEMPTED:
                 rank.channel.send(messages.Bye())
-        elif message.ours or (self.asked and self._is_answer(rank, message)):
+        elif message.ours or (self.asked and is_answer(rank, message, self.asked, self._signal_for_ranks())):
             rank.channel.send(messages.Bye())  # not a failure: we, or the stop request, ended it
         elif self.asked_by_ranks is not None and self.asked_by_ranks[1] == message.signal:
             self._ask_to_stop(message.signal)
@@ -306,13 +307,6 @@ class Attempt:
             failure = self.judge.take_bad_exit(rank, time.monotonic())
             if failure is not None:
                 self._fail(failure)
-
-    def _is_answer(self, rank: Rank, end: messages.Exit) -> bool:
-        """Whether a rank ended for the request to stop: by its signal, or by an exit code that stands for it."""
-        if end.signal or end.code == codes.from_signal(self._signal_for_ranks()):
-            return True
-        # A Python that is still starting ends with 1 at an interrupt.
-        return self.asked == signal.SIGINT and b"KeyboardInterrupt" in rank.tails["err"][-200:]
 
     # --- signals
 
@@ -498,21 +492,7 @@ class Attempt:
         outcome.steps = max((rank.step for rank in self.ranks.values()), default=-1)
         if self.first_rank_at is not None:
             outcome.first_rank_seconds = self.first_rank_at - self.started_at
-        outcome.code = self.failure.code if self.failure is not None else self._common_code()
+        outcome.code = (
+            self.failure.code if self.failure is not None else common_code(self.ranks.values(), self.size, self.asked)
+        )
         return outcome
-
-    def _common_code(self) -> int:
-        """0, 75, or the signal that asked for the end and that a rank did not survive."""
-        ends = [rank.exit for rank in self.ranks.values() if rank.exit is not None]
-        good = (codes.DONE, codes.PREEMPTED)
-        if len(ends) < self.size or any(end.signal or (self.asked and end.code not in good) for end in ends):
-            return codes.from_signal(self.asked or signal.SIGTERM)
-        return max(end.code for end in ends)
-
-
-def _working_folder() -> str | None:
-    """Where the ranks are to run; None where it has been deleted: then they stay where mpiexec starts them."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return None

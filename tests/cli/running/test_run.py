@@ -14,7 +14,7 @@ import pytest
 import dbrdist
 from dbrdist.cli.configuration import schema
 from dbrdist.cli.configuration.load import check
-from dbrdist.cli.running import run
+from dbrdist.cli.running import evaluation, run
 from dbrdist.cli.running import run as runs
 from dbrdist.comm import create_communicator
 from dbrdist.core.files.serializer import read_npz
@@ -467,12 +467,12 @@ def test_an_evaluation_ends_what_it_began(monkeypatch, capsys):
             happened.append("finalized")
 
     made = SimpleNamespace(data=SimpleNamespace(test=[1], classes=None), task="task")
-    monkeypatch.setattr(runs.build, "find_images", lambda *arguments: None)
-    monkeypatch.setattr(runs, "parts", lambda *arguments: made)
-    monkeypatch.setattr(runs, "find_snapshot", lambda folder: f"{folder}/snapshot")
-    monkeypatch.setattr(runs, "load_weights", lambda *arguments: happened.append(arguments))
-    monkeypatch.setattr(runs, "evaluator", lambda *arguments: Evaluation())
+    monkeypatch.setattr(evaluation.build, "find_images", lambda *arguments: None)
+    monkeypatch.setattr(evaluation, "parts", lambda *arguments: made)
+    monkeypatch.setattr(evaluation, "find_snapshot", lambda folder: f"{folder}/snapshot")
+    monkeypatch.setattr(evaluation, "load_weights", lambda *arguments: happened.append(arguments))
+    monkeypatch.setattr(evaluation, "evaluator", lambda *arguments: Evaluation())
     config = SimpleNamespace(model_copy=lambda update: None)
-    runs.evaluate(config, None, create_communicator("naive"), "run")
+    evaluation.evaluate(config, None, create_communicator("naive"), "run")
     assert happened == [("run/snapshot", "task"), ("validation", None), "finalized"]
     assert capsys.readouterr().out == '{"snapshot": "run/snapshot", "validation/main/loss": 0.5}\n'

@@ -14,6 +14,7 @@ from dbrdist import Parameter, optimizers
 from dbrdist.core.array import backend
 from dbrdist.core.array.backend import as_dtype
 from dbrdist.core.files.serializer import load_npz, save_npz
+from dbrdist.core.update import pieces as update_pieces
 from dbrdist.core.update import update_rule
 from dbrdist.core.update.update_rule import FP32_PARAM, Hyperparameter, UpdateRule
 from dbrdist.optimizers import SGD, GradientClipping, MomentumSGD, WeightDecay
@@ -82,12 +83,12 @@ def test_lent_memory_has_size_and_type(size):
 
 
 def test_lent_memory_is_forgotten_from_some_number_on(monkeypatch):
-    monkeypatch.setattr(update_rule, "_MAX_LENT", 3)
-    monkeypatch.setattr(update_rule, "_scratch", update_rule._Scratch())
+    monkeypatch.setattr(update_pieces, "_MAX_LENT", 3)
+    monkeypatch.setattr(update_pieces, "_scratch", update_pieces._Scratch())
     for n in range(1, 9):
         assert update_rule.workspace(np.empty(n)).shape == (n,)
-        assert len(update_rule._scratch.lent) <= 3
-    assert sorted(update_rule._scratch.lent) == [7, 8]
+        assert len(update_pieces._scratch.lent) <= 3
+    assert sorted(update_pieces._scratch.lent) == [7, 8]
 
 
 @pytest.mark.parametrize("of_rule", [False, True])

@@ -12,7 +12,7 @@ import dbrdist
 import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import datasets, iterators, optimizers
-from dbrdist.core.usage import foreign_names
+from dbrdist.core.usage import foreign_tables
 
 X = dbrdist.Variable(np.zeros((2, 3), np.float32))
 OBJECTS = {
@@ -26,12 +26,12 @@ NAMES = {
     "dbrdist": dbrdist, "F": F, "L": L, "optimizers": optimizers, "iterators": iterators, "datasets": datasets,
     "numpy": np, "extensions": dbrdist.training.extensions,
 }  # fmt: skip
-MODULES = {path: importlib.import_module("dbrdist" + path) for path in foreign_names._OF_MODULES}
+MODULES = {path: importlib.import_module("dbrdist" + path) for path in foreign_tables.OF_MODULES}
 
 
 @pytest.mark.parametrize("kind", OBJECTS)
 def test_an_object_says_what_to_write(kind):
-    for name, ours in foreign_names.OF_OBJECTS[kind].items():
+    for name, ours in foreign_tables.OF_OBJECTS[kind].items():
         if not hasattr(OBJECTS[kind], name):
             with pytest.raises(AttributeError, match=f"no attribute {name!r}; write {re.escape(ours)}"):
                 getattr(OBJECTS[kind], name)
@@ -50,7 +50,7 @@ def test_the_usual_ones_are_there(kind, name):
 
 @pytest.mark.parametrize("path", MODULES)
 def test_a_module_says_what_to_write(path):
-    for name, ours in foreign_names._OF_MODULES[path].items():
+    for name, ours in foreign_tables.OF_MODULES[path].items():
         if not hasattr(MODULES[path], name):
             with pytest.raises(AttributeError, match=f"PyTorch's name; write {re.escape(ours)}"):
                 getattr(MODULES[path], name)
@@ -62,7 +62,7 @@ def test_an_import_says_it_too():
 
 
 def answers():
-    tables = [*foreign_names.OF_OBJECTS.values(), *foreign_names._OF_MODULES.values()]
+    tables = [*foreign_tables.OF_OBJECTS.values(), *foreign_tables.OF_MODULES.values()]
     return sorted({ours for table in tables for ours in table.values()})
 
 

@@ -1,0 +1,25 @@
+"""What Variables say: of comparisons, of deprecated names, of their values."""
+
+from __future__ import annotations
+
+import warnings
+
+from dbrdist.core.array.backend import Array
+
+
+def not_compared(sign: str) -> NotImplementedError:
+    """The error of a comparison."""
+    return NotImplementedError(f"Variables are not compared by {sign}; compare their arrays: x.array {sign} y.array")
+
+
+def warn_of_zerograd() -> None:
+    """The warning of the method ``zerograd``, at the line that calls it."""
+    words = "Variable.zerograd is deprecated. Use Variable.cleargrad instead."
+    warnings.warn(words, DeprecationWarning, stacklevel=3)
+
+
+def statistics(a: Array | None) -> str | None:
+    """Mean and standard deviation, for ``debug_print``."""
+    if a is None:
+        return None
+    return f"mean={float(a.mean()):.8f}, std={float(a.std()):.8f}" if a.size else "empty"
