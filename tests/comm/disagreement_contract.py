@@ -314,6 +314,52 @@ def check_zero_fill_and_hooks_of_the_users_own(comm):
     assert seen == ([0] if odd else [])
 
 
+def _halve(optimizer):
+    for p in optimizer.target.params():
+        p.grad *= 0.5
+
+
+class _HalveEach:
+    name, call_for_each_param = "each", True
+
+    def __call__(self, rule, param):
+        param.array[...] *= 0.5
+
+
+@several
+def check_a_hook_of_the_users_own_that_changes_something_on_one_rank(comm):
+    """The ranks would drift apart; a hook that all ranks have, or that only watches, is right."""
+    odd = comm.rank == comm.size - 1
+    for add, text in [
+        (lambda o: o.add_hook(_halve, "half"), "own hooks that change gradients or parameters: 'half'"),
+        (lambda o: o.add_hook(_HalveEach()), "'each'"), (lambda o: o.add_hook(_HalveEach(), timing="post"), "'each'"),
+        (lambda o: o.target.l1.W.update_rule.add_hook(lambda rule, p: p.grad.fill(0), "rule"), "'rule' of /l1/W"),
+    ]:  # fmt: skip
+        for everywhere in (True, False):
+            model = gradients_of(comm, np.float64)
+            optimizer = create_multi_node_optimizer(optimizers.SGD().setup(model), comm)
+            if odd or everywhere:
+                add(optimizer)
+            optimizer.update()
+            if everywhere:
+                for _ in range(4):
+                    optimizer.update()
+            else:
+                all_raise(comm, CommunicatorError, text, optimizer.update)
+            assert "call_hook" not in vars(optimizer.actual_optimizer)
+            assert "call_hooks" not in vars(model.l1.W.update_rule)
+
+
+@several
+def check_own_hooks_where_gradients_are_those_of_each_rank(comm):
+    """With local steps a hook may have something to do on one rank only, such as to clip."""
+    model = gradients_of(comm, np.float64)
+    optimizer = create_multi_node_optimizer(optimizers.SGD().setup(model), comm, local_steps=2)
+    optimizer.add_hook(_halve if comm.rank else lambda inner: None, "half")
+    for _ in range(6):
+        optimizer.update()
+
+
 @several
 def check_persistent_values_that_differ(comm):
     odd = comm.rank == comm.size - 1

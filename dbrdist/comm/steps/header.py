@@ -47,6 +47,7 @@ class Steps:
         self._params_text = ""
         self._params_digest = self._runs_digest = 0
         self._values = Values(optimizer)
+        self.own_hooks = self._values.own_hooks
         self._num_plans_seen = -1  # by the values, which have the hooks of update rules too
         self.introduction = Introduction(comm)
         self._passage: Passage | None = None

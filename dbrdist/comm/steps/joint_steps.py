@@ -27,8 +27,8 @@ class JointSteps(HandsOn):
     """The steps of a multi-node optimizer, which wraps ``actual_optimizer``."""
 
     __slots__ = (
-        "_accumulation", "_carried", "_is_one_of_many", "_is_synchronized", "_known", "_num_plans", "_policy", "_steps",
-        "_target", "_way", "communicator", "num_samples",
+        "_accumulation", "_carried", "_has_means", "_is_one_of_many", "_is_synchronized", "_known", "_num_plans",
+        "_policy", "_steps", "_target", "_way", "communicator", "num_samples",
     )  # fmt: skip
 
     takes_num_samples = True  # the updater passes num_samples to update()
@@ -50,6 +50,8 @@ class JointSteps(HandsOn):
         self._known: set[Parameter] = set()  # its parameters
         self._num_plans = 0  # of its headers when these were looked through
         self._way = way
+        # Hooks get the same gradients on all ranks. With local steps or without a reduction each has its own.
+        self._has_means = communicator.size > 1 and way.local_steps == 1 and not communicator.reducer.leaves_gradients
         self._steps = Steps(communicator, actual_optimizer, way.words())
         self._carry(Carried(communicator, way), zero_fill, make_policy)
 
@@ -132,7 +134,10 @@ class JointSteps(HandsOn):
             self._accumulation.begin_anew()
         if is_whole:
             began = time.perf_counter() if spans.recorders else None
-            self.actual_optimizer.update()
+            if self._steps.own_hooks.are_there and self._has_means:
+                self._steps.own_hooks.update()
+            else:
+                self.actual_optimizer.update()
             if began is not None:
                 spans.note("update", began)
             if policy.has_more_to_do:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.comm.protocol.gate import digest
+from dbrdist.comm.steps.own_hooks import OwnHooks, is_ours
 from dbrdist.core.array import random
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.update.update_rule import Hooks
@@ -27,6 +28,8 @@ class Values:
         self._hyperparam: Any = None
         self._scale: float | None = None
         self._seed: int | None = None  # of the random numbers, where a hook draws some
+        self.own_hooks = OwnHooks(optimizer)
+        self._changing: list[str] = []  # of these hooks
         self.text = ""
         self.digest = 0
 
@@ -37,6 +40,8 @@ class Values:
         if hooks is not self._hooks or actual.loss_scale != self._scale:
             return False
         if (hooks.pre or hooks.post or self._seen_hooks) and not _are_same(list(hooks), self._seen_hooks):
+            return False
+        if self._changing is not self.own_hooks.changing:
             return False
         if self._seed is not None and self._seed != random.get_seed():
             return False
@@ -56,7 +61,9 @@ class Values:
         named = dict(_named_params(actual.target))
         of_rules = [(f" of {name}", hook, timing) for name, p in named.items() for hook, timing in _hooks_of_rule(p)]
         ours = [("", hook, timing) for hook, timing in _timed(actual.hooks)] + of_rules
-        ours = [entry for entry in ours if _is_ours(entry[1])]
+        ours = [entry for entry in ours if is_ours(entry[1])]
+        self.own_hooks.look()
+        self._changing = self.own_hooks.changing
         things = [hook for _, hook, _ in ours]
         if hyperparam is not None:
             things.append(hyperparam)
@@ -70,6 +77,7 @@ class Values:
         for of, hook, timing in ours:
             words = [f"hook {type(hook).__name__}{of}{'' if timing == 'pre' else ' after the update'}"]
             lines.append(" ".join([*words, *described(vars(hook), paths)]))
+        lines.append(self.own_hooks.line())
         if self._seed is not None:
             lines.append(f"seed {self._seed} of the random numbers that a hook draws (dbrdist.random.set_seed)")
         self.text = "".join(f"{line}\n" for line in lines) + settings
@@ -123,11 +131,6 @@ def _timed(hooks: Hooks | None) -> Iterator[tuple[Any, str]]:
 
 def _hooks_of_rule(p: Parameter) -> Iterator[tuple[Any, str]]:
     return _timed(None if p.update_rule is None else p.update_rule.hooks)
-
-
-def _is_ours(hook: Any) -> bool:
-    """True for hooks that change gradients alike everywhere; a user's own may watch on one rank only."""
-    return type(hook).__module__.startswith("dbrdist.") and hasattr(hook, "__dict__")
 
 
 def _are_same(one: list[Any], other: list[Any]) -> bool:

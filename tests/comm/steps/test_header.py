@@ -18,6 +18,8 @@ from dbrdist.errors import CommunicatorError, NoSamplesError
 from tests.comm.training_contract import Net, batches
 from tests.each import each
 
+NO_OWN = "own hooks that change gradients or parameters: none\n"
+
 
 def header_of(**columns):
     """The header of two ranks: runs, samples, works, stop, place, encloses."""
@@ -82,7 +84,7 @@ def test_the_words_of_a_header():
     optimizer.t = 7
     steps.look()
     row = steps._row(5, True, False, (), True)
-    values = "optimizer MomentumSGD\nloss scale None\nlr 0.5\nmomentum 0.9\nway 1\n"
+    values = f"optimizer MomentumSGD\nloss scale None\nlr 0.5\nmomentum 0.9\n{NO_OWN}way 1\n"
     shapes = {"b": (9,), "W": (5, 9)}, {"b": (3,), "W": (9, 3)}
     texts = {f"/l{i + 1}/{name} {shape} float64\n" for i, found in enumerate(shapes) for name, shape in found.items()}
     assert set(steps._params_text.splitlines(keepends=True)) == texts
@@ -222,7 +224,7 @@ def test_most_steps_change_no_value():
         assert not values.are_as_before()
         values.look("end\n")
         assert values.are_as_before() and values.digest == gate.digest(values.text)
-        assert values.text == f"optimizer MomentumSGD\nloss scale {scale}\nlr {lr}\nmomentum 0.9\n{text}end\n"
+        assert values.text == f"optimizer MomentumSGD\nloss scale {scale}\nlr {lr}\nmomentum 0.9\n{text}{NO_OWN}end\n"
 
     scale, lr = None, 0.5
     is_seen("")
