@@ -27,7 +27,7 @@ from dbrdist.functions.math import (
     scaled_exp_difference,
     sum_of_exp,
 )
-from dbrdist.functions.scores import warn_of_one_class, warn_of_probabilities
+from dbrdist.functions.scores import see_scores, warn_of_one_class
 
 
 class LabelCrossEntropy(FunctionNode):
@@ -225,8 +225,7 @@ def softmax_cross_entropy(
     """
     if type(t) is not ndarray:
         t = t.array if isinstance(t, Variable) else t
-    if isinstance(x, Variable) and type(x.node.creator_node) is Softmax and x.node.creator_node.axis in (1, 1 - x.ndim):
-        warn_of_probabilities("softmax_cross_entropy", "softmax")
+    see_scores("softmax_cross_entropy", x)
     if class_weight is None and not label_smoothing and reduce == "mean" and ignore_label < 0:
         y = lean_cross_entropy(x, t)
         if y is not None:

@@ -5,6 +5,7 @@ N examples, I inputs, O outputs.
 
 from __future__ import annotations
 
+import operator
 from math import prod
 from typing import Any
 
@@ -17,7 +18,7 @@ from dbrdist.core.array.backend import Array, empty, is_array
 from dbrdist.core.array.observed import observed
 from dbrdist.core.array.sums import ones, sum_rows
 from dbrdist.core.tape import ops
-from dbrdist.core.tape.checks import Operands, expected
+from dbrdist.core.tape.checks import Operands, OperandTypeError, describe, expected
 from dbrdist.core.tape.elementwise_table import together
 from dbrdist.core.tape.function_node import FunctionNode
 from dbrdist.core.tape.node import Value
@@ -176,6 +177,8 @@ def linear(x: Any, W: Any, b: Any = None, n_batch_axes: int = 1) -> Any:
     x: the first ``n_batch_axes`` axes count examples, the others together have I elements; W (O, I); b (O,) or None.
     The result has the batch axes of x, then O.
     """
+    if type(n_batch_axes) is not int:
+        n_batch_axes = whole_batch_axes(n_batch_axes)
     a = x._array if isinstance(x, Value) else x
     if n_batch_axes != 1 or a.ndim != 2:
         shape = x.shape
@@ -185,6 +188,15 @@ def linear(x: Any, W: Any, b: Any = None, n_batch_axes: int = 1) -> Any:
     if a is x:
         x = activation(x)
     return LinearFunction().apply((x, W) if b is None else (x, W, b))[0]
+
+
+def whole_batch_axes(n_batch_axes: Any) -> int:
+    """As an integer; an array is probably a second input of a network that takes one."""
+    try:
+        return operator.index(n_batch_axes)
+    except TypeError:
+        hint = "does the network take more than one input?" if hasattr(n_batch_axes, "shape") else ""
+        raise OperandTypeError("linear", "n_batch_axes", "an integer", describe(n_batch_axes), hint) from None
 
 
 def _linear_of_batch_axes(x: Any, W: Any, b: Any, n_batch_axes: int) -> Any:

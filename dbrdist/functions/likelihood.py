@@ -12,7 +12,7 @@ from dbrdist.core.tape.variable import Variable
 from dbrdist.core.usage.mistakes import warn
 from dbrdist.functions.loss import bernoulli, same_shapes
 from dbrdist.functions.math import exp
-from dbrdist.functions.scores import made_by, warn_of_probabilities
+from dbrdist.functions.scores import see_scores
 
 
 def _reduced(function: str, losses: Any, reduce: str, choices: tuple[str, ...]) -> Any:
@@ -22,9 +22,8 @@ def _reduced(function: str, losses: Any, reduce: str, choices: tuple[str, ...]) 
 
 
 def _see_order(x: Any, y: Any) -> None:
-    if made_by(y) == "sigmoid":
-        warn_of_probabilities("bernoulli_nll", "sigmoid")
-    elif isinstance(x, Variable) and x.node.creator_node is not None and not isinstance(y, Variable):
+    see_scores("bernoulli_nll", y)
+    if isinstance(x, Variable) and x.node.creator_node is not None and not isinstance(y, Variable):
         words = "the data x depend on parameters and the scores y do not"
         warn(f"bernoulli_nll: {words}; write bernoulli_nll(data, scores)")
 

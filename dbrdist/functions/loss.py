@@ -30,7 +30,7 @@ from dbrdist.functions.math import (
     maximum,
     squared_difference,
 )
-from dbrdist.functions.scores import made_by, warn_of_probabilities
+from dbrdist.functions.scores import see_scores
 
 
 def same_shapes(function: str, **xs: Any) -> tuple[Any, ...]:
@@ -165,8 +165,7 @@ def _of_two_classes(function: str, x: Any, t: Any) -> tuple[Any, Any]:
         is_float = getattr(t, "dtype", None) is not None and is_floating(t.dtype)
         hint = "cast the labels with t.astype(int), or use bernoulli_nll(t, x) for probabilities" if is_float else ""
         raise expected(function, "t", f"integers of shape {x.shape} to match x", t, hint)
-    if made_by(x) == "sigmoid":
-        warn_of_probabilities(function, "sigmoid")
+    see_scores(function, x)
     return x, t
 
 

@@ -9,19 +9,32 @@ from numpy import ndarray
 from dbrdist.core.tape.node import Value
 from dbrdist.core.usage.mistakes import warn
 
+_ITSELF = "but the loss turns scores into probabilities itself, so that gradients nearly vanish"
+_NO_NEGATIVE = "which has no scores below 0, so that their gradients are 0"
+# By the class that a function's node has: what is wrong with its output as scores.
+_FAULTS = {
+    "Softmax": ("softmax", _ITSELF), "sigmoid": ("sigmoid", _ITSELF), "hard_sigmoid": ("hard_sigmoid", _ITSELF),
+    "ReLU": ("relu", _NO_NEGATIVE), "relu6": ("relu6", _NO_NEGATIVE), "clipped_relu": ("clipped_relu", _NO_NEGATIVE),
+    "Dropout": ("dropout", "which replaces some of the scores by 0"),
+}  # fmt: skip
+_NOT_SCORES = frozenset((*_FAULTS, "Reshape"))
 
-def made_by(x: Any) -> str:
-    """The name of the function that made a Variable; nothing for others and where no graph was recorded."""
-    creator = x.node.creator_node if isinstance(x, Value) else None
-    return "" if creator is None else type(creator).__name__
+
+def see_scores(loss: str, x: Any) -> None:
+    """Warn where the scores of a loss are the output of an activation, or of dropout."""
+    if not isinstance(x, Value) or type(x.node.creator_node).__name__ not in _NOT_SCORES:
+        return
+    creator: Any = x.node.creator_node
+    while type(creator).__name__ == "Reshape" and creator.inputs:
+        creator = creator.inputs[0].creator_node
+    name, fault = _FAULTS.get(type(creator).__name__, ("", ""))
+    if name and not (name == "softmax" and loss == "softmax_cross_entropy" and _is_along_another_axis(creator)):
+        warn(f"{loss}: x: expected scores, got the output of {name}, {fault}; leave {name} out of the network")
 
 
-def warn_of_probabilities(loss: str, made_by: str) -> None:
-    """A loss that applies softmax or sigmoid itself was given what comes behind it."""
-    warn(
-        f"{loss}: x: expected scores, got the output of {made_by.lower()}, which the loss applies itself, so that "
-        f"gradients nearly vanish; leave {made_by.lower()} out of the network"
-    )
+def _is_along_another_axis(softmax: Any) -> bool:
+    """Than classes, as attention over places is."""
+    return softmax.axis not in (1, 1 - len(softmax.inputs[0].shape))
 
 
 def warn_of_one_class(loss: str) -> None:

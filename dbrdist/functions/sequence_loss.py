@@ -24,6 +24,7 @@ from dbrdist.functions.activation import log_softmax, softplus
 from dbrdist.functions.connection import embed_id
 from dbrdist.functions.loss import check_labels
 from dbrdist.functions.math import logsumexp
+from dbrdist.functions.scores import see_scores
 
 
 def _never(dtype: Any) -> float:
@@ -145,6 +146,7 @@ def connectionist_temporal_classification(
     name = "connectionist_temporal_classification"
     one_of(name, "reduce", ("mean", "no"), reduce)
     xs, _, narrow = _steps(name, "x", x)
+    see_scores(name, xs[0])
     batch, size = xs[0].shape
     if any(len(step) != batch for step in xs):
         raise expected(name, "x", f"the same number of sequences, {batch}, in each step", str([len(s) for s in xs]))

@@ -63,8 +63,9 @@ class Classifier(Chain):
         key = self.label_key
         if isinstance(key, int):
             if not -len(args) <= key < len(args):
+                hint = f"; examples are dictionaries: pass label_key, one of {sorted(kwargs)}" if kwargs else ""
                 raise ValueError(
-                    f"Classifier: expected a label at position {key}, got {len(args)} positional arguments"
+                    f"Classifier: expected a label at position {key}, got {len(args)} positional arguments{hint}"
                 )
             if len(args) == 1 and not kwargs:
                 raise ValueError(

@@ -9,7 +9,7 @@ from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.variable import as_array
-from dbrdist.functions.connection import bilinear, embed_id, linear
+from dbrdist.functions.connection import bilinear, embed_id, linear, whole_batch_axes
 from dbrdist.links.initializers import Normal, get_initializer
 
 
@@ -71,7 +71,7 @@ class Linear(Link):
             if x.ndim < 2:
                 words = "a first axis that counts examples, then their elements"
                 raise expected("Linear", "x", words, x, "a single example is x[None]")
-            self.in_size = math.prod(x.shape[n_batch_axes:])
+            self.in_size = math.prod(x.shape[whole_batch_axes(n_batch_axes) :])
             W.initialize((self.out_size, self.in_size))
         return linear(x, W, self.b, n_batch_axes)
 

@@ -10,9 +10,20 @@ from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.names.limits import Sizes, Whole
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.variable import as_array
+from dbrdist.core.usage.mistakes import warn
 from dbrdist.functions.convolution import pair
 from dbrdist.links.connection import see_biases
 from dbrdist.links.initializers import Constant, get_initializer
+
+
+def see_channels_first(where: str, x: Any) -> None:
+    """Warn where the first images of a link without a number of input channels look like (N, H, W, C)."""
+    shape = x.shape
+    if len(shape) == 4 and shape[1] == shape[2] >= 8 and shape[3] in (1, 3, 4):
+        warn(
+            f"{where}: x: expected images (N, C, H, W), got shape {shape}, which looks like (N, H, W, C); write "
+            f"x.transpose(0, 3, 1, 2), or give in_channels={shape[1]} if these are channels"
+        )
 
 
 class Convolution2D(Link):
@@ -75,6 +86,7 @@ class Convolution2D(Link):
         """(N, in_channels, H, W) to (N, out_channels, OH, OW)."""
         W = self.W
         if W._array is None:
+            see_channels_first("Convolution2D", x)
             self._initialize_params(x.shape[1])
         return F.convolution_2d(x, W, self.b, self.stride, self.pad, dilate=self.dilate, groups=self.groups)
 
@@ -119,6 +131,7 @@ class Deconvolution2D(Link):
     def forward(self, x: Any) -> Any:
         """(N, in_channels, H, W) to (N, out_channels, OH, OW)."""
         if not self.W.is_initialized:
+            see_channels_first("Deconvolution2D", x)
             self._initialize_params(x.shape[1])
         return F.deconvolution_2d(
             x, self.W, self.b, self.stride, self.pad, self.outsize, dilate=self.dilate, groups=self.groups

@@ -12,6 +12,7 @@ from dbrdist.core.array import backend
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.tape.checks import OperandTypeError, describe, expected
 from dbrdist.core.tape.variable import Variable, as_variable
+from dbrdist.core.usage.mistakes import warn
 from dbrdist.links.connection import Linear
 from dbrdist.links.initializers import LeCunNormal, get_initializer
 
@@ -327,6 +328,11 @@ class _GRUBase(Chain):
         self, in_size: int | None, out_size: int, init: Any = None, inner_init: Any = None, bias_init: Any = None
     ) -> None:
         super().__init__()
+        if type(init) is int and init > 1:
+            warn(
+                f"{type(self).__name__}: init: {init} fills all weights with it, so that all units are alike; for "
+                f"{init} layers write NStepGRU({init}, in_size, out_size, dropout)"
+            )
         self.state_size = out_size
         with self.init_scope():
             for name in ("_r", "_z", ""):

@@ -12,7 +12,8 @@ from dbrdist.core.array.backend import Array
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.names.limits import fraction, not_negative, positive, rate
-from dbrdist.core.update.optimizer import GradientMethod, HyperparameterProxy
+from dbrdist.core.update.hyperparameter import HyperparameterProxy
+from dbrdist.core.update.optimizer import GradientMethod
 from dbrdist.core.update.update_rule import UpdateRule, denominator, workspace
 
 Rate = Annotated[float, rate, "Learning rate per step."]

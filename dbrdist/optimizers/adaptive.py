@@ -9,7 +9,8 @@ import numpy as np
 from dbrdist import kernels
 from dbrdist.core.array.backend import Array
 from dbrdist.core.names.limits import decay, fraction, not_negative, rate
-from dbrdist.core.update.optimizer import GradientMethod, HyperparameterProxy
+from dbrdist.core.update.hyperparameter import HyperparameterProxy
+from dbrdist.core.update.optimizer import GradientMethod
 from dbrdist.core.update.update_rule import UpdateRule, denominator, workspace
 
 

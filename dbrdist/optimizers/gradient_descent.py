@@ -9,7 +9,8 @@ import numpy as np
 from dbrdist import kernels
 from dbrdist.core.array.backend import Array
 from dbrdist.core.names.limits import decay, rate
-from dbrdist.core.update.optimizer import GradientMethod, HyperparameterProxy
+from dbrdist.core.update.hyperparameter import HyperparameterProxy
+from dbrdist.core.update.optimizer import GradientMethod
 from dbrdist.core.update.update_rule import UpdateRule, pieces, workspace
 from dbrdist.kernels.small_arrays.small import momentum_sgd
 

@@ -12,7 +12,8 @@ import numpy as np
 from dbrdist.core.array.backend import Array
 from dbrdist.core.model.flat import Run
 from dbrdist.core.names.limits import fraction, not_negative, rate
-from dbrdist.core.update.optimizer import GradientMethod, HyperparameterProxy
+from dbrdist.core.update.hyperparameter import HyperparameterProxy
+from dbrdist.core.update.optimizer import GradientMethod
 from dbrdist.core.update.update_rule import UpdateRule, denominator, in_pieces, pieces, workspace
 from dbrdist.optimizers.lars import SKIP_VECTORS, norm, quotient
 

@@ -13,7 +13,8 @@ from dbrdist import kernels
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module
 from dbrdist.core.model.flat import Run, Shard
 from dbrdist.core.names.limits import decay, not_negative, rate
-from dbrdist.core.update.optimizer import GradientMethod, HyperparameterProxy
+from dbrdist.core.update.hyperparameter import HyperparameterProxy
+from dbrdist.core.update.optimizer import GradientMethod
 from dbrdist.core.update.update_rule import UpdateRule, in_pieces, pieces, workspace
 from dbrdist.optimizers.gradient_descent import sweep
 

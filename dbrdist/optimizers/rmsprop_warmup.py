@@ -8,7 +8,8 @@ import numpy as np
 
 from dbrdist.core.array.backend import Array
 from dbrdist.core.names.limits import decay, level, rate
-from dbrdist.core.update.optimizer import GradientMethod, HyperparameterProxy
+from dbrdist.core.update.hyperparameter import HyperparameterProxy
+from dbrdist.core.update.optimizer import GradientMethod
 from dbrdist.core.update.update_rule import UpdateRule, denominator, workspace
 from dbrdist.optimizers.gradient_descent import sweep
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from dbrdist.core.usage.foreign_names import refuse_unknown
@@ -119,6 +120,17 @@ def make_extension(
     return mark
 
 
+def _refuse_what_makes_one(part: Any) -> None:
+    """Functions of ours make extensions, and triggers say when one is called: neither is one."""
+    if isinstance(part, FunctionType) and not hasattr(part, "trigger"):
+        if "<" not in part.__qualname__:
+            words = f"expected an extension, got the function {part.__name__}; write {part.__name__}(...)"
+            raise TypeError(words)
+    elif type(part).__name__.endswith("Trigger"):
+        words = "pass it as trigger= of extend, or as the stop trigger of the Trainer"
+        raise TypeError(f"expected an extension, got a trigger, {type(part).__name__}; {words}")
+
+
 def as_extension(extension: Any) -> Any:
     """The extension with everything that the trainer reads from it, for one that may be a bare function."""
     if isinstance(extension, Extension):
@@ -127,6 +139,8 @@ def as_extension(extension: Any) -> Any:
         raise TypeError(f"expected an extension, got the class {extension.__name__}; write {extension.__name__}()")
     if not callable(extension):
         raise TypeError(f"expected an extension or a function of the trainer, got {type(extension).__name__}")
+    if str(getattr(extension, "__module__", "")).startswith("dbrdist.training."):
+        _refuse_what_makes_one(extension)
     wrapped = _FunctionExtension(extension)
     for attribute in ("trigger", "priority", "name", "initialize", "finalize", "on_error", "serialize"):
         value = getattr(extension, attribute, None)

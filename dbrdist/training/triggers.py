@@ -335,6 +335,8 @@ class EarlyStoppingTrigger:
         foreign_names.refuse_unknown("EarlyStoppingTrigger", EarlyStoppingTrigger.__init__, kwargs)
         if mode not in ("auto", "min", "max"):
             raise ValueError(f"expected mode 'auto', 'min' or 'max', got {mode!r}")
+        if patience is not None and patience < 0:
+            mistakes.refuse(ValueError(f"EarlyStoppingTrigger: patience: expected 0 or more, got {patience}"))
         self.monitor = monitor
         self.patience = 3 if patience is None else patience
         self.verbose = verbose

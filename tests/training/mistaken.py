@@ -69,3 +69,4 @@ def without_graph():
 
 
 NET = Net()
+MAP = L.Convolution2D(3, 3, 1)

@@ -29,6 +29,41 @@ from tests.training.mistaken import (
 
 REFUSED = {
     # trainers
+    "snapshot without brackets": (
+        lambda: trainer(extend=[extensions.snapshot]),
+        TypeError,
+        r"got the function snapshot; write snapshot\(\.\.\.\)",
+    ),
+    "observe_lr without brackets": (lambda: trainer(extend=[extensions.observe_lr]), TypeError, "write observe_lr"),
+    "trigger as extension": (
+        lambda: trainer(extend=[triggers.EarlyStoppingTrigger(monitor="main/loss")]),
+        TypeError,
+        "got a trigger, EarlyStoppingTrigger; pass it as trigger= of extend, or as the stop trigger",
+    ),
+    "text as keys": (lambda: extensions.LogReport("main/loss"), TypeError, r"keys: .*write \['main/loss'\]"),
+    "patience below 0": (
+        lambda: triggers.EarlyStoppingTrigger(monitor="main/loss", patience=-1),
+        ValueError,
+        "EarlyStoppingTrigger: patience: expected 0 or more, got -1",
+    ),
+    "name of a schedule": (
+        lambda: extensions.FollowSchedule("cosine", "lr"),
+        TypeError,
+        "FollowSchedule: schedule: expected a function of the epochs done, got str",
+    ),
+    "a bar that is never drawn": (lambda: extensions.ProgressBar(update_interval=0), ValueError, "update_interval"),
+    "arguments of snapshot_object": (
+        lambda: extensions.snapshot_object("net", NET),
+        TypeError,
+        r"target: .*got str; write snapshot_object\(object, filename\)",
+    ),
+    "a number as snapshot": (lambda: extensions.snapshot_object(3, "net"), TypeError, "target: .*got int"),
+    "a link as file name": (lambda: extensions.snapshot_object(NET, 3), TypeError, "filename: expected a format text"),
+    "a name in a format": (
+        lambda: extensions.snapshot(filename="snapshot_{iteration}"),
+        ValueError,
+        r"such as \{.updater.iteration\}, got \{iteration\}",
+    ),
     "iterator class": (
         lambda: training.StandardUpdater(iterators.SerialIterator, sgd(NET)),
         TypeError,
@@ -161,7 +196,40 @@ def keys(extension, stop=(2, "epoch"), **options):
     return run
 
 
+class Reports(L.Classifier):
+    """Reports a value beside the loss."""
+
+    def __init__(self, value):
+        super().__init__(Net())
+        self.value = value
+
+    def forward(self, x, t):
+        loss = super().forward(x, t)
+        dbrdist.report({"y": self.value}, self)
+        return loss
+
+
 WARNED = {
+    "evaluation of nothing": (
+        lambda: extensions.Evaluator(iterators.SerialIterator([], 2, repeat=False), L.Classifier(NET))(None),
+        "Evaluator: the dataset is empty, so nothing is evaluated and reported",
+    ),
+    **{
+        f"{name} reported": (
+            lambda value=value: trainer(Reports(value), extend=[extensions.LogReport()]).run(),
+            f"report: 'main/y' is {words} and has no mean, so logs leave it out",
+        )
+        for name, value, words in (
+            ("array", X, r"an array of shape \(20, 4\)"),
+            ("text", "y", "of type str"),
+            ("None", None, "of type NoneType"),
+            ("list", [1.0, 2.0], "of type list"),
+        )
+    },
+    "a printf format": (
+        lambda: extensions.snapshot(filename="snapshot_%d"),
+        "'snapshot_%d' is not formatted with %.*updater.iteration",
+    ),
     "link beside": (lambda: sgd(beside()), r"Net.extra \(Linear\) will not be trained"),
     "list beside": (lambda: sgd(listed()), r"Net.blocks \(a list with Linear\) will not be trained"),
     "no gradient": (no_gradient, "no parameter of the target has a gradient"),

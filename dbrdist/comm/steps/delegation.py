@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from dbrdist.core.update.optimizer import HyperparameterProxy
+from dbrdist.core.update.hyperparameter import HyperparameterProxy
 
 
 class HandsOn:

@@ -22,7 +22,7 @@ from dbrdist.core.tape.checks import ArgumentError
 from dbrdist.core.tape.named_errors import explain_operand
 from dbrdist.core.tape.node import VariableNode, note_assignment
 from dbrdist.core.tape.variable import Variable
-from dbrdist.core.usage.foreign_names import Foreign, add_hints
+from dbrdist.core.usage.foreign_names import Foreign, add_hints, add_switches
 from dbrdist.core.usage.mistakes import given_a_class, refuse, warn
 from dbrdist.errors import CheckpointError
 
@@ -406,6 +406,12 @@ class Link(DeviceResident):
 
     def repeat(self, n_repeat: int, mode: str = "init") -> Any:
         """A Sequential of ``n_repeat`` copies of this link, none below 1; see :meth:`copy` for ``mode``."""
+        if not isinstance(n_repeat, (int, np.integer)) or isinstance(n_repeat, bool):
+            got = f"{type(n_repeat).__name__} {n_repeat!r:.40}"
+            raise TypeError(f"{type(self).__name__}.repeat: n_repeat: expected an integer, got {got}")
+        if n_repeat < 0:
+            words = f"expected an integer of 0 or more, got {n_repeat}, which makes an empty Sequential"
+            warn(f"{type(self).__name__}.repeat: n_repeat: {words}")
         return Link.repeated_class(*[self.copy(mode) for _ in range(n_repeat)])
 
     # ---- saving -----------------------------------------------------------------------------------------------------
@@ -434,6 +440,7 @@ class Link(DeviceResident):
 
 
 add_hints(Link, "Link")
+add_switches(Link)
 
 
 def _refuse_no_values(link: Link, name: str, is_strict: bool) -> None:

@@ -28,7 +28,7 @@ def note_maker(link: Any, kind: type) -> None:
         if not is_ours and line is None:
             line = frame.f_code.co_filename, frame.f_lineno
         if not is_ours and name in _CALLS:
-            owner = frame.f_locals.get("self")
+            owner = frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))  # which nearly all call self
         if owner is link:  # which is there already, and waited for its first input
             return
         if line is not None and isinstance(owner, kind):

@@ -26,7 +26,9 @@ from dbrdist.core.array.config import get_dtype
 from dbrdist.core.model.versions import note_change
 from dbrdist.core.tape.fusion import is_private
 from dbrdist.core.tape.node import note_assignment
-from dbrdist.core.tape.variable import Variable, warn_of_zerograd
+from dbrdist.core.tape.variable import Variable
+from dbrdist.core.tape.variable_words import warn_of_zerograd
+from dbrdist.core.usage.foreign_names import add_hints
 from dbrdist.core.usage.mistakes import given_a_class
 
 
@@ -475,3 +477,6 @@ def _alike(a: Any, b: Any) -> bool:
         and a.dtype == b.dtype
         and ((isinstance(a, np.ndarray) and isinstance(b, np.ndarray)) or device_of(a) == device_of(b))
     )
+
+
+add_hints(Parameter, "Parameter")

@@ -88,6 +88,8 @@ class Reporter:
             raise _unknown(observer)
         observation = self.observation
         for key, value in values.items():
+            if not isinstance(key, str):
+                raise TypeError(f"report: expected names as keys, got {type(key).__name__} {key!r:.40}")
             if isinstance(value, Variable) and not config.keep_graph_on_report:
                 value = Variable(value.array, requires_grad=False) if as_chainer[0] else value.array
             observation[names[key]] = value
@@ -226,6 +228,21 @@ def _mean_beyond(mean: float, x: float, share: float) -> float:
 _MAX_WAITING = 64
 
 
+def warn_of_no_numbers(observation: dict[str, Any]) -> None:
+    """Warn of reported values without a mean, which a log leaves out."""
+    for key, value in observation.items():
+        if type(value) is float:
+            continue
+        value = value[0] if isinstance(value, tuple) and value else value
+        if not _is_number(value):
+            what = f"an array of shape {value.shape}" if hasattr(value, "shape") else f"of type {type(value).__name__}"
+            warn(f"report: {key!r} is {what} and has no mean, so logs leave it out; report a number, such as its mean")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.number)) or getattr(value, "ndim", None) == 0
+
+
 class DictSummary:
     """A :class:`Summary` per key; a value may be a number, or a pair of value and weight."""
 
@@ -259,7 +276,7 @@ class DictSummary:
                     raise ValueError(f"{key}: expected a number as the weight, got an array of shape {weight.shape}")
             if isinstance(value, Variable):
                 value = value.array
-            if isinstance(value, (int, float, np.number)) or getattr(value, "ndim", None) == 0:
+            if _is_number(value):
                 summaries.setdefault(key, Summary()).add(value, as_number(weight))
 
     def summaries(self) -> dict[str, Summary]:

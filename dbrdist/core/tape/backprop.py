@@ -314,9 +314,9 @@ def _see_that_each_has_one(name: str, grads: Sequence[Any] | None, what: str, xs
 
 
 class BackwardWatch(Protocol):
-    """What looks at gradients before and after each backward pass."""
+    """What looks at gradients before and after each backward pass from ``outputs``."""
 
-    def before(self) -> None: ...
+    def before(self, outputs: Sequence[Any]) -> None: ...
 
     def after(self) -> None: ...
 
@@ -356,7 +356,7 @@ def _backward(
     """:func:`backward` of what are Variables."""
     watches = tuple(watching_backward) if watching_backward else ()
     for watch in watches:
-        watch.before()
+        watch.before(outputs)
     if fusion.waiting:
         fusion.settle()
     higher = enable_double_backprop

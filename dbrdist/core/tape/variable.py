@@ -22,8 +22,7 @@ from dbrdist.core.array.backend import (
 )
 from dbrdist.core.tape.fusion import settle, waiting
 from dbrdist.core.tape.node import Value, make_node
-from dbrdist.core.tape.variable_words import not_compared, statistics
-from dbrdist.core.tape.variable_words import warn_of_zerograd as warn_of_zerograd
+from dbrdist.core.tape.variable_words import not_assigned, not_compared, statistics, warn_of_zerograd
 from dbrdist.core.usage.foreign_names import add_hints
 
 if TYPE_CHECKING:
@@ -234,14 +233,16 @@ class Variable(Value):
         if not is_array(g) and not isinstance(g, Variable):
             raise TypeError(f"grad: expected an array or None, got {type(g).__name__}")
         if g.shape != self.shape or g.dtype != self.dtype:
-            raise ValueError(
-                f"grad: expected shape {self.shape} and dtype {self.dtype} to match the array, "
-                f"got shape {g.shape} and dtype {g.dtype}"
-            )
+            want = f"shape {self.shape} and dtype {self.dtype} to match the array"
+            raise ValueError(f"grad: expected {want}, got shape {g.shape} and dtype {g.dtype}")
 
     @property
     def requires_grad(self) -> bool:
         return self.node.requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        raise not_assigned()
 
     def cleargrad(self) -> None:
         """Forget the gradient."""

@@ -12,6 +12,14 @@ def not_compared(sign: str) -> NotImplementedError:
     return NotImplementedError(f"Variables are not compared by {sign}; compare their arrays: x.array {sign} y.array")
 
 
+def not_assigned() -> AttributeError:
+    """The error where ``requires_grad`` is assigned."""
+    words = (
+        "link.disable_update() freezes the parameters of a link, Variable(array, requires_grad=...) decides for others"
+    )
+    return AttributeError(f"requires_grad cannot be assigned: {words}", name="requires_grad")
+
+
 def warn_of_zerograd() -> None:
     """The warning of the method ``zerograd``, at the line that calls it."""
     words = "Variable.zerograd is deprecated. Use Variable.cleargrad instead."

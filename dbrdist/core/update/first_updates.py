@@ -1,12 +1,13 @@
-"""What an optimizer looks for at its first updates: gradients that are missing, or of an earlier step.
+"""What an optimizer looks for at its first updates: gradients that are missing, or graphs of an earlier step.
 
-Between the first two updates, backward passes are watched. Later nobody looks at anything.
+Between the first three updates, backward passes are watched. Later nobody looks at anything, unless graphs grow.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dbrdist.core.array.backend import copy
@@ -26,7 +27,7 @@ class _WatchedGradient:
         self._thread = threading.get_ident()  # other threads may be ranks, with optimizers of their own
         self.is_added_to = False
 
-    def before(self) -> None:
+    def before(self, outputs: Sequence[Any]) -> None:
         """What is there may be added to, unless it was removed or filled with zeros by hand."""
         if threading.get_ident() != self._thread:
             return
@@ -55,19 +56,96 @@ class _WatchedGradient:
             watching_backward.remove(self)
 
 
+_STEPS_OF_GROWTH = 4
+
+
+class _WatchedDepth:
+    """Whether the graphs of successive updates become deeper, and reach back to the calls of the earlier ones."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._depths = [0]  # of the deepest graph before each update
+        self._first: weakref.WeakSet[VariableNode] = weakref.WeakSet()  # what the graphs of the first one consist of
+        self._reaches_back = False
+
+    def before(self, outputs: Sequence[Any]) -> None:
+        """Note how deep a graph is, and at the end of a series of deeper ones, where it comes from."""
+        if threading.get_ident() != self._thread:
+            return
+        ends = [y.node for y in outputs]
+        self._depths[-1] = max(self._depths[-1], *(node.rank for node in ends))
+        if len(self._depths) == 1:
+            self._first.update(_computed(ends))
+        elif len(self._depths) == _STEPS_OF_GROWTH and self._grows():
+            self._reaches_back = any(node in self._first for node in _computed(ends))
+
+    def after(self) -> None:
+        """The pass changes nothing in the graph."""
+
+    def is_over(self) -> bool:
+        """Called at each update: whether it is known now that graphs do, or do not, reach back."""
+        if not self._grows() or len(self._depths) == _STEPS_OF_GROWTH or not self._first:
+            return True
+        self._depths.append(0)
+        return False
+
+    def reaches_back(self) -> bool:
+        return self._reaches_back
+
+    def _grows(self) -> bool:
+        return all(a < b for a, b in zip(self._depths, self._depths[1:]))
+
+
+def _computed(ends: Sequence[VariableNode]) -> Iterator[VariableNode]:
+    """The nodes behind ``ends`` that a function has made."""
+    seen, waiting = set(ends), list(ends)
+    while waiting:
+        node = waiting.pop()
+        creator = node.living_creator()
+        if creator is not None:
+            yield node
+            waiting += (behind := set(creator.inputs) - seen)
+            seen |= behind
+
+
 class FirstUpdates:
     """The first updates of one optimizer, until there is nothing to look for any more."""
 
     def __init__(self, optimizer: str) -> None:
         self._optimizer = optimizer
         self._watched: _WatchedGradient | None = None
+        self._depth: _WatchedDepth | None = None
+        self._gradients_are_known = False
 
     def __del__(self) -> None:
         if self._watched is not None:
             self._watched.end()
+        self._end_depth()
 
     def begin(self, target: Any, has_lossfun: bool) -> bool:
-        """Look at the gradients before an update; True if later updates need not."""
+        """Look at gradients and graphs before an update; True if later updates need not."""
+        if not self._gradients_are_known:
+            self._gradients_are_known = self._begin_gradients(target, has_lossfun)
+        if self._depth is None:
+            self._depth = _WatchedDepth()
+            watching_backward.append(self._depth)
+        elif self._depth.is_over():
+            if self._depth.reaches_back():
+                warn(
+                    f"{self._optimizer}.update: loss.backward() goes through the calls of earlier steps, more in each "
+                    "step, because a state of the network, or a sum of losses, still has its graph: call "
+                    "loss.unchain_backward() after each backward pass, or reset_state() at the start of each sequence"
+                )
+            self._end_depth()
+            return self._gradients_are_known
+        return False
+
+    def _end_depth(self) -> None:
+        if self._depth in watching_backward:
+            watching_backward.remove(self._depth)
+
+    def _begin_gradients(self, target: Any, has_lossfun: bool) -> bool:
+        """Look at the gradients; True if later updates need not."""
         if self._watched is not None:
             if self._watched.is_added_to:
                 warn(
@@ -93,6 +171,6 @@ class FirstUpdates:
     def watch(self, params: Sequence[Parameter]) -> None:
         """Watch a small gradient from this update to the next."""
         nodes = [p.node for p in params if p.grad is not None]
-        if nodes:
+        if nodes and not self._gradients_are_known:
             self._watched = _WatchedGradient(min(nodes, key=lambda node: int(node.gradient.size)))
             watching_backward.append(self._watched)

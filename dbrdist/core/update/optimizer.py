@@ -6,11 +6,9 @@ gradients and its state.
 
 from __future__ import annotations
 
-import functools
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from types import FunctionType
 from typing import Any, ClassVar, Protocol
 
 from dbrdist.core.array.backend import Array, get_array_module, on
@@ -20,10 +18,14 @@ from dbrdist.core.model.flat import Run
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.model.versions import Watch
-from dbrdist.core.names.limits import Limit, limits_of
 from dbrdist.core.tape.node import VariableNode
 from dbrdist.core.update.first_updates import FirstUpdates
 from dbrdist.core.update.fused_update import Part, call_flat, update_all, update_with_hooks
+from dbrdist.core.update.hyperparameter import (
+    Hyperparameter,
+    check_assigned,
+    owners,
+)
 from dbrdist.core.update.targets import (
     check_parameters,
     check_target,
@@ -31,12 +33,13 @@ from dbrdist.core.update.targets import (
     warn_of_another_target,
     warn_of_what_is_not_updated,
 )
-from dbrdist.core.update.update_rule import Hooks, Hyperparameter, UpdateRule
-from dbrdist.core.usage.foreign_names import add_hints, add_settings
+from dbrdist.core.update.update_rule import Hooks, UpdateRule
+from dbrdist.core.usage.foreign_names import add_hints, add_settings, warn_of_unknown
 from dbrdist.core.usage.mistakes import refuse, warn
 from dbrdist.errors import CheckpointError
 
 _MAX_LOSS_SCALE = 65504.0  # the largest float16
+_OF_ALL = ("lr", "alpha", "momentum", "beta1", "beta2", "rho", "eps", "eta", "gamma")  # names of hyperparameters
 
 
 class Sharding(Protocol):
@@ -201,10 +204,13 @@ class Optimizer:
         if self._loss_scale_growth is not None:  # a dynamic scale is state, a constant one is configuration
             self._loss_scale = serializer("loss_scale", self._loss_scale)
             self._was_unsafe = serializer("was_unsafe", self._was_unsafe)
-        if self.target is not None:
-            for name, p in self.target.namedparams():
-                if p.update_rule is not None:
-                    p.update_rule.serialize(serializer[name])
+        if self.target is None:
+            what = "loaded into" if getattr(serializer, "is_loading", True) else "saved of"
+            warn(f"{type(self).__name__}: it has no target yet, so only counters are {what} it; call setup(link) first")
+            return
+        for name, p in self.target.namedparams():
+            if p.update_rule is not None:
+                p.update_rule.serialize(serializer[name])
 
 
 class GradientMethod(Optimizer):
@@ -257,9 +263,24 @@ class GradientMethod(Optimizer):
                 continue
             p.update_rule.use_fp32_update(self._in_fp32)
             p.update_rule.enabled = not was_frozen
+        owners[self.hyperparam] = weakref.ref(self)
         if all(p.is_initialized for p in params):
             flat.gather(params)
         return self
+
+    def check_hyperparameter(self, values: Hyperparameter, name: str, value: Any) -> None:
+        """Warn where ``values.name = value`` would change nothing: our rules read no such hyperparameter."""
+        if name in values.get_dict():
+            check_assigned(self, name, value)
+        elif type(self).__module__.startswith("dbrdist.") and not self._has_foreign_parts():
+            warn_of_unknown(type(self).__name__, name, list(values.get_dict()), values.parent is None)
+
+    def _has_foreign_parts(self) -> bool:
+        """Whether a rule or a hook is the user's, who may give it any hyperparameters."""
+        rules = [p.update_rule for p in self.target.params() if isinstance(p.update_rule, UpdateRule)]
+        hooks = [self._hooks, *(rule._hooks for rule in rules if rule._hooks is not None)]
+        parts = [*rules, *(hook for some in hooks for hook in (*some.pre.values(), *some.post.values()))]
+        return any(not str(type(part).__module__).startswith("dbrdist.") for part in parts)
 
     def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
         """One step, with the gradients of ``lossfun(*args, **kwds)``, or without a ``lossfun`` those already there."""
@@ -419,12 +440,23 @@ class GradientMethod(Optimizer):
         own = serializer["hyperparam"]
         for i, (name, value) in enumerate(list(self.hyperparam.own().items())):
             try:
-                setattr(self.hyperparam, name, own(name, value))
+                self.hyperparam.put(name, own(name, value))
             except CheckpointError:
                 if i or not serializer.is_loading:
                     raise  # some are there, so that this file is damaged
+                self._refuse_state_of_another(own)
                 break
         super().serialize(serializer)
+
+    def _refuse_state_of_another(self, saved: Any) -> None:
+        """Entries of equal names, such as a momentum, mean other numbers to another optimizer."""
+        others = [name for name in _OF_ALL if _has_entry(saved, name)]
+        if others:
+            refuse(CheckpointError(
+                f"{type(self).__name__}: the saved state is that of another optimizer: it has the hyperparameters "
+                f"{', '.join(others)}, expected {', '.join(self.hyperparam.own())}; take the same optimizer, or load "
+                "the network alone"
+            ))  # fmt: skip
 
     def __getstate__(self) -> dict[str, Any]:
         # A plan's arrays are not those of a copy.
@@ -435,6 +467,13 @@ class GradientMethod(Optimizer):
 def _is_finite(g: Array) -> bool:
     with on(g):
         return bool(get_array_module(g).isfinite(g).all())
+
+
+def _has_entry(serializer: Any, name: str) -> bool:
+    try:
+        return serializer(name, None) is not None
+    except KeyError:
+        return False
 
 
 def _is_updated_alone(p: Parameter) -> bool:
@@ -450,43 +489,6 @@ def _rule_key(p: Parameter) -> Any:
     rule = p.update_rule
     alone = not rule.runs_flat or rule._hooks is not None or rule.hyperparam.has_own
     return id(rule) if alone else (type(rule), rule.t, id(rule.hyperparam.parent), rule.is_in_fp32(p))
-
-
-class HyperparameterProxy:
-    """An optimizer's attribute that lives in its hyperparameters: ``lr = HyperparameterProxy('lr')``."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, obj: Any, owner: Any = None) -> Any:
-        return self if obj is None else getattr(obj.hyperparam, self.name)
-
-    def __set__(self, obj: Any, value: Any) -> None:
-        if type(value) is not float or not 0.0 < value < 1.0:  # which is what nearly all of them are
-            _check_assigned(obj, self.name, value)
-        setattr(obj.hyperparam, self.name, value)
-
-
-def _check_assigned(optimizer: Any, name: str, value: Any) -> None:
-    """Refuse what is no number; warn of a number outside the limit that the constructor declares."""
-    cls: Any = type(optimizer)
-    limit = hyperparameter_limits(cls).get(name)
-    error = None if limit is None else limit.refusal(type(optimizer).__name__, name, value)
-    if error is not None:
-        if isinstance(error, TypeError) or value != value:
-            refuse(error)
-        else:
-            warn(str(error))
-
-
-@functools.cache
-def hyperparameter_limits(cls: type) -> dict[str, Limit]:
-    """The limits of an optimizer's hyperparameters by name, as the constructors of its classes declare them."""
-    limits: dict[str, Limit] = {}
-    for base in reversed(cls.__mro__):
-        if base.__module__.startswith("dbrdist.") and isinstance(base.__dict__.get("__init__"), FunctionType):
-            limits.update({declared.name: declared.limit for declared in limits_of(base.__dict__["__init__"])})
-    return limits
 
 
 add_hints(Optimizer, "Optimizer")

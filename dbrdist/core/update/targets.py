@@ -63,13 +63,15 @@ def _unregistered(owner: Link, known: set[Parameter]) -> Iterator[str]:
             yield f"{type(owner).__name__}.{name} ({what})"
 
 
-def _parts(value: Any) -> Iterator[Any]:
+def _parts(value: Any, depth: int = 3) -> Iterator[Any]:
+    """The links and parameters in a value of an attribute, and in its lists and dictionaries."""
     if isinstance(value, (Link, Parameter)):
         yield value
     elif isinstance(value, dict):
-        yield from (x for x in value.values() if isinstance(x, (Link, Parameter)))
-    elif isinstance(value, (list, tuple)) and len(value) <= 1000:
-        yield from (x for x in value if isinstance(x, (Link, Parameter)))
+        yield from _parts(list(value.values()), depth)
+    elif isinstance(value, (list, tuple, set, frozenset)) and len(value) <= 1000 and depth:
+        for x in value:
+            yield from _parts(x, depth - 1)
 
 
 def _is_forgotten(x: Any, known: set[Parameter]) -> bool:

@@ -24,6 +24,7 @@ from dbrdist.core.model import flat
 from dbrdist.core.model.flat import Run
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.model.versions import note_change
+from dbrdist.core.update.hyperparameter import Hyperparameter
 from dbrdist.core.update.pieces import CHUNK_ELEMENTS as CHUNK_ELEMENTS
 from dbrdist.core.update.pieces import FP32_PARAM as FP32_PARAM
 from dbrdist.core.update.pieces import SMALL_ELEMENTS
@@ -32,72 +33,7 @@ from dbrdist.core.update.pieces import follow as follow
 from dbrdist.core.update.pieces import in_pieces as in_pieces
 from dbrdist.core.update.pieces import pieces as pieces
 from dbrdist.core.update.pieces import workspace as workspace
-from dbrdist.core.usage.mistakes import given_a_class
-
-
-class Hyperparameter:
-    """Values of an optimizer, such as ``lr``. A rule reads from its optimizer what it does not set itself."""
-
-    _changed_at: int | None = None
-    _has_arrays = False  # whether one of NumPy's arrays or numbers was ever among the values set here
-
-    def __init__(self, parent: Hyperparameter | None = None) -> None:
-        self.__dict__["_parent"] = parent
-
-    @property
-    def parent(self) -> Hyperparameter | None:
-        """The source of values that are not set here."""
-        return self._parent
-
-    def __getattr__(self, name: str) -> Any:
-        parent = self.__dict__.get("_parent")
-        if parent is None or name.startswith("__"):
-            raise AttributeError(f"no hyperparameter named {name!r}; there are {sorted(self.get_dict())}")
-        return getattr(parent, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self.__dict__[name] = value
-        if isinstance(value, (np.ndarray, np.generic)):
-            self.__dict__["_has_arrays"] = True
-        if self._parent is not None and name != "_changed_at":
-            note_change(self)  # a rule with values of its own no longer runs with its neighbours
-
-    @property
-    def has_own(self) -> bool:
-        """Whether any value is set here."""
-        return len(self.__dict__) > 1 + ("_changed_at" in self.__dict__) + ("_has_arrays" in self.__dict__)
-
-    def own(self) -> dict[str, Any]:
-        """The values set here."""
-        return {k: v for k, v in self.__dict__.items() if k not in ("_parent", "_changed_at", "_has_arrays")}
-
-    def get_dict(self) -> dict[str, Any]:
-        """All values, also the parent's."""
-        parent = self.__dict__.get("_parent")
-        return {**(parent.get_dict() if parent is not None else {}), **self.own()}
-
-    def in_numbers(self) -> Hyperparameter:
-        """The values as formulas take them: arrays of one element, and NumPy's numbers, as numbers of Python.
-
-        NumPy would compute with a float64 one in float64, and CuPy takes no array of the host. An array that is written
-        to has its new value here.
-        """
-        at: Hyperparameter | None = self
-        while at is not None and not at._has_arrays:
-            at = at._parent
-        if at is None:
-            return self
-        new = Hyperparameter()
-        new.__dict__.update((name, _in_number(value)) for name, value in self.get_dict().items())
-        return new
-
-    def __repr__(self) -> str:
-        return f"Hyperparameter({', '.join(f'{k}={v}' for k, v in sorted(self.get_dict().items()))})"
-
-
-def _in_number(value: Any) -> Any:
-    is_one = isinstance(value, (np.ndarray, np.generic)) and value.size == 1
-    return value.item() if is_one else value
+from dbrdist.core.usage.mistakes import given_a_class, warn
 
 
 class Hooks:
@@ -122,6 +58,9 @@ class Hooks:
             raise ValueError("hook: it has no name attribute, so give add_hook(hook, name=...)")
         if name in self.pre or name in self.post:
             raise KeyError(f"a hook named {name!r} is already there; remove it first, or give another name")
+        is_ours = type(hook).__module__.startswith("dbrdist.")
+        if timing == "post" and is_ours and getattr(type(hook), "timing", None) == "pre":
+            warn(f"{name}: it changes gradients, which the update has used before; leave out timing='post'")
         getattr(self, timing)[name] = hook
 
     def remove(self, name: str) -> None:

@@ -39,6 +39,8 @@ class Foreign:
 class UnknownSetting(Foreign):
     """A hyperparameter that an optimizer lacks: assigning it would change nothing, and warns."""
 
+    _kind = "hyperparameter"
+
     def __get__(self, obj: Any, owner: type) -> Any:
         if obj is not None and self._name in obj.__dict__:
             return obj.__dict__[self._name]
@@ -49,7 +51,7 @@ class UnknownSetting(Foreign):
     def __set__(self, obj: Any, value: Any) -> None:
         cls = type(obj)
         if cls.__module__.startswith("dbrdist.") and self._name not in obj.__dict__:  # a user's class may have it
-            words = f"{cls.__name__} has no hyperparameter {self._name!r}, so that setting it changes nothing"
+            words = f"{cls.__name__} has no {self._kind} {self._name!r}, so that setting it changes nothing"
             warn(f"{words}{self._hint(cls)}")
         obj.__dict__[self._name] = value
 
@@ -64,28 +66,52 @@ class UnknownSetting(Foreign):
         return f"; it has {', '.join(known)}" if known else ""
 
 
+class UnknownSwitch(UnknownSetting):
+    """A switch of other frameworks' layers: assigning it would change nothing, and warns."""
+
+    _kind = "switch"
+
+    def _hint(self, owner: type) -> str:
+        return f"; write {self._ours}"
+
+
 _SETTINGS = (
     "lr", "alpha", "momentum", "beta1", "beta2", "betas", "eps", "rho", "eta", "gamma", "weight_decay_rate",
     "learning_rate", "weight_decay", "decay", "epsilon", "nesterov", "clip", "amsgrad",
 )  # fmt: skip
 
 
+def warn_of_unknown(optimizer: str, name: str, known: list[str], is_certain: bool) -> None:
+    """Warn of a hyperparameter that an optimizer lacks; unless that ``is_certain``, only if it is like one of them."""
+    if is_certain or name in _SETTINGS or difflib.get_close_matches(name, known, 1, 0.8):
+        words = f"{optimizer}: hyperparam.{name}: there is no such entry, so that setting it changes nothing"
+        warn(f"{words}{_meant(name, known)}")
+
+
 def add_settings(cls: type) -> None:
     """Let the class of all optimizers warn of hyperparameters that are assigned and that it lacks."""
     for name in _SETTINGS:
         if not hasattr(cls, name):
-            foreign = UnknownSetting("")
-            foreign.__set_name__(cls, name)
-            setattr(cls, name, foreign)
+            _give(cls, name, UnknownSetting(""))
+
+
+def add_switches(cls: type) -> None:
+    """Let the class of all links warn of switches of PyTorch's and Keras's layers."""
+    freeze = "disable_update() or enable_update()"
+    for name, ours in (("trainable", freeze), ("requires_grad", freeze), ("training", OF_OBJECTS["Link"]["training"])):
+        _give(cls, name, UnknownSwitch(ours))
+
+
+def _give(cls: type, name: str, foreign: Foreign) -> None:
+    foreign.__set_name__(cls, name)
+    setattr(cls, name, foreign)
 
 
 def add_hints(cls: type, kind: str) -> None:
     """Let a class explain the names of PyTorch that it and its bases lack; an attribute of an instance goes first."""
     for name, ours in OF_OBJECTS[kind].items():
         if not hasattr(cls, name):
-            foreign = Foreign(ours)
-            foreign.__set_name__(cls, name)
-            setattr(cls, name, foreign)
+            _give(cls, name, Foreign(ours))
 
 
 def explained_arguments(

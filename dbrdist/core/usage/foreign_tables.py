@@ -110,6 +110,13 @@ _VARIABLE = {
     "topk": "x.array.argsort()",
     "norm": "F.sqrt(F.sum(x * x))",
 }
+_PARAMETER = {
+    "disable_update": "disable_update() of its link",
+    "enable_update": "enable_update() of its link",
+    "requires_grad_": "disable_update() of its link",
+    "trainable": "disable_update() of its link",
+    "data_ptr": "p.array.ctypes.data",
+}
 _ITERATOR = {
     "shuffle": "SerialIterator(dataset, batch_size, shuffle=...)",
     "batch": "SerialIterator(dataset, batch_size)",
@@ -128,6 +135,7 @@ OF_OBJECTS = {
     "Link": _LINK,
     "Optimizer": _OPTIMIZER,
     "Variable": _VARIABLE,
+    "Parameter": _PARAMETER,
     "Iterator": _ITERATOR,
     "DatasetMixin": _DATASET,
 }

@@ -393,6 +393,11 @@ def _check_arguments(
         raise ValueError(f"expected at least one example per rank, got {n} examples for {size} ranks; take fewer ranks")
     if last == "drop" and 0 < n < batch_size:
         raise ValueError(f"expected a full batch with last='drop', got {n} examples for batches of {batch_size}")
+    if repeat and last == "wrap" and n < batch_size:
+        warn(
+            f"batch_size: {batch_size} is more than the dataset has ({n}), so that each batch holds examples more than "
+            "once; take a smaller batch, or last='short'"
+        )
 
 
 def _check_dataset(dataset: Any, **switches: Any) -> None:
@@ -403,6 +408,9 @@ def _check_dataset(dataset: Any, **switches: Any) -> None:
     if (isinstance(dataset, Mapping) and dataset and 0 not in dataset) or kind == "DataFrame":
         hint = "DictDataset(**dataset)" if kind != "DataFrame" else "TupleDataset(*arrays) with arrays of its columns"
         raise TypeError(f"dataset: expected an object with examples [0], [1], ..., got {kind}; write {hint}")
+    if isinstance(dataset, (str, bytes)):
+        words = f"expected an object with examples [0], [1], ..., got the text {dataset!r:.60}"
+        raise TypeError(f"dataset: {words}; read it first, for example with LabeledImageDataset(pairs, root)")
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         hint = "; write list(...)" if hasattr(dataset, "__next__") else ""
         raise TypeError(f"dataset: expected an object with len() and [i], got {kind}{hint}")

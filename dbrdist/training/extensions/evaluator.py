@@ -9,7 +9,7 @@ from typing import Any
 
 from dbrdist.core.array.backend import get_device, using_device
 from dbrdist.core.array.config import no_backprop_mode, using_config
-from dbrdist.core.model.reporter import DictSummary, Reporter, report, report_scope
+from dbrdist.core.model.reporter import DictSummary, Reporter, report, report_scope, warn_of_no_numbers
 from dbrdist.core.update.targets import explain_call
 from dbrdist.core.usage.foreign_names import refuse_unknown
 from dbrdist.core.usage.mistakes import as_chainer, given_a_class, warn
@@ -94,14 +94,17 @@ class Evaluator(Extension):
         if self.eval_hook is not None:
             self.eval_hook(self)
         summary = DictSummary()
+        observation: dict[str, Any] = {}
         with using_device(self.device):
             for batch in self.one_pass():
                 weight = len(batch) if hasattr(batch, "__len__") else 1
-                summary.add({key: (value, weight) for key, value in self.observe(batch).items()})
+                observation = self.observe(batch)
+                summary.add({key: (value, weight) for key, value in observation.items()})
                 if self._has_bar:
                     self._show_progress()
         if self._has_bar:
             sys.stdout.write("\n")
+        warn_of_no_numbers(observation)
         return summary
 
     def _show_progress(self) -> None:
@@ -155,6 +158,9 @@ class Evaluator(Extension):
         if not self.knows_its_part:
             self.knows_its_part = True
             self._warn_of_a_part()
+            dataset = getattr(iterator, "dataset", None)
+            if hasattr(dataset, "__len__") and not len(dataset):
+                warn(f"{type(self).__name__}: the dataset is empty, so nothing is evaluated and reported")
         if hasattr(iterator, "reset"):
             iterator.reset()
         else:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from dbrdist.core.files import strict_json
 from dbrdist.core.files.regular_file import regular
 from dbrdist.core.files.serializer import is_about, write_atomically
-from dbrdist.core.model.reporter import DictSummary
+from dbrdist.core.model.reporter import DictSummary, warn_of_no_numbers
 from dbrdist.core.usage.foreign_names import refuse_unknown
 from dbrdist.core.usage.mistakes import warn
 from dbrdist.training.extension import Extension
@@ -38,6 +38,8 @@ class LogReport(Extension):
         **kwargs: Any,
     ):
         refuse_unknown("LogReport", LogReport.__init__, kwargs)
+        if isinstance(keys, str):
+            raise TypeError(f"LogReport: keys: expected a list of keys, got the text {keys!r}; write [{keys!r}]")
         self._keys = keys
         self._trigger = get_trigger(trigger)
         self._postprocess = postprocess
@@ -89,6 +91,7 @@ class LogReport(Extension):
             self._postprocess(entry)
         self._log.append(entry)
         self._look_for_nan(entry, trainer.updater.iteration)
+        warn_of_no_numbers(observation)
         if self._keys is not None and not self._has_looked and trainer.updater.epoch >= 1:
             reported = set(trainer.observation).union(*self._log)
             self._has_looked = warn_of_keys(type(self).__name__, self._keys, reported, trainer)

@@ -39,6 +39,8 @@ class ProgressBar(Extension):
         details: Callable[[Any], str] | None = None,
     ):
         self._training_length = training_length
+        if update_interval < 1:
+            raise ValueError(f"ProgressBar: update_interval: expected 1 or more steps, got {update_interval}")
         self._update_interval = update_interval
         self._bar_length = bar_length
         self._out = out

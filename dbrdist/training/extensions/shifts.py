@@ -45,6 +45,9 @@ class FollowSchedule(Extension):
         refuse: Callable[[float], str | None] | None = None,
         label: str | None = None,
     ):
+        if not callable(schedule):
+            words = f"expected a function of the epochs done, got {type(schedule).__name__}"
+            raise TypeError(f"FollowSchedule: schedule: {words}; write FollowSchedule(schedules.cosine(0.1, 30), 'lr')")
         self._schedule = schedule
         self._target = target
         self._refuse = refuse

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import re
+import string
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -90,6 +91,15 @@ class Snapshot(Extension):
             raise ValueError(f"expected n_retains of 1 or more, or -1 to keep all, got {n_retains}")
         if callable(filename) and (n_retains != -1 or autoload):
             raise ValueError("n_retains and autoload must know earlier files: expected a format text as filename")
+        if target is not None and savefun is None and not hasattr(target, "serialize") and not isinstance(target, dict):
+            hint = "; write snapshot_object(object, filename)" if isinstance(target, str) else ""
+            words = f"expected what has a state, such as a link, got {type(target).__name__}{hint}"
+            raise TypeError(f"snapshot: target: {words}")
+        if isinstance(filename, str):
+            _check_format(filename)
+        elif not callable(filename):
+            words = f"expected a format text or a function of the trainer, got {type(filename).__name__}"
+            raise TypeError(f"snapshot: filename: {words}")
         self.target = target
         self.filename = filename
         self._savefun = savefun
@@ -147,6 +157,16 @@ class Snapshot(Extension):
             self._writer.finalize()
         if self._last is not None:
             self._remove_oldest(self._last)
+
+
+def _check_format(filename: str) -> None:
+    """Refuse names in braces that are not those of the trainer; warn of a place that is never filled in."""
+    for _, field, _, _ in string.Formatter().parse(filename):
+        if field is not None and not field.startswith((".", "0.", "[", "0[")) and field not in ("", "0"):
+            words = f"expected attributes of the trainer, such as {{.updater.iteration}}, got {{{field}}}"
+            raise ValueError(f"snapshot: filename: {words}")
+    if re.search(r"%0?\d*d", filename):
+        warn(f"snapshot: filename: {filename!r} is not formatted with %; write {{.updater.iteration}} for the number")
 
 
 def state_bytes(trainer: Any) -> int:

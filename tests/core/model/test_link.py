@@ -16,6 +16,7 @@ import dbrdist.links as L
 from dbrdist import Chain, ChainList, Link, LinkHook, Parameter, Sequential
 from dbrdist.core.model import versions
 from dbrdist.core.tape import ops
+from dbrdist.errors import UsageWarning
 from dbrdist.optimizers import SGD
 from tests.each import each
 
@@ -632,7 +633,9 @@ def test_modes_of_copies(kind):
     for call in (link.copy, lambda mode: link.repeat(1, mode)):
         with pytest.raises(ValueError, match="mode: expected 'share', 'copy' or 'init', got 'deep'"):
             call("deep")
-    assert len(link.repeat(0)) == len(link.repeat(-1)) == 0
+    assert len(link.repeat(0)) == 0
+    with pytest.warns(UsageWarning, match="n_repeat: expected an integer of 0 or more, got -1"):
+        assert len(link.repeat(-1)) == 0
 
 
 def test_copyparams_waits_for_what_has_no_values_and_leaves_statistics_out():

@@ -25,6 +25,7 @@ from dbrdist.training import extensions
 from tests.training.mistaken import (
     DATA,
     IMAGES,
+    MAP,
     NET,
     Net,
     T,
@@ -73,6 +74,38 @@ REFUSED = {
         lambda: L.Linear(2, 2, initialW=initializers.HeNormal),
         TypeError,
         r"the class HeNormal; write HeNormal\(",
+    ),
+    "requires_grad of a parameter": (
+        lambda: setattr(NET.l1.W, "requires_grad", False),
+        AttributeError,
+        r"requires_grad cannot be assigned: link.disable_update\(\) freezes",
+    ),
+    "freezing one parameter": (
+        lambda: NET.l1.W.disable_update(),
+        AttributeError,
+        r"write disable_update\(\) of its link",
+    ),
+    "copies by a fraction": (lambda: L.Linear(2, 2).repeat(2.5), TypeError, "Linear.repeat: n_repeat: .*got float 2.5"),
+    "two inputs to a network of one": (
+        lambda: L.Classifier(dbrdist.Sequential(L.Linear(4, 3)))(X, T, T),
+        TypeError,
+        "n_batch_axes: expected an integer, got shape .*does the network take more than one input",
+    ),
+    "two inputs to a lazy network": (lambda: L.Linear(3)(X, T), TypeError, "n_batch_axes: expected an integer"),
+    "dictionaries to a Classifier": (
+        lambda: L.Classifier(NET)(x=X, t=T),
+        ValueError,
+        r"examples are dictionaries: pass label_key, one of \['t', 'x'\]",
+    ),
+    "folder as dataset": (
+        lambda: iterators.SerialIterator("images/train", 2),
+        TypeError,
+        "got the text 'images/train'; read it first",
+    ),
+    "number as a reported name": (
+        lambda: dbrdist.Reporter().report({3: 1.0}),
+        TypeError,
+        "report: expected names as keys, got int 3",
     ),
     "text as initializer": (lambda: L.Linear(2, 2, initialW="he"), TypeError, "got the text 'he'"),
     "class in Parameter": (lambda: dbrdist.Parameter(initializers.Zero, 3), TypeError, "the class Zero"),
@@ -533,6 +566,57 @@ WARNED = {
         lambda: F.bernoulli_nll(LABELS.astype("f"), F.sigmoid(NET(X)[:, 0])),
         "got the output of sigmoid",
     ),
+    **{
+        f"{name} before {loss.__name__}": (
+            lambda loss=loss, f=f, t=t: loss(f(NET(X)), t),
+            f"{loss.__name__}: x: expected scores, got the output of {name}, .*leave {name} out",
+        )
+        for loss, t in ((F.softmax_cross_entropy, T), (F.sigmoid_cross_entropy, np.eye(3, dtype=int)[T]))
+        for name, f in (
+            ("relu", F.relu),
+            ("dropout", F.dropout),
+            ("hard_sigmoid", F.hard_sigmoid),
+            ("relu6", F.relu6),
+            ("sigmoid", F.sigmoid),
+            ("softmax", F.softmax),
+        )
+    },
+    "flat sigmoid": (
+        lambda: F.sigmoid_cross_entropy(F.flatten(F.sigmoid(NET(X)[:, :1])), LABELS),
+        "got the output of sigmoid",
+    ),
+    "relu in a loop": (lambda: trained(dbrdist.Sequential(Net(), F.relu)), "got the output of relu"),
+    "softmax before CTC": (
+        lambda: F.connectionist_temporal_classification([F.softmax(NET(X))] * 3, T[:, None] % 2, 2),
+        "connectionist_temporal_classification: x: expected scores, got the output of softmax",
+    ),
+    "channels last": (
+        lambda: L.Convolution2D(None, 2, 3)(np.zeros((2, 32, 32, 3), np.float32)),
+        r"got shape \(2, 32, 32, 3\), which looks like \(N, H, W, C\); write x.transpose\(0, 3, 1, 2\)",
+    ),
+    "channels last, transposed": (lambda: L.Deconvolution2D(2, 3)(np.zeros((2, 9, 9, 1), np.float32)), "N, H, W, C"),
+    "layers of a GRU": (lambda: L.GRU(4, 5, 2), r"GRU: init: 2 fills all weights.*write NStepGRU\(2"),
+    "layers of a stateful GRU": (lambda: L.StatefulGRU(4, 5, 3), "StatefulGRU: init: 3"),
+    "nested lists": (
+        lambda: sgd(dbrdist.Sequential(Net(), outside(blocks=[{"a": [L.Linear(2, 2)]}]))),
+        r"Chain.blocks \(a list with Linear\) will not be trained",
+    ),
+    "trainable": (lambda: setattr(L.Linear(2, 2), "trainable", False), "no switch 'trainable'.*write disable_update"),
+    "requires_grad": (lambda: setattr(L.Linear(2, 2), "requires_grad", False), "write disable_update"),
+    "training": (lambda: setattr(L.BatchNormalization(2), "training", False), "no switch 'training'.*config.train"),
+    "fewer than no copies": (lambda: L.Linear(2, 2).repeat(-1), "n_repeat: expected an integer of 0 or more, got -1"),
+    "clipping after the update": (
+        lambda: sgd(Net()).add_hook(optimizers.GradientClipping(1), timing="post"),
+        "GradientClipping: it changes gradients, which the update has used before; leave out timing='post'",
+    ),
+    "decay after the update": (
+        lambda: sgd(Net()).add_hook(optimizers.WeightDecay(1), timing="post"),
+        "WeightDecay: it changes gradients",
+    ),
+    "a batch beyond the dataset": (
+        lambda: iterators.SerialIterator(X, 21),
+        r"batch_size: 21 is more than the dataset has \(20\)",
+    ),
     "likelihood the other way round": (
         lambda: F.bernoulli_nll(NET(X)[:, 0], LABELS.astype("f")),
         r"write bernoulli_nll\(data, scores\)",
@@ -769,6 +853,18 @@ NOT_WARNED = {
     "entries of one's own": own_switch,
     "classifier around the same network": lambda: sgd(NET).setup(L.Classifier(NET)),
     "softmax over another axis": lambda: F.softmax_cross_entropy(F.softmax(dbrdist.Variable(X[:3, :3]), axis=0), T[:3]),
+    "relu before other layers": lambda: F.softmax_cross_entropy(
+        F.average_pooling_2d(F.relu(MAP(IMAGES)), 8), T[:2, None, None]
+    ),
+    "relu before another loss": lambda: F.mean_squared_error(F.relu(NET(X)), X[:, :3]),
+    "scores through a reshape": lambda: F.softmax_cross_entropy(F.reshape(F.transpose(NET(X)), (-1, 3)), T),
+    "small maps of few columns": lambda: L.Convolution2D(None, 2, 1)(np.zeros((2, 64, 3, 3), np.float32)),
+    "channels told": lambda: L.Convolution2D(32, 2, 1)(np.zeros((2, 32, 32, 3), np.float32)),
+    "weights of a GRU": lambda: (L.GRU(4, 5, 0.1), L.GRU(4, 5, 0), L.GRU(4, 5, initializers.Normal(2))),
+    "switches of one's own": lambda: setattr(Net(), "trainable", False),
+    "a hook of one's own after the update": lambda: sgd(Net()).add_hook(lambda optimizer: None, "own", timing="post"),
+    "a batch of the whole dataset": lambda: iterators.SerialIterator(X, 20),
+    "a short batch beyond the dataset": lambda: iterators.SerialIterator(X, 21, repeat=False),
     "log_softmax": lambda: F.softmax_cross_entropy(F.log_softmax(NET(X)), T),
     "softmax for evaluation": lambda: F.accuracy(F.softmax(NET(X)), T),
     "ignored label": lambda: F.accuracy(NET(X), T - 1, ignore_label=-1),
@@ -787,10 +883,10 @@ def test_what_is_right_is_not_warned_of(name):
         NOT_WARNED[name]()
 
 
-def test_steps_after_the_first_two_are_not_watched():
+def test_steps_after_the_first_three_are_not_watched():
     model = Net()
     optimizer = sgd(model)
-    steps(optimizer, model, 2)
+    steps(optimizer, model, 3)
     assert optimizer._first_updates is None and not watching_backward
 
 
@@ -802,6 +898,6 @@ def test_a_backward_pass_of_another_thread_says_nothing_of_this_one():
     other = threading.Thread(target=lambda: F.sum(NET(X)).backward())
     other.start()
     other.join()
-    assert len(watching_backward) == 1
-    steps(optimizer, model, 1)
+    assert len(watching_backward) == 2
+    steps(optimizer, model, 2)
     assert not watching_backward

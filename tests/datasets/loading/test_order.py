@@ -15,6 +15,7 @@ from dbrdist.datasets import block, block_bounds
 from dbrdist.datasets.loading import order
 from dbrdist.datasets.loading import order as orders_of_epochs
 from dbrdist.datasets.loading.order import Plan
+from dbrdist.errors import UsageWarning
 from dbrdist.iterators import OrderSampler, SerialIterator, ShuffleOrderSampler
 from tests.datasets.loader_examples import Noisy
 from tests.each import each
@@ -81,7 +82,8 @@ def test_wrap_fills_batches_as_chainer_does():
 
 
 def test_wrap_with_a_batch_larger_than_the_dataset_passes_several_epochs():
-    it = SerialIterator(np.arange(3), 7, shuffle=False)
+    with pytest.warns(UsageWarning, match=r"batch_size: 7 is more than the dataset has \(3\)"):
+        it = SerialIterator(np.arange(3), 7, shuffle=False)
     assert take(it, 1) == [[0, 1, 2, 0, 1, 2, 0]]
     assert (it.epoch, it.current_position) == (2, 1)
 
