@@ -35,6 +35,8 @@ from dbrdist.optimizers import schedules
 sys.path.append(str(Path(__file__).parents[1] / "functions"))
 from references.elementwise import OF_OUTPUT, VALUES
 
+from tests.fuzz import numerics_training
+
 TYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", ">f4"]
 WIDE = np.longdouble
 
@@ -335,8 +337,9 @@ def stored(rng: Any) -> None:
     assert changed <= {"_cleared", "_changed_at"}, (type(link).__name__, changed)
 
 
-KINDS = (
+KINDS: tuple[Callable[[Any], None], ...] = (
     batch, elementwise, remainders, labels, quantiles, pooling, forgotten, periods, threads, losses, sums, stored,
+    *numerics_training.KINDS,
 )  # fmt: skip
 
 

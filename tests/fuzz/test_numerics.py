@@ -1,5 +1,7 @@
 """The fuzzer of numerics passes, and finds a planted fault of every kind."""
 
+import importlib
+
 import numpy as np
 import pytest
 
@@ -10,11 +12,11 @@ from dbrdist.core.tape import ops
 from dbrdist.core.tape.elementwise_table import ROWS
 from dbrdist.datasets.loading import convert
 from dbrdist.distributions import Cauchy
-from dbrdist.functions import class_loss, loss, recompute
+from dbrdist.functions import class_loss, loss, math, pooling_nd, recompute
 from dbrdist.kernels.reference import numpy_
 from dbrdist.link_hooks.weight import WeightHook
 from dbrdist.links import Linear
-from dbrdist.optimizers import schedules
+from dbrdist.optimizers import adam, schedules
 
 pytest.importorskip("scipy")
 from tests.fuzz import numerics
@@ -89,11 +91,33 @@ def stores_its_input(monkeypatch):
     monkeypatch.setattr(Linear, "forward", planted)
 
 
+def gates_exchanged(monkeypatch):
+    n_step_rnn = importlib.import_module("dbrdist.functions.n_step_rnn")  # the package has a function of that name
+    monkeypatch.setattr(n_step_rnn._LSTMCell, "order", (2, 1, 0, 3))
+    monkeypatch.setattr(n_step_rnn._GRUCell, "order", (2, 1, 0))
+
+
+def whole_windows_alone(monkeypatch):
+    """Padding counts where it should be left out, and sums of windows reach over NaN beside them."""
+    average = pooling_nd._average
+    monkeypatch.setattr(pooling_nd, "_average", lambda *arguments: average(*arguments[:-1], 0))
+
+
+def sums_of_16_bits(monkeypatch):
+    monkeypatch.setattr(sums, "accumulation_dtype", lambda dtype: dtype)
+    monkeypatch.setattr(math, "accumulation_dtype", lambda dtype: dtype)
+
+
+def no_bias_correction(monkeypatch):
+    monkeypatch.setattr(adam, "_alpha_t", lambda hp, t: hp.alpha)
+
+
 FAULTS = {
     "batch": first_type, "elementwise": lost_tails, "remainders": rounded_quotients, "labels": any_label,
     "quantiles": tangent_alone, "pooling": places_in_padding, "forgotten": forgotten_surroundings,
     "periods": plain_quotients, "threads": weights_in_the_link, "losses": weights_left_out, "sums": sums_in_a_row,
-    "stored": stores_its_input,
+    "stored": stores_its_input, "recurrent": gates_exchanged, "averages": whole_windows_alone,
+    "narrow": sums_of_16_bits, "updates": no_bias_correction,
 }  # fmt: skip
 
 

@@ -244,7 +244,7 @@ def test_most_steps_change_no_value():
     is_seen("")
     optimizer.remove_hook("own")
     is_seen("")
-    optimizer.hyperparam.rates = np.array([1.0, 2.0])
+    optimizer.hyperparam.put("rates", np.array([1.0, 2.0]))
     assert not values.are_as_before()
     values.look("")
     assert not values.are_as_before()  # arrays are compared anew each time
