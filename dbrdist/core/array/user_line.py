@@ -22,7 +22,7 @@ def warn_user(words: str, category: type[Warning] = UserWarning) -> None:
     filters = warnings.filters
     now = filters, filters[0] if filters else None  # within catch_warnings it is another list
     place = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-    key = words, category, place, threading.get_ident()  # other threads may be ranks
+    key = words, category, place, threading.current_thread()  # others may be ranks; idents are used again
     before = _given.get(key)
     if before is not None and before[0] is now[0] and before[1] is now[1]:
         return

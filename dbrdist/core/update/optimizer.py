@@ -21,7 +21,8 @@ from dbrdist.core.model.versions import Watch
 from dbrdist.core.tape.node import VariableNode
 from dbrdist.core.update.first_updates import FirstUpdates
 from dbrdist.core.update.fused_update import Part, call_flat, update_all, update_with_hooks
-from dbrdist.core.update.hyperparameter import (
+from dbrdist.core.update.hyperparameter import Hyperparameter, check_assigned, owners
+from dbrdist.core.update.hyperparameter import HyperparameterProxy as HyperparameterProxy
     Hyperparameter,
     check_assigned,
     owners,
