@@ -23,10 +23,6 @@ from dbrdist.core.update.first_updates import FirstUpdates
 from dbrdist.core.update.fused_update import Part, call_flat, update_all, update_with_hooks
 from dbrdist.core.update.hyperparameter import Hyperparameter, check_assigned, owners
 from dbrdist.core.update.hyperparameter import HyperparameterProxy as HyperparameterProxy
-    Hyperparameter,
-    check_assigned,
-    owners,
-)
 from dbrdist.core.update.targets import (
     check_parameters,
     check_target,
