@@ -15,7 +15,7 @@ from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import Operands, expected, floating, one_of
 from dbrdist.core.tape.elementwise_table import function, public, row, together
 from dbrdist.core.tape.function_node import FunctionNode, call
-from dbrdist.core.tape.variable import Variable, as_array, as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.math import max, minimum
 from dbrdist.functions.rectifier import ReLUGradient
 from dbrdist.functions.special import ndtr, normal_density
@@ -85,7 +85,7 @@ def _axis_of(function: str, x: Any, axis: int) -> int:
     return axis % ndim
 
 
-def softmax(x: Any, axis: int = 1) -> Any:
+def softmax(x: Operand, axis: int = 1) -> Variable:
     """y = exp(x) / sum exp(x) along an axis, without overflow; the result sums to one along it.
 
     Args:
@@ -95,7 +95,7 @@ def softmax(x: Any, axis: int = 1) -> Any:
     return Softmax(_axis_of("softmax", x, axis)).apply((x,))[0]
 
 
-def log_softmax(x: Any, axis: int = 1) -> Any:
+def log_softmax(x: Operand, axis: int = 1) -> Variable:
     """y = x - ln sum exp(x) along an axis: the logarithm of :func:`softmax`, accurate where that is near zero.
 
     Args:
@@ -190,7 +190,7 @@ def _elu_slope(x: Any, alpha: float) -> Any:
     return slope if alpha == 1 else ops.where(_is_positive(x), slope, ops.mul(slope, alpha))
 
 
-def prelu(x: Any, W: Any) -> Any:
+def prelu(x: Operand, W: Operand) -> Variable:
     """x where x >= 0, else W x; the axes of W are those of x from 1 on (He et al. 2015).
 
     Args:
@@ -237,7 +237,7 @@ def _swish_slope(z: Any) -> Any:
     return ops.mul(s, ops.add(ops.mul(z, ops.sub(1.0, s)), 1.0))
 
 
-def swish(x: Any, beta: Any) -> Any:
+def swish(x: Operand, beta: Operand) -> Variable:
     """x sigmoid(beta x); the axes of beta are those of x from 1 on (Ramachandran et al. 2017)."""
     x, beta = together("swish", x=x, beta=beta)
     stop = 1 + beta.ndim
@@ -304,7 +304,7 @@ def _gelu_slope(x: Any, s: Any) -> Any:
     return ops.mul(s, ops.add(ops.mul(ops.mul(x, inner), ops.sub(1.0, s)), 1.0))
 
 
-def gelu(x: Any, approximate: str = "none") -> Any:
+def gelu(x: Operand, approximate: str = "none") -> Variable:
     """x times the probability that a standard normal number is at most x, elementwise (Hendrycks and Gimpel 2016).
 
     ``approximate='tanh'`` takes x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 for it, which networks published
@@ -348,7 +348,7 @@ class CReLU(FunctionNode):
         return (ops.sub(above, below),)
 
 
-def crelu(x: Any, axis: int = 1) -> Any:
+def crelu(x: Operand, axis: int = 1) -> Variable:
     """relu(x) and relu(-x) one after another along an axis (Shang et al. 2016).
 
     Args:
@@ -359,7 +359,7 @@ def crelu(x: Any, axis: int = 1) -> Any:
     return CReLU(_axis_of("crelu", x, axis)).apply((x,))[0]
 
 
-def maxout(x: Any, pool_size: int, axis: int = 1) -> Any:
+def maxout(x: Operand, pool_size: int, axis: int = 1) -> Variable:
     """The maximum of each ``pool_size`` neighbours along an axis (Goodfellow et al. 2013).
 
     Args:

@@ -26,7 +26,7 @@ from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, wrong_type
 from dbrdist.core.tape.elementwise_table import matched
 from dbrdist.core.tape.function_node import FunctionNode
-from dbrdist.core.tape.variable import Variable, as_array, as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.picking import Diagonal as Diagonal
 from dbrdist.functions.picking import OntoDiagonal as OntoDiagonal
 from dbrdist.functions.picking import Permutation as Permutation
@@ -55,7 +55,7 @@ from dbrdist.functions.shapes import transpose as transpose
 # ---- joining and splitting ------------------------------------------------------------------------------------------
 
 
-def concat(xs: Sequence[Any], axis: int = 1) -> Any:
+def concat(xs: Sequence[Any], axis: int = 1) -> Variable:
     """The arrays one after another along an axis; the other axes agree.
 
     Args:
@@ -73,7 +73,7 @@ def concat(xs: Sequence[Any], axis: int = 1) -> Any:
     return ops.concat(xs, axis)
 
 
-def stack(xs: Sequence[Any], axis: int = 0) -> Any:
+def stack(xs: Sequence[Any], axis: int = 0) -> Variable:
     """Arrays of one shape along a new axis.
 
     Args:
@@ -90,7 +90,7 @@ def stack(xs: Sequence[Any], axis: int = 0) -> Any:
     return ops.concat(tuple(expand_dims(x, axis) for x in xs), axis)
 
 
-def vstack(xs: Sequence[Any]) -> Any:
+def vstack(xs: Sequence[Any]) -> Variable:
     """Concatenated along the first axis; vectors count as rows.
 
     Args:
@@ -102,7 +102,7 @@ def vstack(xs: Sequence[Any]) -> Any:
     return concat([reshape(x, (1, -1)) if x.ndim < 2 else x for x in xs], axis=0)
 
 
-def hstack(xs: Sequence[Any]) -> Any:
+def hstack(xs: Sequence[Any]) -> Variable:
     """Concatenated along the second axis; vectors along their only one.
 
     Args:
@@ -112,7 +112,7 @@ def hstack(xs: Sequence[Any]) -> Any:
     return concat(xs, axis=0 if xs and xs[0].ndim == 1 else 1)
 
 
-def dstack(xs: Sequence[Any]) -> Any:
+def dstack(xs: Sequence[Any]) -> Variable:
     """Concatenated along the third axis; (N,) counts as (1, N, 1) and (M, N) as (M, N, 1).
 
     Args:
@@ -151,7 +151,7 @@ class SplitAxis(FunctionNode):
         return (ops.concat(pieces, axis),)
 
 
-def split_axis(x: Any, indices_or_sections: Any, axis: int, force_tuple: bool = True) -> Any:
+def split_axis(x: Operand, indices_or_sections: Any, axis: int, force_tuple: bool = True) -> Any:
     """Pieces along an axis, as a tuple: a number of equal ones, or cut before the given indices.
 
     A single piece comes without the tuple where ``force_tuple`` is False.
@@ -174,7 +174,7 @@ def split_axis(x: Any, indices_or_sections: Any, axis: int, force_tuple: bool = 
     return pieces if force_tuple or len(pieces) > 1 else pieces[0]
 
 
-def separate(x: Any, axis: int = 0) -> Any:
+def separate(x: Operand, axis: int = 0) -> tuple[Variable, ...]:
     """The slices along an axis, without it, as a tuple.
 
     Args:
@@ -190,7 +190,7 @@ def separate(x: Any, axis: int = 0) -> Any:
 # ---- repeating ------------------------------------------------------------------------------------------------------
 
 
-def repeat(x: Any, repeats: Any, axis: int | None = None) -> Any:
+def repeat(x: Operand, repeats: Any, axis: int | None = None) -> Variable:
     """Each element repeated along an axis (of the flattened array where None), a number of times or one per element."""
     x = as_variable(x)
     if axis is None or not x.ndim:
@@ -211,7 +211,7 @@ def repeat(x: Any, repeats: Any, axis: int | None = None) -> Any:
     return ops.getitem(x, (*(slice(None),) * axis, order))
 
 
-def tile(x: Any, reps: Any) -> Any:
+def tile(x: Operand, reps: Any) -> Variable:
     """The whole array repeated, a number of times along each axis, the last first.
 
     Args:
@@ -253,7 +253,7 @@ class Pad(FunctionNode):
         return tuple(slice(a, a + n) for n, (a, _) in zip(shape, self.widths))
 
 
-def pad(x: Any, pad_width: Any, mode: str, **keywords: Any) -> Any:
+def pad(x: Operand, pad_width: Any, mode: str, **keywords: Any) -> Variable:
     """x within a frame; ``pad_width``: a number, (before, after), or a pair for each axis.
 
     ``mode``: 'constant', with ``constant_values`` as in :func:`numpy.pad`: one number (default 0), (before, after),
@@ -273,7 +273,7 @@ def pad(x: Any, pad_width: Any, mode: str, **keywords: Any) -> Any:
 # ---- copies ---------------------------------------------------------------------------------------------------------
 
 
-def cast(x: Any, typ: Any) -> Any:
+def cast(x: Operand, typ: Any) -> Variable:
     """x in another floating-point type; x itself if it has that type.
 
     Args:
@@ -300,7 +300,7 @@ class Copy(FunctionNode):
         return (Copy(self.source).apply((gy,))[0] if isinstance(gy, Variable) else to_device(gy, self.source),)
 
 
-def copy(x: Any, dst: Any) -> Any:
+def copy(x: Operand, dst: Any) -> Variable:
     """A copy of x on device ``dst``: a Device, its name, or a GPU's number (-1: host).
 
     Args:

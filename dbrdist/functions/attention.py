@@ -17,15 +17,15 @@ from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.elementwise_table import together
 from dbrdist.core.tape.function_node import FunctionNode
-from dbrdist.core.tape.variable import as_array, as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.blockwise_attention import Attention, Dropped, Seen, serves, weights_of
 from dbrdist.functions.noise import dropout
 
 
 def scaled_dot_product_attention(
-    query: Any, key: Any, value: Any, mask: Any = None, dropout_ratio: float = 0.0, is_causal: bool = False,
-    scale: float | None = None,
-) -> Any:  # fmt: skip
+    query: Operand, key: Operand, value: Operand, mask: Operand | None = None, dropout_ratio: float = 0.0,
+    is_causal: bool = False, scale: float | None = None,
+) -> Variable:  # fmt: skip
     """softmax(scale query key') value: for each query a weighted mean of the values, by how similar their keys are.
 
     Args:
@@ -107,9 +107,9 @@ def _broadcasts(shape: Any, to: tuple[int, ...]) -> bool:
 
 
 def multi_head_attention(
-    query: Any, key: Any, value: Any, n_heads: int, mask: Any = None, dropout_ratio: float = 0.0,
+    query: Operand, key: Operand, value: Operand, n_heads: int, mask: Operand | None = None, dropout_ratio: float = 0.0,
     is_causal: bool = False,
-) -> Any:  # fmt: skip
+) -> Variable:  # fmt: skip
     """Attention of each of H parts of the vectors by itself.
 
     Args:
@@ -173,7 +173,7 @@ class RMSNormalization(FunctionNode):
         return tuple(grads)
 
 
-def rms_normalization(x: Any, gamma: Any, eps: float = 1e-6) -> Any:
+def rms_normalization(x: Operand, gamma: Operand, eps: float = 1e-6) -> Variable:
     """gamma x / sqrt(mean(x^2) + eps) over the last axis (RMSNorm, Zhang and Sennrich 2019).
 
     Args:

@@ -17,7 +17,7 @@ from dbrdist.core.array.config import config
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating, one_of
 from dbrdist.core.tape.function_node import FunctionNode, call
-from dbrdist.core.tape.variable import Variable, as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_variable
 from dbrdist.functions.activation import Softmax
 from dbrdist.functions.lean_loss import lean_cross_entropy
 from dbrdist.functions.math import (
@@ -196,18 +196,18 @@ class WeightedCrossEntropy(FunctionNode):
 
 
 def softmax_cross_entropy(
-    x: Any,
-    t: Any,
+    x: Operand,
+    t: Operand,
     normalize: bool = True,
     cache_score: bool = True,
-    class_weight: Array = None,
+    class_weight: Array | None = None,
     ignore_label: int = -1,
     reduce: str = "mean",
     enable_double_backprop: bool = False,
     soft_target_loss: str = "cross-entropy",
     *,
     label_smoothing: float = 0.0,
-) -> Any:
+) -> Variable:
     """Cross entropy of softmax(x) and the targets, -ln softmax(x)[n, t_n].
 
     Args:

@@ -14,14 +14,14 @@ from dbrdist.core.array.config import config
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.call import variable
 from dbrdist.core.tape.checks import expected, floating
-from dbrdist.core.tape.variable import Variable, as_array, as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.loss import bernoulli
 from dbrdist.functions.scores import warn_of_other_labels
 
 
 def binary_cross_entropy(
-    x: Any, t: Any, *, label_smoothing: float = 0.0, threshold: float | None = None, sum_classes: bool = False
-) -> Any:
+    x: Operand, t: Operand, *, label_smoothing: float = 0.0, threshold: float | None = None, sum_classes: bool = False
+) -> Variable:
     """Binary cross entropy of sigmoid(x) and the targets of each class, -t ln sigmoid(x) - (1 - t) ln sigmoid(-x).
 
     Args:
@@ -63,7 +63,7 @@ def _weights(function: str, x: Any, t: Array) -> Array:
     return xp.arange(num_classes, dtype=t.dtype) == t[:, None]
 
 
-def top_k_accuracy(y: Any, t: Any, k: int = 5) -> Variable:
+def top_k_accuracy(y: Operand, t: Operand, k: int = 5) -> Variable:
     """The fraction of labels that are among the k classes with the highest scores, 0-d in the type of y.
 
     y: scores, shape (N, K); t: integer labels (N,), or weights of the classes (N, K), of which the greatest is the

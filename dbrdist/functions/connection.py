@@ -22,7 +22,7 @@ from dbrdist.core.tape.checks import Operands, OperandTypeError, describe, expec
 from dbrdist.core.tape.elementwise_table import together
 from dbrdist.core.tape.function_node import FunctionNode
 from dbrdist.core.tape.node import Value
-from dbrdist.core.tape.variable import Variable, as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_variable
 from dbrdist.kernels.small_arrays.small import add_to_rows
 
 # From this many multiplications on, the call of the fastest kernel pays.
@@ -151,7 +151,7 @@ def _small_gradients(call: Any, wanted: tuple[int, ...], gy: Any, out: Any) -> A
     return tuple(grads)
 
 
-def _row_sum(gy: Any, b: Any, out: Array = None) -> Any:
+def _row_sum(gy: Any, b: Any, out: Array | None = None) -> Any:
     """The gradient of the bias, summed and kept in its own type where that is the wider one."""
     if not isinstance(gy, (ndarray, Variable)):
         return kernels.column_sums(gy, b.dtype if b.dtype.itemsize > gy.dtype.itemsize else gy.dtype, out)
@@ -171,7 +171,7 @@ def activation(x: Any) -> Any:
     return as_variable(x) if is_array(x) and x.dtype.itemsize == 2 else x
 
 
-def linear(x: Any, W: Any, b: Any = None, n_batch_axes: int = 1) -> Any:
+def linear(x: Operand, W: Operand, b: Operand | None = None, n_batch_axes: int = 1) -> Variable:
     """y = x W^T + b.
 
     x: the first ``n_batch_axes`` axes count examples, the others together have I elements; W (O, I); b (O,) or None.
@@ -220,7 +220,7 @@ def _hint_of_axes(x: Any, W: Any) -> str:
     return f"n_batch_axes={x.ndim - 1} applies the link to the last axis"
 
 
-def _mismatch(x: Array, W: Array, b: Array = None) -> Exception:
+def _mismatch(x: Array, W: Array, b: Array | None = None) -> Exception:
     if W.ndim != 2:
         return expected("linear", "W", "2 axes: outputs, inputs", W)
     if x.shape[1] != W.shape[1]:
@@ -228,7 +228,7 @@ def _mismatch(x: Array, W: Array, b: Array = None) -> Exception:
     return expected("linear", "b", f"shape ({W.shape[0]},) for W of shape {W.shape}", b)
 
 
-def embed_id(x: Any, W: Any, ignore_label: int | None = None) -> Any:
+def embed_id(x: Operand, W: Operand, ignore_label: int | None = None) -> Variable:
     """y = W[x]: one row of W (V, E) per id; x of any shape holds integers from 0 to V - 1.
 
     Ids equal to ``ignore_label`` give zeros and no gradient.
@@ -249,7 +249,9 @@ def embed_id(x: Any, W: Any, ignore_label: int | None = None) -> Any:
     return ops.where(valid[..., None], rows, rows.dtype.type(0))
 
 
-def bilinear(e1: Any, e2: Any, W: Any, V1: Any = None, V2: Any = None, b: Any = None) -> Any:
+def bilinear(
+    e1: Operand, e2: Operand, W: Operand, V1: Operand | None = None, V2: Operand | None = None, b: Operand | None = None
+) -> Variable:
     """y[n, k] = sum over i, j of e1[n, i] e2[n, j] W[i, j, k] (+ e1 V1 + e2 V2 + b).
 
     e1 (N, I), e2 (N, J), W (I, J, K), V1 (I, K), V2 (J, K), b (K,); further axes of e1 and e2 are flattened.

@@ -17,13 +17,14 @@ from numpy import ndarray
 from dbrdist import kernels
 from dbrdist.core.array.backend import Array, is_floating
 from dbrdist.core.array.config import config
+from dbrdist.core.array.types import PerAxis
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import ArgumentError, Given, Operands, expected
 from dbrdist.core.tape.function_node import FunctionNode, call, is_observed
 from dbrdist.core.tape.fusion import SpreadGradient
 from dbrdist.core.tape.node import form
-from dbrdist.core.tape.variable import Variable, as_array
+from dbrdist.core.tape.variable import Operand, Variable, as_array
 from dbrdist.functions.connection import activation
 from dbrdist.kernels import ConvGeometry
 
@@ -110,7 +111,7 @@ class ConvolutionData(FunctionNode):
 class ConvolutionWeight(FunctionNode):
     """The gradient of a convolution with respect to W, into ``out`` where given."""
 
-    def __init__(self, geometry: ConvGeometry, W_shape: tuple[int, ...], dtype: Any, out: Array = None) -> None:
+    def __init__(self, geometry: ConvGeometry, W_shape: tuple[int, ...], dtype: Any, out: Array | None = None) -> None:
         self.geometry = geometry
         self.W_shape = W_shape
         self.dtype = dtype
@@ -138,9 +139,9 @@ def _bias_gradient(gy: Any, dtype: Any) -> Any:
 
 
 def convolution_2d(
-    x: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, cover_all: bool = False, *,
-    dilate: Any = 1, groups: int = 1,
-) -> Any:  # fmt: skip
+    x: Operand, W: Operand, b: Operand | None = None, stride: PerAxis = 1, pad: PerAxis = 0, cover_all: bool = False, *,
+    dilate: PerAxis = 1, groups: int = 1,
+) -> Variable:  # fmt: skip
     """Two-dimensional convolution (a cross-correlation, as in all frameworks).
 
     Args:
@@ -218,9 +219,9 @@ def _are_at_hand(W: Any, x: Any, added: Any, b: Any, gamma: Any, beta: Any, mean
 
 
 def deconvolution_2d(
-    x: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, outsize: Any = None, *,
-    dilate: Any = 1, groups: int = 1,
-) -> Any:  # fmt: skip
+    x: Operand, W: Operand, b: Operand | None = None, stride: PerAxis = 1, pad: PerAxis = 0,
+    outsize: PerAxis | None = None, *, dilate: PerAxis = 1, groups: int = 1,
+) -> Variable:  # fmt: skip
     """Transposed two-dimensional convolution: the gradient of :func:`convolution_2d` with respect to its input.
 
     Args:

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array.backend import zeros_as
+from dbrdist.core.array.types import PerAxis
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating, wrong_shape
-from dbrdist.core.tape.variable import as_array
+from dbrdist.core.tape.variable import Operand, Variable, as_array
 from dbrdist.functions.connection import activation
 from dbrdist.functions.convolution import convolution_2d, deconvolution_2d
 
@@ -68,9 +69,9 @@ def _with_bias(y: Any, b: Any) -> Any:
 
 
 def convolution_nd(
-    x: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, cover_all: bool = False, dilate: Any = 1,
-    groups: int = 1,
-) -> Any:  # fmt: skip
+    x: Operand, W: Operand, b: Operand | None = None, stride: PerAxis = 1, pad: PerAxis = 0, cover_all: bool = False,
+    dilate: PerAxis = 1, groups: int = 1,
+) -> Variable:  # fmt: skip
     """Convolution over all axes of x after the second; as :func:`convolution_2d` over two.
 
     x (N, C, ...), W (O, C/groups, ...), b (O,); ``stride``, ``pad`` and ``dilate``: a number, or one for each axis.
@@ -89,9 +90,9 @@ def convolution_nd(
 
 
 def convolution_1d(
-    x: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, cover_all: bool = False, dilate: Any = 1,
-    groups: int = 1,
-) -> Any:  # fmt: skip
+    x: Operand, W: Operand, b: Operand | None = None, stride: PerAxis = 1, pad: PerAxis = 0, cover_all: bool = False,
+    dilate: PerAxis = 1, groups: int = 1,
+) -> Variable:  # fmt: skip
     """Convolution over one axis: x (N, C, L), W (O, C/groups, k), b (O,); see :func:`convolution_nd`.
 
     Args:
@@ -108,9 +109,9 @@ def convolution_1d(
 
 
 def convolution_3d(
-    x: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, cover_all: bool = False, dilate: Any = 1,
-    groups: int = 1,
-) -> Any:  # fmt: skip
+    x: Operand, W: Operand, b: Operand | None = None, stride: PerAxis = 1, pad: PerAxis = 0, cover_all: bool = False,
+    dilate: PerAxis = 1, groups: int = 1,
+) -> Variable:  # fmt: skip
     """Convolution over three axes: x (N, C, D, H, W), W (O, C/groups, kd, kh, kw); see :func:`convolution_nd`.
 
     Args:
@@ -180,9 +181,9 @@ def _padded(x: Any, before: int, after: int) -> Any:
 
 
 def deconvolution_nd(
-    x: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, outsize: Any = None, dilate: Any = 1,
-    groups: int = 1,
-) -> Any:  # fmt: skip
+    x: Operand, W: Operand, b: Operand | None = None, stride: PerAxis = 1, pad: PerAxis = 0,
+    outsize: PerAxis | None = None, dilate: PerAxis = 1, groups: int = 1,
+) -> Variable:  # fmt: skip
     """The transpose of :func:`convolution_nd`; as :func:`deconvolution_2d` over two axes.
 
     x (N, C, ...), W (C, O/groups, ...), b (O,); ``outsize``: the sizes of the result, of which several have the same
@@ -202,9 +203,9 @@ def deconvolution_nd(
 
 
 def deconvolution_1d(
-    x: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, outsize: Any = None, dilate: Any = 1,
-    groups: int = 1,
-) -> Any:  # fmt: skip
+    x: Operand, W: Operand, b: Operand | None = None, stride: PerAxis = 1, pad: PerAxis = 0,
+    outsize: PerAxis | None = None, dilate: PerAxis = 1, groups: int = 1,
+) -> Variable:  # fmt: skip
     """The transpose of :func:`convolution_1d`: x (N, C, L), W (C, O/groups, k); see :func:`deconvolution_nd`.
 
     Args:
@@ -221,9 +222,9 @@ def deconvolution_1d(
 
 
 def deconvolution_3d(
-    x: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, outsize: Any = None, dilate: Any = 1,
-    groups: int = 1,
-) -> Any:  # fmt: skip
+    x: Operand, W: Operand, b: Operand | None = None, stride: PerAxis = 1, pad: PerAxis = 0,
+    outsize: PerAxis | None = None, dilate: PerAxis = 1, groups: int = 1,
+) -> Variable:  # fmt: skip
     """The transpose of :func:`convolution_3d`: x (N, C, D, H, W), W (C, O/groups, kd, kh, kw).
 
     Args:
@@ -281,7 +282,9 @@ def _spread_windows(x: Any, W: Any, s: Any, p: Any, d: Any, out: tuple[int, ...]
     return ops.getitem(y, (slice(None), slice(None), slice(p[0], p[0] + out[0])))
 
 
-def depthwise_convolution_2d(x: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0) -> Any:
+def depthwise_convolution_2d(
+    x: Operand, W: Operand, b: Operand | None = None, stride: PerAxis = 1, pad: PerAxis = 0
+) -> Variable:
     """Each channel convolved by itself with ``D`` filters (Sifre 2014): x (N, C, H, W), W (D, C, kh, kw), b (D C,).
 
     Returns (N, D C, OH, OW), the D results of a channel one after another.
@@ -295,8 +298,9 @@ def depthwise_convolution_2d(x: Any, W: Any, b: Any = None, stride: Any = 1, pad
 
 
 def dilated_convolution_2d(
-    x: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, dilate: Any = 1, cover_all: bool = False
-) -> Any:
+    x: Operand, W: Operand, b: Operand | None = None, stride: PerAxis = 1, pad: PerAxis = 0, dilate: PerAxis = 1,
+    cover_all: bool = False,
+) -> Variable:  # fmt: skip
     """:func:`convolution_2d` with windows whose elements lie ``dilate`` apart (Yu and Koltun 2016).
 
     Args:

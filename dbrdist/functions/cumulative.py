@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 from dbrdist.core.array.array_operations import are_images
@@ -11,7 +12,7 @@ from dbrdist.core.array.backend import Array, accumulation_dtype, channels_last,
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import floating
 from dbrdist.core.tape.function_node import FunctionNode, call
-from dbrdist.core.tape.variable import Variable, as_array, as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.math import checked_axis
 
 
@@ -35,7 +36,7 @@ class CumSum(FunctionNode):
         return (call(CumSum(self.axis, not self.backwards), gys[0]),)
 
 
-def cumsum(x: Any, axis: int | None = None) -> Any:
+def cumsum(x: Operand, axis: int | None = None) -> Variable:
     """The sums of all elements up to each one, along an axis or of the flattened array.
 
     Args:
@@ -100,7 +101,7 @@ class CumProd(FunctionNode):
         return (ops.mul(_shifted(y), _accumulated(x, gys[0])),)
 
 
-def cumprod(x: Any, axis: int | None = None) -> Any:
+def cumprod(x: Operand, axis: int | None = None) -> Variable:
     """The products of all elements up to each one, along an axis or of the flattened array.
 
     Args:
@@ -141,7 +142,7 @@ class Prod(FunctionNode):
         return (ops.mul(ops.mul(before, behind), gys[0]),)
 
 
-def prod(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
+def prod(x: Operand, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Variable:
     """The product over all elements, or over an axis or a tuple of axes; zeros get their gradient too.
 
     Args:

@@ -15,7 +15,7 @@ from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating, one_of
 from dbrdist.core.tape.elementwise_table import together
 from dbrdist.core.tape.function_node import FunctionNode
-from dbrdist.core.tape.variable import Variable, as_array, as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.loss import check_labels, same_shapes
 from dbrdist.functions.rectifier import relu
 
@@ -44,7 +44,7 @@ def _finished(losses: Any, reduce: str, like: Any) -> Any:
     return ops.cast(losses, like.dtype)
 
 
-def contrastive(x0: Any, x1: Any, y: Any, margin: float = 1, reduce: str = "mean") -> Any:
+def contrastive(x0: Operand, x1: Operand, y: Operand, margin: float = 1, reduce: str = "mean") -> Variable:
     """(y d^2 + (1 - y) max(margin - d, 0)^2) / 2, d the distance between the rows (Hadsell et al. 2006).
 
     x0, x1 (N, K); y (N,) integers, 1 for a pair that belongs together and 0 for another. The gradient of d is 0 where
@@ -71,7 +71,9 @@ def contrastive(x0: Any, x1: Any, y: Any, margin: float = 1, reduce: str = "mean
     return _finished(losses, reduce, x0)
 
 
-def triplet(anchor: Any, positive: Any, negative: Any, margin: float = 0.2, reduce: str = "mean") -> Any:
+def triplet(
+    anchor: Operand, positive: Operand, negative: Operand, margin: float = 0.2, reduce: str = "mean"
+) -> Variable:
     """max(|anchor - positive|^2 - |anchor - negative|^2 + margin, 0) for each row (Schroff et al. 2015).
 
     All (N, K). ``reduce``: 'mean' over N, or 'no' for one loss per row.
@@ -108,7 +110,7 @@ def _half_squared_sum(covariance: Any, reduce: str, like: Any) -> Any:
     return ops.cast(covariance, like.dtype)
 
 
-def cross_covariance(y: Any, z: Any, reduce: str = "half_squared_sum") -> Any:
+def cross_covariance(y: Operand, z: Operand, reduce: str = "half_squared_sum") -> Variable:
     """Half the sum of the squared covariances between the features of y (N, L) and of z (N, M) (Cheung et al. 2014).
 
     ``reduce='no'`` gives the covariances (L, M) themselves, with 1 / N.
@@ -118,7 +120,7 @@ def cross_covariance(y: Any, z: Any, reduce: str = "half_squared_sum") -> Any:
     return _half_squared_sum(covariance, reduce, y)
 
 
-def decov(h: Any, reduce: str = "half_squared_sum") -> Any:
+def decov(h: Operand, reduce: str = "half_squared_sum") -> Variable:
     """Half the sum of the squared covariances between different features of h (N, K) (Cogswell et al. 2015).
 
     ``reduce='no'`` gives the covariances (K, K) themselves, with 1 / N and 0 on the diagonal.
@@ -157,9 +159,9 @@ class SquaredCovariances(FunctionNode):
 
 
 def discriminative_margin_based_clustering_loss(
-    embeddings: Any, labels: Any, delta_v: float, delta_d: float, max_embedding_dim: int, norm: int = 1,
+    embeddings: Operand, labels: Operand, delta_v: float, delta_d: float, max_embedding_dim: int, norm: int = 1,
     alpha: float = 1.0, beta: float = 1.0, gamma: float = 0.001,
-) -> Any:  # fmt: skip
+) -> tuple[Variable, ...]:  # fmt: skip
     """Losses that pull the embeddings of one object's pixels together and those of two objects apart.
 
     Args:

@@ -14,7 +14,7 @@ from numpy import ndarray
 from dbrdist.core.array.backend import accumulation_dtype, get_array_module, is_floating
 from dbrdist.core.tape.call import variable
 from dbrdist.core.tape.checks import expected
-from dbrdist.core.tape.variable import Variable, as_array, as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.core.usage.mistakes import warn
 from dbrdist.functions.scores import warn_of_other_labels
 from dbrdist.kernels.small_arrays.small import are_classes
@@ -22,7 +22,7 @@ from dbrdist.kernels.small_arrays.small import are_classes
 _LABELS = "bhilqBHI"  # integers that int64 holds
 
 
-def accuracy(y: Any, t: Any, ignore_label: int | None = None) -> Variable:
+def accuracy(y: Operand, t: Operand, ignore_label: int | None = None) -> Variable:
     """The fraction of labels whose score is the largest, 0-d in the type of y.
 
     y: scores, shape (N, K, D...), or (N, K) with t (N, 1); t: integers (N, D...), or probabilities with the shape of y,
@@ -62,7 +62,7 @@ def hit_fraction(y: Any, t: Any, ignore_label: int | None = None) -> Any:
     return xp.asarray(xp.count_nonzero(hits) / count, y.dtype)
 
 
-def binary_accuracy(y: Any, t: Any) -> Variable:
+def binary_accuracy(y: Operand, t: Operand) -> Variable:
     """The fraction of labels 0 and 1 (-1 is ignored) that agree with y >= 0, 0-d in the type of y; equal shapes."""
     y, t = as_array(y), as_array(t)
     if t.shape != y.shape or t.dtype.kind not in "iu":
@@ -75,7 +75,7 @@ def binary_accuracy(y: Any, t: Any) -> Variable:
 
 
 def classification_summary(
-    y: Any, t: Any, label_num: int | None = None, beta: float = 1.0, ignore_label: int = -1
+    y: Operand, t: Operand, label_num: int | None = None, beta: float = 1.0, ignore_label: int = -1
 ) -> tuple[Variable, Variable, Variable, Variable]:
     """Precision, recall, F-beta score and support (the number of labels) of each class, four of shape (classes,).
 
@@ -115,25 +115,27 @@ def _predictions(y: Any, t: Any, label_num: int | None, ignore_label: int) -> tu
     return found, true, y.dtype, num
 
 
-def precision(y: Any, t: Any, label_num: int | None = None, ignore_label: int = -1) -> tuple[Variable, Variable]:
+def precision(
+    y: Operand, t: Operand, label_num: int | None = None, ignore_label: int = -1
+) -> tuple[Variable, Variable]:
     """Precision and support of each class; see :func:`classification_summary`."""
     summary = classification_summary(y, t, label_num, ignore_label=ignore_label)
     return summary[0], summary[3]
 
 
-def recall(y: Any, t: Any, label_num: int | None = None, ignore_label: int = -1) -> tuple[Variable, Variable]:
+def recall(y: Operand, t: Operand, label_num: int | None = None, ignore_label: int = -1) -> tuple[Variable, Variable]:
     """Recall and support of each class; see :func:`classification_summary`."""
     summary = classification_summary(y, t, label_num, ignore_label=ignore_label)
     return summary[1], summary[3]
 
 
-def f1_score(y: Any, t: Any, label_num: int | None = None, ignore_label: int = -1) -> tuple[Variable, Variable]:
+def f1_score(y: Operand, t: Operand, label_num: int | None = None, ignore_label: int = -1) -> tuple[Variable, Variable]:
     """The harmonic mean of precision and recall, and support, of each class; see :func:`classification_summary`."""
     summary = classification_summary(y, t, label_num, 1.0, ignore_label)
     return summary[2], summary[3]
 
 
-def r2_score(pred: Any, true: Any, sample_weight: Any = None, multioutput: str = "uniform_average") -> Variable:
+def r2_score(pred: Operand, true: Operand, sample_weight: Any = None, multioutput: str = "uniform_average") -> Variable:
     """1 - sum (true - pred)^2 / sum (true - mean true)^2 over axis 0; equal shapes.
 
     ``multioutput``: 'uniform_average' (the mean over the further axes) or 'raw_values'. Columns of equal targets

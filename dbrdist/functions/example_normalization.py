@@ -6,6 +6,7 @@ Legend: mean and var are those of what is averaged, s = 1 / sqrt(var + eps), x_h
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -19,7 +20,7 @@ from dbrdist.core.tape import ops
 from dbrdist.core.tape.backprop import grad
 from dbrdist.core.tape.checks import Operands, expected, floating
 from dbrdist.core.tape.function_node import FunctionNode, call
-from dbrdist.core.tape.variable import Variable, as_array, as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.normalization import in_types_of_inputs
 
 
@@ -79,7 +80,7 @@ class LayerNormalizationGradient(FunctionNode):
         return ops.mul(s, ops.sub(g, spread)), ops.sum(ops.mul(gy, x_hat), 0), ops.sum(gy, 0)
 
 
-def layer_normalization(x: Any, gamma: Any, beta: Any, eps: float = 1e-5) -> Any:
+def layer_normalization(x: Operand, gamma: Operand, beta: Operand, eps: float = 1e-5) -> Variable:
     """Normalize each row of x (N, K) with its own mean and variance, then scale and shift (Ba et al. 2016).
 
     Args:
@@ -95,7 +96,7 @@ def layer_normalization(x: Any, gamma: Any, beta: Any, eps: float = 1e-5) -> Any
     return LayerNormalization(eps).apply((x, gamma, beta))[0]
 
 
-def group_normalization(x: Any, groups: int, gamma: Any, beta: Any, eps: float = 1e-5) -> Any:
+def group_normalization(x: Operand, groups: int, gamma: Operand, beta: Operand, eps: float = 1e-5) -> Variable:
     """Normalize the channels of each example in groups, then scale and shift each channel (Wu and He 2018).
 
     Args:
@@ -135,7 +136,7 @@ def _per_channel(v: Any, shape: tuple[int, ...]) -> Any:
 # ---- by length and by neighbouring channels
 
 
-def normalize(x: Any, eps: float = 1e-5, axis: Any = 1) -> Any:
+def normalize(x: Operand, eps: float = 1e-5, axis: int | Sequence[int] = 1) -> Variable:
     """x / (|x| + eps) with the Euclidean length over an axis or a tuple of axes.
 
     Args:
@@ -177,7 +178,9 @@ class ChannelWindow(FunctionNode):
         return (call(ChannelWindow(self.reach), gys[0]),)
 
 
-def local_response_normalization(x: Any, n: int = 5, k: float = 2, alpha: float = 1e-4, beta: float = 0.75) -> Any:
+def local_response_normalization(
+    x: Operand, n: int = 5, k: float = 2, alpha: float = 1e-4, beta: float = 0.75
+) -> Variable:
     """x / (k + alpha s)^beta with s the sum of x^2 over n neighbouring channels (Krizhevsky et al. 2012, section 3.3).
 
     Args:

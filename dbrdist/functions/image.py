@@ -21,11 +21,12 @@ from dbrdist.core.array.backend import (
     zeros_as,
 )
 from dbrdist.core.array.elementwise import elementwise
+from dbrdist.core.array.types import PerAxis
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating, one_of
 from dbrdist.core.tape.elementwise_table import together
 from dbrdist.core.tape.function_node import FunctionNode, call
-from dbrdist.core.tape.variable import Variable, as_array, as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.convolution import pair
 from dbrdist.kernels.geometry import out_size
 
@@ -83,7 +84,7 @@ def _copy(target: Array, source: Array) -> None:
         target[...] = source
 
 
-def depth2space(X: Any, r: int) -> Any:
+def depth2space(X: Operand, r: int) -> Variable:
     """Channels laid out as pixels: (N, C r r, H, W) to (N, C, H r, W r) (Shi et al. 2016, arXiv:1609.05158).
 
     Channel (i r + j) C + c becomes row i and column j of each r by r block of channel c.
@@ -98,7 +99,7 @@ def depth2space(X: Any, r: int) -> Any:
     return Rearranged(r, True).apply((X,))[0]
 
 
-def space2depth(X: Any, r: int) -> Any:
+def space2depth(X: Operand, r: int) -> Variable:
     """Blocks of r by r pixels laid out as channels: (N, C, H r, W r) to (N, C r r, H, W); undoes depth2space.
 
     Args:
@@ -195,7 +196,9 @@ class Col2Im(FunctionNode):
         return (call(Im2Col(self.windows), gys[0]),)
 
 
-def im2col(x: Any, ksize: Any, stride: Any = 1, pad: Any = 0, cover_all: bool = False, dilate: Any = 1) -> Any:
+def im2col(
+    x: Operand, ksize: PerAxis, stride: PerAxis = 1, pad: PerAxis = 0, cover_all: bool = False, dilate: PerAxis = 1
+) -> Variable:
     """The windows of images as channels, shape (N, C kh kw, OH, OW).
 
     Args:
@@ -280,7 +283,7 @@ def _places(length: int, size: int, mode: str, align_corners: bool) -> tuple[lis
     return low, [min(i + 1, length - 1) for i in low], (at - low).tolist()
 
 
-def resize_images(x: Any, output_shape: Any, *, mode: str = "bilinear", align_corners: bool = True) -> Any:
+def resize_images(x: Operand, output_shape: PerAxis, *, mode: str = "bilinear", align_corners: bool = True) -> Variable:
     """Images with other numbers of rows and columns, (N, C, H', W').
 
     Args:
@@ -305,7 +308,7 @@ def resize_images(x: Any, output_shape: Any, *, mode: str = "bilinear", align_co
 # ---- sampling -------------------------------------------------------------------------------------------------------
 
 
-def spatial_transformer_grid(theta: Any, output_shape: Any) -> Any:
+def spatial_transformer_grid(theta: Operand, output_shape: PerAxis) -> Variable:
     """The places that an affine map takes the pixels of an image to, (N, 2, H, W) (Jaderberg et al. 2015).
 
     Args:
@@ -326,7 +329,7 @@ def spatial_transformer_grid(theta: Any, output_shape: Any) -> Any:
     return ops.reshape(ops.matmul(theta, xp.asarray(places).astype(theta.dtype)), (theta.shape[0], 2, h, w))
 
 
-def spatial_transformer_sampler(x: Any, grid: Any) -> Any:
+def spatial_transformer_sampler(x: Operand, grid: Operand) -> Variable:
     """Images at the places of a grid, bilinear between pixels, 0 beyond the border: (N, C, H', W').
 
     Args:

@@ -17,7 +17,7 @@ from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import Operands, expected, floating
 from dbrdist.core.tape.elementwise_table import together
 from dbrdist.core.tape.function_node import FunctionNode, call
-from dbrdist.core.tape.variable import Variable, as_array, as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.picking import diagonal
 
 # ---- products by subscripts -----------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ class EinSum(FunctionNode):
         return tuple(gxs)
 
 
-def einsum(*operands: Any) -> Any:
+def einsum(*operands: Any) -> Variable:
     """The sum of products over axes that are named by subscripts, as :func:`numpy.einsum`.
 
     ``einsum("ij,jk->ik", a, b)`` is the matrix product, ``einsum("ii", a)`` the trace. ``...`` stands for further axes,
@@ -169,7 +169,7 @@ def _summed(x: Any, labels: Labels, kept: Labels) -> tuple[Any, Labels]:
     return (ops.sum(x, axes) if axes else x), kept
 
 
-def batch_l2_norm_squared(x: Any) -> Any:
+def batch_l2_norm_squared(x: Operand) -> Variable:
     """The sum of squares of each example, shape (N,); x (N, ...).
 
     Args:
@@ -257,7 +257,7 @@ def _square(function: str, a: Any, ndim: int) -> Variable:
     return a
 
 
-def det(a: Any) -> Any:
+def det(a: Operand) -> Variable:
     """The determinant of a square matrix, 0-d. Its gradient needs the inverse, and refuses a singular matrix.
 
     Args:
@@ -266,7 +266,7 @@ def det(a: Any) -> Any:
     return Det().apply((_square("det", a, 2),))[0]
 
 
-def batch_det(a: Any) -> Any:
+def batch_det(a: Operand) -> Variable:
     """The determinants of N square matrices, shape (N,); see :func:`det`.
 
     Args:
@@ -275,7 +275,7 @@ def batch_det(a: Any) -> Any:
     return Det().apply((_square("batch_det", a, 3),))[0]
 
 
-def inv(a: Any) -> Any:
+def inv(a: Operand) -> Variable:
     """The inverse of a square matrix.
 
     Args:
@@ -284,7 +284,7 @@ def inv(a: Any) -> Any:
     return Inv().apply((_square("inv", a, 2),))[0]
 
 
-def batch_inv(a: Any) -> Any:
+def batch_inv(a: Operand) -> Variable:
     """The inverses of N square matrices, shape (N, K, K).
 
     Args:
@@ -293,7 +293,7 @@ def batch_inv(a: Any) -> Any:
     return Inv().apply((_square("batch_inv", a, 3),))[0]
 
 
-def cholesky(a: Any) -> Any:
+def cholesky(a: Operand) -> Variable:
     """The lower triangular factor L of a positive definite matrix a = L L'.
 
     Only the lower triangle of a is read; the gradient is symmetric, as a is, so that its steps keep it so.
@@ -347,11 +347,11 @@ def _transformed(name: str, x: Any) -> tuple[Any, Any]:
     return y
 
 
-def fft(x: Any) -> Any:
+def fft(x: Sequence[Operand]) -> tuple[Variable, Variable]:
     """The discrete Fourier transform along the last axis; x and the result are pairs (real, imag) of one shape."""
     return _transformed("fft", x)
 
 
-def ifft(x: Any) -> Any:
+def ifft(x: Sequence[Operand]) -> tuple[Variable, Variable]:
     """The inverse of :func:`fft`; x and the result are pairs (real, imag) of one shape."""
     return _transformed("ifft", x)

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, zeros_as
+from dbrdist.core.array.types import PerAxis
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating
 from dbrdist.core.tape.elementwise_table import together
 from dbrdist.core.tape.function_node import FunctionNode, call
-from dbrdist.core.tape.variable import as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_variable
 from dbrdist.functions.convolution import pair
 from dbrdist.functions.image import im2col, sampled
 
@@ -31,7 +32,7 @@ def _operands(function: str, num_axes: int, **xs: Any) -> list[Any]:
     return [named.get(k) for k in xs]
 
 
-def local_convolution_2d(x: Any, W: Any, b: Any = None, stride: Any = 1) -> Any:
+def local_convolution_2d(x: Operand, W: Operand, b: Operand | None = None, stride: PerAxis = 1) -> Variable:
     """Convolution with different filters at each position of the result, (N, O, OH, OW).
 
     Args:
@@ -58,7 +59,9 @@ def local_convolution_2d(x: Any, W: Any, b: Any = None, stride: Any = 1) -> Any:
     return y if b is None else ops.add(y, b)
 
 
-def deformable_convolution_2d_sampler(x: Any, offset: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0) -> Any:
+def deformable_convolution_2d_sampler(
+    x: Operand, offset: Operand, W: Operand, b: Operand | None = None, stride: PerAxis = 1, pad: PerAxis = 0
+) -> Variable:
     """Convolution that samples its input at positions shifted by ``offset``, (N, O, OH, OW) (Dai et al. 2017).
 
     Args:
@@ -131,7 +134,7 @@ class Shift(FunctionNode):
         return (call(Shift(back), gys[0]),)
 
 
-def shift(x: Any, ksize: Any = 3, dilate: Any = 1) -> Any:
+def shift(x: Operand, ksize: PerAxis = 3, dilate: PerAxis = 1) -> Variable:
     """Groups of channels moved in the directions of a window; vacated positions become 0 (Wu et al. 2018).
 
     Args:

@@ -19,7 +19,7 @@ from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import UnknownOptionError, expected, floating, one_of, wrong_type
 from dbrdist.core.tape.elementwise_table import row, together
 from dbrdist.core.tape.function_node import FunctionNode
-from dbrdist.core.tape.variable import Variable, as_array, as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.activation import sigmoid, softplus
 from dbrdist.functions.class_loss import LabelCrossEntropy as LabelCrossEntropy
 from dbrdist.functions.class_loss import MeanOverLabels as MeanOverLabels
@@ -64,7 +64,7 @@ class MeanSquaredError(FunctionNode):
         return tuple(ops.cast(ops.neg(g) if i else g, self.inputs[i].dtype) for i in wanted)
 
 
-def mean_squared_error(x0: Any, x1: Any) -> Any:
+def mean_squared_error(x0: Operand, x1: Operand) -> Variable:
     """The mean of (x0 - x1)^2 over all elements, 0-d; equal shapes. Of nothing it is 0.
 
     Args:
@@ -74,7 +74,7 @@ def mean_squared_error(x0: Any, x1: Any) -> Any:
     return MeanSquaredError().apply(same_shapes("mean_squared_error", x0=x0, x1=x1))[0]
 
 
-def mean_absolute_error(x0: Any, x1: Any) -> Any:
+def mean_absolute_error(x0: Operand, x1: Operand) -> Variable:
     """The mean of |x0 - x1| over all elements, 0-d; equal shapes.
 
     Args:
@@ -85,7 +85,7 @@ def mean_absolute_error(x0: Any, x1: Any) -> Any:
     return _distance(a, b).mean()
 
 
-def squared_error(x0: Any, x1: Any) -> Any:
+def squared_error(x0: Operand, x1: Operand) -> Variable:
     """(x0 - x1)^2, elementwise; equal shapes.
 
     Args:
@@ -95,7 +95,7 @@ def squared_error(x0: Any, x1: Any) -> Any:
     return squared_difference(*same_shapes("squared_error", x0=x0, x1=x1))
 
 
-def absolute_error(x0: Any, x1: Any) -> Any:
+def absolute_error(x0: Operand, x1: Operand) -> Variable:
     """|x0 - x1|, elementwise; equal shapes.
 
     Args:
@@ -176,7 +176,7 @@ def check_labels(function: str, argument: str, t: Array, lowest: int, highest: i
         raise expected(function, argument, f"labels from {lowest} to {highest}", f"labels from {t.min()} to {t.max()}")
 
 
-def sigmoid_cross_entropy(x: Any, t: Any, normalize: bool = True, reduce: str = "mean") -> Any:
+def sigmoid_cross_entropy(x: Operand, t: Operand, normalize: bool = True, reduce: str = "mean") -> Variable:
     """-t ln sigmoid(x) - (1 - t) ln(1 - sigmoid(x)); x of any shape, t integers 0, 1 or -1 (ignored), equal shapes.
 
     ``reduce='mean'`` divides the sum by the number of labels that are not ignored, or by N where ``normalize`` is
@@ -200,7 +200,9 @@ def sigmoid_cross_entropy(x: Any, t: Any, normalize: bool = True, reduce: str = 
     return ops.cast(losses, x.dtype)
 
 
-def sigmoid_focal_loss(x: Any, t: Any, alpha: float | None = 0.25, gamma: float = 2.0, reduce: str = "mean") -> Any:
+def sigmoid_focal_loss(
+    x: Operand, t: Operand, alpha: float | None = 0.25, gamma: float = 2.0, reduce: str = "mean"
+) -> Variable:
     """-a (1 - p)^gamma ln p, p the probability sigmoid(x) or 1 - sigmoid(x) of the label t (Lin et al. 2017).
 
     x of any shape, t integers 0, 1 or -1 (ignored), equal shapes. a is ``alpha`` for label 1 and 1 - alpha for label
@@ -226,7 +228,7 @@ def sigmoid_focal_loss(x: Any, t: Any, alpha: float | None = 0.25, gamma: float 
     return ops.cast(losses, x.dtype)
 
 
-def huber_loss(x: Any, t: Any, delta: float, reduce: str = "sum_along_second_axis") -> Any:
+def huber_loss(x: Operand, t: Operand, delta: float, reduce: str = "sum_along_second_axis") -> Variable:
     """a^2 / 2 where a = |x - t| is at most delta, else delta (a - delta / 2) (Huber 1964).
 
     ``reduce``: 'sum_along_second_axis' (sum over axis 1) or 'no'.
@@ -243,7 +245,7 @@ def huber_loss(x: Any, t: Any, delta: float, reduce: str = "sum_along_second_axi
     return y if reduce == "no" else ops.sum(y, 1)
 
 
-def hinge(x: Any, t: Any, norm: str = "L1", reduce: str = "mean") -> Any:
+def hinge(x: Operand, t: Operand, norm: str = "L1", reduce: str = "mean") -> Variable:
     """max(0, 1 - d x) summed over classes, d = 1 at the label and -1 elsewhere; squared where ``norm`` is 'L2'.
 
     x (N, K), t (N,) integers. ``reduce``: 'mean' over N, or 'no' for the terms, shape (N, K).

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating, wrong_shape, wrong_type
 from dbrdist.core.tape.elementwise_table import function, public, row, together
 from dbrdist.core.tape.function_node import FunctionNode
-from dbrdist.core.tape.variable import Variable, as_array, as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.products import batch_matmul as batch_matmul
 from dbrdist.functions.products import matmul as matmul
 from dbrdist.functions.products import tensordot as tensordot
@@ -150,7 +151,7 @@ def _constant(formula: Any, x: Any) -> Variable:
     return as_variable(y if is_array(y) else np.asarray(y))  # without axes NumPy gives a number
 
 
-def sign(x: Any) -> Any:
+def sign(x: Operand) -> Variable:
     """-1, 0 or 1, elementwise; without gradient.
 
     Args:
@@ -159,7 +160,7 @@ def sign(x: Any) -> Any:
     return _constant(np.sign, x)
 
 
-def floor(x: Any) -> Any:
+def floor(x: Operand) -> Variable:
     """Rounded down to an integer, elementwise; without gradient.
 
     Args:
@@ -168,7 +169,7 @@ def floor(x: Any) -> Any:
     return _constant(np.floor, x)
 
 
-def ceil(x: Any) -> Any:
+def ceil(x: Operand) -> Variable:
     """Rounded up to an integer, elementwise; without gradient.
 
     Args:
@@ -177,7 +178,7 @@ def ceil(x: Any) -> Any:
     return _constant(np.ceil, x)
 
 
-def fix(x: Any) -> Any:
+def fix(x: Operand) -> Variable:
     """Rounded towards zero to an integer, elementwise; without gradient.
 
     Args:
@@ -189,7 +190,7 @@ def fix(x: Any) -> Any:
 # ---- arithmetic -----------------------------------------------------------------------------------------------------
 
 
-def add(*xs: Any) -> Any:
+def add(*xs: Any) -> Variable:
     """The sum of one or more arguments that broadcast.
 
     Args:
@@ -214,7 +215,7 @@ def _between_bounds(x: Array, low: Any, high: Any) -> Array:
     return np.maximum(x, x.dtype.type(low)) if high is None else np.clip(x, x.dtype.type(low), x.dtype.type(high))
 
 
-def clip(x: Any, x_min: float | None, x_max: float | None) -> Any:
+def clip(x: Operand, x_min: float | None, x_max: float | None) -> Variable:
     """x limited to ``x_min`` to ``x_max``, elementwise; None means no bound.
 
     Args:
@@ -229,7 +230,7 @@ def clip(x: Any, x_min: float | None, x_max: float | None) -> Any:
     return clipped.row.applied((x,), (x_min, x_max))
 
 
-def fmod(x: Any, divisor: Any) -> Any:
+def fmod(x: Operand, divisor: Any) -> Variable:
     """The exact remainder of x / divisor with the sign of x, elementwise; ``x % divisor`` has that of the divisor.
 
     Args:
@@ -239,7 +240,7 @@ def fmod(x: Any, divisor: Any) -> Any:
     return ops.remainder(as_variable(x), divisor, np.fmod)
 
 
-def scale(x: Any, y: Any, axis: int = 1) -> Any:
+def scale(x: Operand, y: Operand, axis: int = 1) -> Variable:
     """x times y, whose axes are those of x from ``axis`` on.
 
     Args:
@@ -251,7 +252,7 @@ def scale(x: Any, y: Any, axis: int = 1) -> Any:
     return ops.mul(x, _aligned("scale", x, y, axis))
 
 
-def bias(x: Any, y: Any, axis: int = 1) -> Any:
+def bias(x: Operand, y: Operand, axis: int = 1) -> Variable:
     """x plus y, whose axes are those of x from ``axis`` on.
 
     Args:
@@ -289,7 +290,7 @@ def checked_axis(function: str, x: Any, axis: Any) -> Any:
     return found
 
 
-def sum(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
+def sum(x: Operand, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Variable:
     """The sum over all elements, or over an axis or a tuple of axes.
 
     Args:
@@ -301,7 +302,9 @@ def sum(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
     return ops.sum(x, checked_axis("sum", x, axis), keepdims)
 
 
-def mean(x: Any, axis: Any = None, weights: Any = None, keepdims: bool = False) -> Any:
+def mean(
+    x: Operand, axis: int | Sequence[int] | None = None, weights: Operand | None = None, keepdims: bool = False
+) -> Variable:
     """The mean over all elements, or over an axis or a tuple of axes.
 
     ``weights``: sum(w x) / sum(w); of the shape of x, or where one axis is given of that axis' length.
@@ -321,7 +324,9 @@ def mean(x: Any, axis: Any = None, weights: Any = None, keepdims: bool = False) 
     return ops.cast(ops.div(ops.sum(ops.mul(x, w), axes, keepdims), ops.sum(w, axes, keepdims)), dtype)
 
 
-def average(x: Any, axis: Any = None, weights: Any = None, keepdims: bool = False) -> Any:
+def average(
+    x: Operand, axis: int | Sequence[int] | None = None, weights: Operand | None = None, keepdims: bool = False
+) -> Variable:
     """The mean; see :func:`mean`."""
     return mean(x, axis, weights, keepdims)
 
@@ -347,7 +352,7 @@ class Extremum(FunctionNode):
         return (ops.where(self.chosen, gy, gy.dtype.type(0)),)
 
 
-def max(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
+def max(x: Operand, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Variable:
     """The maximum over all elements, or over an axis or a tuple of axes; all that are equal get the gradient.
 
     Args:
@@ -359,7 +364,7 @@ def max(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
     return Extremum("max", checked_axis("max", x, axis), keepdims).apply((x,))[0]
 
 
-def min(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
+def min(x: Operand, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Variable:
     """The minimum over all elements, or over an axis or a tuple of axes; all that are equal get the gradient.
 
     Args:
@@ -371,7 +376,7 @@ def min(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
     return Extremum("min", checked_axis("min", x, axis), keepdims).apply((x,))[0]
 
 
-def argmax(x: Any, axis: int | None = None) -> Any:
+def argmax(x: Operand, axis: int | None = None) -> Variable:
     """The index of the maximum, over all elements or along an axis; without gradient.
 
     Args:
@@ -381,7 +386,7 @@ def argmax(x: Any, axis: int | None = None) -> Any:
     return _index("argmax", x, axis)
 
 
-def argmin(x: Any, axis: int | None = None) -> Any:
+def argmin(x: Operand, axis: int | None = None) -> Variable:
     """The index of the minimum, over all elements or along an axis; without gradient.
 
     Args:
@@ -475,7 +480,7 @@ def _finite(a: Array) -> Array:
     return elementwise(lambda v: np.clip(v, -largest, largest), a)
 
 
-def logsumexp(x: Any, axis: Any = None) -> Any:
+def logsumexp(x: Operand, axis: int | Sequence[int] | None = None) -> Variable:
     """ln of the sum of exp(x) over all elements, or over axes, without overflow.
 
     Args:

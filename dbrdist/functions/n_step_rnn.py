@@ -17,6 +17,7 @@ from dbrdist.core.tape.backprop import grad
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.elementwise_table import together
 from dbrdist.core.tape.function_node import FunctionNode
+from dbrdist.core.tape.variable import Operand
 from dbrdist.functions.activation import sigmoid, tanh
 from dbrdist.functions.array import concat, split_axis
 from dbrdist.functions.array import stack as stacked
@@ -381,37 +382,37 @@ def _documented(function: Any, text: str, is_both: bool, n: int) -> Any:
 
 
 def n_step_lstm(
-    n_layers: int, dropout_ratio: float, hx: Any, cx: Any, ws: Any, bs: Any, xs: Any, **kwargs: Any
+    n_layers: int, dropout_ratio: float, hx: Operand, cx: Operand, ws: Any, bs: Any, xs: Any, **kwargs: Any
 ) -> tuple[Any, ...]:
     return _n_step("n_step_lstm", _LSTMCell, False, n_layers, dropout_ratio, (hx, cx), ws, bs, xs, kwargs)
 
 
 def n_step_bilstm(
-    n_layers: int, dropout_ratio: float, hx: Any, cx: Any, ws: Any, bs: Any, xs: Any, **kwargs: Any
+    n_layers: int, dropout_ratio: float, hx: Operand, cx: Operand, ws: Any, bs: Any, xs: Any, **kwargs: Any
 ) -> tuple[Any, ...]:
     return _n_step("n_step_bilstm", _LSTMCell, True, n_layers, dropout_ratio, (hx, cx), ws, bs, xs, kwargs)
 
 
 def n_step_gru(
-    n_layers: int, dropout_ratio: float, hx: Any, ws: Any, bs: Any, xs: Any, **kwargs: Any
+    n_layers: int, dropout_ratio: float, hx: Operand, ws: Any, bs: Any, xs: Any, **kwargs: Any
 ) -> tuple[Any, ...]:
     return _n_step("n_step_gru", _GRUCell, False, n_layers, dropout_ratio, (hx,), ws, bs, xs, kwargs)
 
 
 def n_step_bigru(
-    n_layers: int, dropout_ratio: float, hx: Any, ws: Any, bs: Any, xs: Any, **kwargs: Any
+    n_layers: int, dropout_ratio: float, hx: Operand, ws: Any, bs: Any, xs: Any, **kwargs: Any
 ) -> tuple[Any, ...]:
     return _n_step("n_step_bigru", _GRUCell, True, n_layers, dropout_ratio, (hx,), ws, bs, xs, kwargs)
 
 
 def n_step_rnn(
-    n_layers: int, dropout_ratio: float, hx: Any, ws: Any, bs: Any, xs: Any, activation: str = "tanh", **kwargs: Any
+    n_layers: int, dropout_ratio: float, hx: Operand, ws: Any, bs: Any, xs: Any, activation: str = "tanh", **kwargs: Any
 ) -> tuple[Any, ...]:
     return _n_step("n_step_rnn", _plain(activation), False, n_layers, dropout_ratio, (hx,), ws, bs, xs, kwargs)
 
 
 def n_step_birnn(
-    n_layers: int, dropout_ratio: float, hx: Any, ws: Any, bs: Any, xs: Any, activation: str = "tanh", **kwargs: Any
+    n_layers: int, dropout_ratio: float, hx: Operand, ws: Any, bs: Any, xs: Any, activation: str = "tanh", **kwargs: Any
 ) -> tuple[Any, ...]:
     return _n_step("n_step_birnn", _plain(activation), True, n_layers, dropout_ratio, (hx,), ws, bs, xs, kwargs)
 

@@ -17,7 +17,7 @@ from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating
 from dbrdist.core.tape.elementwise_table import together
 from dbrdist.core.tape.function_node import FunctionNode, call
-from dbrdist.core.tape.variable import as_array, as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.activation import softmax
 
 
@@ -52,7 +52,7 @@ class Dropout(FunctionNode):
         return (call(Dropout(self.mask), gys[0]),)
 
 
-def dropout(x: Any, ratio: float = 0.5, *, mask: Array = None, return_mask: bool = False) -> Any:
+def dropout(x: Operand, ratio: float = 0.5, *, mask: Array | None = None, return_mask: bool = False) -> Any:
     """Elements set to zero with probability ``ratio``, the others divided by 1 - ratio (Srivastava et al. 2014).
 
     Outside of training (``config.train`` False) x comes back as it is. ``mask`` is used in place of a drawn one;
@@ -78,7 +78,7 @@ def dropout(x: Any, ratio: float = 0.5, *, mask: Array = None, return_mask: bool
     return (y, mask) if return_mask else y
 
 
-def rrelu(x: Any, l: float = 1 / 8, u: float = 1 / 3, *, r: Array = None, return_r: bool = False) -> Any:
+def rrelu(x: Operand, l: float = 1 / 8, u: float = 1 / 3, *, r: Array | None = None, return_r: bool = False) -> Any:
     """x where x >= 0, else r x with a slope r for each element, uniform from ``l`` to ``u`` (Xu et al. 2015).
 
     Outside of training (``config.train`` False) r is (l + u) / 2 everywhere. ``r`` is used in place of a drawn one in
@@ -112,7 +112,7 @@ def _normal(radius_bits: Array, angle_bits: Array, dtype: Any) -> Array:
     return (radius.astype(wide) * np.cos(angle.astype(wide))).astype(dtype)
 
 
-def gaussian(mean: Any, ln_var: Any, *, eps: Array = None, return_eps: bool = False) -> Any:
+def gaussian(mean: Operand, ln_var: Operand, *, eps: Array | None = None, return_eps: bool = False) -> Any:
     """mean + exp(ln_var / 2) eps with eps from N(0, 1): a reparametrized sample, differentiable in both.
 
     ``eps`` is used in place of drawn values; ``return_eps`` adds it to the result (Kingma and Welling 2014).
@@ -127,7 +127,7 @@ def gaussian(mean: Any, ln_var: Any, *, eps: Array = None, return_eps: bool = Fa
     return (y, eps) if return_eps else y
 
 
-def gumbel_softmax(log_pi: Any, tau: float = 0.1, axis: int = 1) -> Any:
+def gumbel_softmax(log_pi: Operand, tau: float = 0.1, axis: int = 1) -> Variable:
     """softmax((log_pi + g) / tau) with g from the Gumbel distribution: nearly one-hot samples (Jang et al. 2017).
 
     Args:
@@ -162,7 +162,7 @@ class Zoneout(ops.Where):
         return elementwise(np.logical_not, self.condition)
 
 
-def zoneout(h: Any, x: Any, ratio: float = 0.5) -> Any:
+def zoneout(h: Operand, x: Operand, ratio: float = 0.5) -> Variable:
     """Elements of h with probability ``ratio``, else those of x: randomly keeps the state of a recurrent network.
 
     Outside of training ratio h + (1 - ratio) x (Krueger et al. 2016, arXiv:1606.01305). Equal shapes.
@@ -180,9 +180,9 @@ def zoneout(h: Any, x: Any, ratio: float = 0.5) -> Any:
 
 
 def simplified_dropconnect(
-    x: Any, W: Any, b: Any = None, ratio: float = 0.5, train: bool = True, mask: Any = None,
-    use_batchwise_mask: bool = True,
-) -> Any:  # fmt: skip
+    x: Operand, W: Operand, b: Operand | None = None, ratio: float = 0.5, train: bool = True,
+    mask: Operand | None = None, use_batchwise_mask: bool = True,
+) -> Variable:  # fmt: skip
     """x W' + b with elements of W set to zero with probability ``ratio``, the others divided by 1 - ratio.
 
     Args:

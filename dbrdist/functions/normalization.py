@@ -6,7 +6,7 @@ x_hat = (x - mu) s. gamma, beta and all statistics have the shape of the axes th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from math import prod
 from typing import Any
@@ -30,7 +30,7 @@ from dbrdist.core.tape.checks import Given, expected
 from dbrdist.core.tape.function_node import FunctionNode, is_observed
 from dbrdist.core.tape.fusion import MaskedGradient
 from dbrdist.core.tape.node import form
-from dbrdist.core.tape.variable import Variable, as_array
+from dbrdist.core.tape.variable import Operand, Variable, as_array
 
 Axis = tuple[int, ...]
 Share = Callable[[Array], Array]
@@ -90,8 +90,8 @@ class BatchNormalization(Normalization):
     """
 
     writes = overwrites = True
-    mean: Array = None
-    var: Array = None
+    mean: Array
+    var: Array
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self._keep_inputs = (0, 1)
@@ -119,7 +119,13 @@ class BatchNormalization(Normalization):
         return in_types_of_inputs(self, wanted, grads if is_whole else [grads[i] for i in wanted])
 
     def backward_kernel(
-        self, x: Array, gamma: Array, gy: Any, out_gamma: Array = None, out_beta: Array = None, is_ours: bool = False
+        self,
+        x: Array,
+        gamma: Array,
+        gy: Any,
+        out_gamma: Array | None = None,
+        out_beta: Array | None = None,
+        is_ours: bool = False,
     ) -> tuple[Array, Array, Array]:
         """Gradients of x, gamma and beta from a gradient of the output, or from one still to be masked by the ReLU.
 
@@ -161,7 +167,13 @@ class SharedBatchNormalization(BatchNormalization):
         return (kernels.bn_inference(x, gamma, beta, self.mean, self.var, self.eps, False, self.axis),)
 
     def backward_kernel(
-        self, x: Array, gamma: Array, gy: Any, out_gamma: Array = None, out_beta: Array = None, is_ours: bool = False
+        self,
+        x: Array,
+        gamma: Array,
+        gy: Any,
+        out_gamma: Array | None = None,
+        out_beta: Array | None = None,
+        is_ours: bool = False,
     ) -> tuple[Array, Array, Array]:
         gy = gy.force() if type(gy) is MaskedGradient else gy
         own = kernels.bn_sums(x, self.mean, self.var, gy, self.eps, self.axis)
@@ -318,9 +330,9 @@ def _move(running: Array, decay: float, value: Array, weight: float) -> None:
 
 
 def batch_normalization(
-    x: Any, gamma: Any, beta: Any, *, eps: float = 2e-5, running_mean: Array = None, running_var: Array = None,
-    decay: float = 0.9, axis: Any = None,
-) -> Any:  # fmt: skip
+    x: Operand, gamma: Operand, beta: Operand, *, eps: float = 2e-5, running_mean: Array | None = None,
+    running_var: Array | None = None, decay: float = 0.9, axis: int | Sequence[int] | None = None,
+) -> Variable:  # fmt: skip
     """Normalize with the batch's own statistics (Ioffe and Szegedy 2015).
 
     Args:
@@ -343,8 +355,9 @@ def batch_normalization(
 
 
 def fixed_batch_normalization(
-    x: Any, gamma: Any, beta: Any, mean: Any, var: Any, eps: float = 2e-5, axis: Any = None
-) -> Any:
+    x: Operand, gamma: Operand, beta: Operand, mean: Operand, var: Operand, eps: float = 2e-5,
+    axis: int | Sequence[int] | None = None,
+) -> Variable:  # fmt: skip
     """Normalize with given mean and variance; arguments as in :func:`batch_normalization`."""
     axis = checked_axis("fixed_batch_normalization", x, gamma, axis, beta=beta, mean=mean, var=var)
     key = _key(x, gamma) if isinstance(as_array(x), ndarray) else None  # four copies cost a GPU more than a ReLU

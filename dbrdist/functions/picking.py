@@ -20,7 +20,7 @@ from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.elementwise_table import matched, together
 from dbrdist.core.tape.function_node import FunctionNode, call
-from dbrdist.core.tape.variable import as_array, as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.shapes import broadcast as broadcast
 from dbrdist.functions.shapes import broadcast_to as broadcast_to
 from dbrdist.functions.shapes import expand_dims as expand_dims
@@ -37,7 +37,7 @@ from dbrdist.functions.shapes import transpose as transpose
 # ---- picking --------------------------------------------------------------------------------------------------------
 
 
-def get_item(x: Any, slices: Any) -> Any:
+def get_item(x: Operand, slices: Any) -> Variable:
     """x[slices], with numbers, slices, None, Ellipsis and integer or boolean arrays.
 
     Args:
@@ -49,7 +49,7 @@ def get_item(x: Any, slices: Any) -> Any:
     return ops.getitem(as_variable(x), slices)
 
 
-def select_item(x: Any, t: Any) -> Any:
+def select_item(x: Operand, t: Operand) -> Variable:
     """x[n, t_n] for each row n; x (N, K), t (N,) integers.
 
     Args:
@@ -78,7 +78,7 @@ class Permutation(FunctionNode):
         return (call(Permutation(self.axis, self.inverse, self.order), gys[0]),)
 
 
-def permutate(x: Any, indices: Any, axis: int = 0, inv: bool = False) -> Any:
+def permutate(x: Operand, indices: Operand, axis: int = 0, inv: bool = False) -> Variable:
     """Slices along an axis in the order of ``indices``; ``inv`` undoes that.
 
     Args:
@@ -102,7 +102,7 @@ def permutate(x: Any, indices: Any, axis: int = 0, inv: bool = False) -> Any:
     return Permutation(axis, *((inverse, order) if inv else (order, inverse))).apply((x,))[0]
 
 
-def flip(x: Any, axis: int) -> Any:
+def flip(x: Operand, axis: int) -> Variable:
     """The order of elements reversed along an axis.
 
     Args:
@@ -114,7 +114,7 @@ def flip(x: Any, axis: int) -> Any:
     return ops.getitem(x, (*(slice(None),) * axis, slice(None, None, -1)))
 
 
-def flipud(a: Any) -> Any:
+def flipud(a: Operand) -> Variable:
     """The order of rows (axis 0) reversed.
 
     Args:
@@ -123,7 +123,7 @@ def flipud(a: Any) -> Any:
     return flip(a, 0)
 
 
-def fliplr(a: Any) -> Any:
+def fliplr(a: Operand) -> Variable:
     """The order of columns (axis 1) reversed.
 
     Args:
@@ -176,7 +176,7 @@ class OntoDiagonal(FunctionNode):
         return (call(Diagonal(self.offset, self.axes), gys[0]),)
 
 
-def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+def diagonal(x: Operand, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Variable:
     """The diagonal over two axes, which it replaces by one axis at the end; ``offset`` counts columns to the right.
 
     Args:
@@ -194,7 +194,7 @@ def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
     return Diagonal(operator.index(offset), axes).apply((x,))[0]
 
 
-def where(condition: Any, x: Any, y: Any) -> Any:
+def where(condition: Any, x: Any, y: Any) -> Variable:
     """x where ``condition`` (bool) holds, else y, with broadcasting; the condition gets no gradient.
 
     Args:
@@ -211,7 +211,7 @@ def where(condition: Any, x: Any, y: Any) -> Any:
     return as_variable(ops.where(condition, x, y))
 
 
-def scatter_add(a: Any, slices: Any, b: Any) -> Any:
+def scatter_add(a: Operand, slices: Any, b: Operand) -> Variable:
     """a with b added at ``slices``; repeated indices add up.
 
     Args:

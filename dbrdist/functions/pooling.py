@@ -9,9 +9,11 @@ from typing import Any
 
 from dbrdist import kernels
 from dbrdist.core.array.backend import Array, is_floating
+from dbrdist.core.array.types import PerAxis
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.function_node import FunctionNode, call
+from dbrdist.core.tape.variable import Operand, Variable
 from dbrdist.functions.convolution import pair
 from dbrdist.kernels import PoolGeometry
 
@@ -97,8 +99,9 @@ class AveragePoolingGradient(FunctionNode):
 
 
 def max_pooling_2d(
-    x: Any, ksize: Any, stride: Any = None, pad: Any = 0, cover_all: bool = True, return_indices: bool = False
-) -> Any:
+    x: Operand, ksize: PerAxis, stride: PerAxis | None = None, pad: PerAxis = 0, cover_all: bool = True,
+    return_indices: bool = False,
+) -> Any:  # fmt: skip
     """The largest element of each window; each has to see a part of the image.
 
     Args:
@@ -116,7 +119,7 @@ def max_pooling_2d(
     return (y, pooling.indices()) if return_indices else y
 
 
-def average_pooling_2d(x: Any, ksize: Any, stride: Any = None, pad: Any = 0) -> Any:
+def average_pooling_2d(x: Operand, ksize: PerAxis, stride: PerAxis | None = None, pad: PerAxis = 0) -> Variable:
     """The mean of each window; padding counts as zeros. Arguments and result as in :func:`max_pooling_2d`.
 
     Args:
@@ -128,7 +131,7 @@ def average_pooling_2d(x: Any, ksize: Any, stride: Any = None, pad: Any = 0) -> 
     return AveragePooling2D(_geometry("average", x, ksize, stride, pad, False)).apply((x,))[0]
 
 
-def global_average_pooling_2d(x: Any) -> Any:
+def global_average_pooling_2d(x: Operand) -> Variable:
     """The mean over rows and columns: (N, C, H, W) to (N, C).
 
     Args:

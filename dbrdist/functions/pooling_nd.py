@@ -13,11 +13,12 @@ import numpy as np
 from dbrdist.core.array import array_operations
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, zeros_as
 from dbrdist.core.array.elementwise import elementwise
+from dbrdist.core.array.types import PerAxis
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.elementwise_table import together
 from dbrdist.core.tape.function_node import FunctionNode, call
-from dbrdist.core.tape.variable import as_array
+from dbrdist.core.tape.variable import Operand, Variable, as_array
 from dbrdist.functions.convolution_nd import each_axis, out_size
 from dbrdist.functions.pooling import max_pooling_2d
 
@@ -79,7 +80,7 @@ class SumAlong(FunctionNode):
     is_linear = True
     gives_new = True
 
-    def __init__(self, window: Window, chosen: Array = None) -> None:
+    def __init__(self, window: Window, chosen: Array | None = None) -> None:
         self.window, self.chosen = window, chosen
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -97,7 +98,7 @@ class SpreadAlong(FunctionNode):
     is_linear = True
     gives_new = True
 
-    def __init__(self, window: Window, chosen: Array = None) -> None:
+    def __init__(self, window: Window, chosen: Array | None = None) -> None:
         self.window, self.chosen = window, chosen
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -153,8 +154,9 @@ class LargestAlong(FunctionNode):
 
 
 def max_pooling_nd(
-    x: Any, ksize: Any, stride: Any = None, pad: Any = 0, cover_all: bool = True, return_indices: bool = False
-) -> Any:
+    x: Operand, ksize: PerAxis, stride: PerAxis | None = None, pad: PerAxis = 0, cover_all: bool = True,
+    return_indices: bool = False,
+) -> Any:  # fmt: skip
     """The largest element of each window over all axes of x (N, C, ...) after the second.
 
     ``ksize``, ``stride`` and ``pad``: a number, or one for each axis; ``stride`` None means ``ksize``. ``cover_all``
@@ -172,8 +174,9 @@ def max_pooling_nd(
 
 
 def max_pooling_1d(
-    x: Any, ksize: Any, stride: Any = None, pad: Any = 0, cover_all: bool = True, return_indices: bool = False
-) -> Any:
+    x: Operand, ksize: PerAxis, stride: PerAxis | None = None, pad: PerAxis = 0, cover_all: bool = True,
+    return_indices: bool = False,
+) -> Any:  # fmt: skip
     """The largest element of each window of x (N, C, L); see :func:`max_pooling_nd`.
 
     Args:
@@ -188,8 +191,9 @@ def max_pooling_1d(
 
 
 def max_pooling_3d(
-    x: Any, ksize: Any, stride: Any = None, pad: Any = 0, cover_all: bool = True, return_indices: bool = False
-) -> Any:
+    x: Operand, ksize: PerAxis, stride: PerAxis | None = None, pad: PerAxis = 0, cover_all: bool = True,
+    return_indices: bool = False,
+) -> Any:  # fmt: skip
     """The largest element of each window of x (N, C, D, H, W); see :func:`max_pooling_nd`.
 
     Args:
@@ -245,7 +249,9 @@ def _seen(x: Any, sizes: Any, offset: Any, s: Any, p: Any) -> tuple[Any, Any]:
     return tuple(windows), ops.getitem(x, tuple(elements))
 
 
-def average_pooling_nd(x: Any, ksize: Any, stride: Any = None, pad: Any = 0, pad_value: Any = 0) -> Any:
+def average_pooling_nd(
+    x: Operand, ksize: PerAxis, stride: PerAxis | None = None, pad: PerAxis = 0, pad_value: Any = 0
+) -> Variable:
     """The mean of each window over all axes of x (N, C, ...) after the second.
 
     ``pad_value``: 0 counts padding as zeros; None leaves it out of the mean. The rest as in :func:`max_pooling_nd`.
@@ -260,7 +266,9 @@ def average_pooling_nd(x: Any, ksize: Any, stride: Any = None, pad: Any = 0, pad
     return _average("average_pooling_nd", None, x, ksize, stride, pad, pad_value)
 
 
-def average_pooling_1d(x: Any, ksize: Any, stride: Any = None, pad: Any = 0, pad_value: Any = 0) -> Any:
+def average_pooling_1d(
+    x: Operand, ksize: PerAxis, stride: PerAxis | None = None, pad: PerAxis = 0, pad_value: Any = 0
+) -> Variable:
     """The mean of each window of x (N, C, L); see :func:`average_pooling_nd`.
 
     Args:
@@ -273,7 +281,9 @@ def average_pooling_1d(x: Any, ksize: Any, stride: Any = None, pad: Any = 0, pad
     return _average("average_pooling_1d", 1, x, ksize, stride, pad, pad_value)
 
 
-def average_pooling_3d(x: Any, ksize: Any, stride: Any = None, pad: Any = 0, pad_value: Any = 0) -> Any:
+def average_pooling_3d(
+    x: Operand, ksize: PerAxis, stride: PerAxis | None = None, pad: PerAxis = 0, pad_value: Any = 0
+) -> Variable:
     """The mean of each window of x (N, C, D, H, W); see :func:`average_pooling_nd`.
 
     Args:
@@ -319,8 +329,9 @@ def _before(function: str, x: Any, k: Any, s: Any, p: Any, outsize: Any, cover_a
 
 
 def unpooling_nd(
-    x: Any, ksize: Any, stride: Any = None, pad: Any = 0, outsize: Any = None, cover_all: bool = True
-) -> Any:
+    x: Operand, ksize: PerAxis, stride: PerAxis | None = None, pad: PerAxis = 0, outsize: PerAxis | None = None,
+    cover_all: bool = True,
+) -> Variable:  # fmt: skip
     """Each element of x (N, C, ...) at all places of its window, overlaps added.
 
     ``outsize``: the sizes before pooling, of which several give the sizes of x; None for the smallest. The rest as of
@@ -338,8 +349,9 @@ def unpooling_nd(
 
 
 def unpooling_1d(
-    x: Any, ksize: Any, stride: Any = None, pad: Any = 0, outsize: Any = None, cover_all: bool = True
-) -> Any:
+    x: Operand, ksize: PerAxis, stride: PerAxis | None = None, pad: PerAxis = 0, outsize: PerAxis | None = None,
+    cover_all: bool = True,
+) -> Variable:  # fmt: skip
     """Each element of x (N, C, L) at all places of its window, overlaps added; see :func:`unpooling_nd`.
 
     Args:
@@ -354,8 +366,9 @@ def unpooling_1d(
 
 
 def unpooling_2d(
-    x: Any, ksize: Any, stride: Any = None, pad: Any = 0, outsize: Any = None, cover_all: bool = True
-) -> Any:
+    x: Operand, ksize: PerAxis, stride: PerAxis | None = None, pad: PerAxis = 0, outsize: PerAxis | None = None,
+    cover_all: bool = True,
+) -> Variable:  # fmt: skip
     """Each element of x (N, C, H, W) at all places of its window, overlaps added; see :func:`unpooling_nd`.
 
     Args:
@@ -370,8 +383,9 @@ def unpooling_2d(
 
 
 def unpooling_3d(
-    x: Any, ksize: Any, stride: Any = None, pad: Any = 0, outsize: Any = None, cover_all: bool = True
-) -> Any:
+    x: Operand, ksize: PerAxis, stride: PerAxis | None = None, pad: PerAxis = 0, outsize: PerAxis | None = None,
+    cover_all: bool = True,
+) -> Variable:  # fmt: skip
     """Each element of x (N, C, D, H, W) at all places of its window, overlaps added; see :func:`unpooling_nd`.
 
     Args:
@@ -404,8 +418,9 @@ def _placed(x: Any, axis: int, u: int, s: int, p: int, size: int) -> Any:
 
 
 def upsampling_2d(
-    x: Any, indexes: Any, ksize: Any, stride: Any = None, pad: Any = 0, outsize: Any = None, cover_all: bool = True
-) -> Any:
+    x: Operand, indexes: Operand, ksize: PerAxis, stride: PerAxis | None = None, pad: PerAxis = 0,
+    outsize: PerAxis | None = None, cover_all: bool = True,
+) -> Variable:  # fmt: skip
     """Each element of x (N, C, H, W) at the place in its window that ``indexes`` names, overlaps added.
 
     ``indexes``: integers of the shape of x, as ``max_pooling_2d(..., return_indices=True)`` gives them. The rest as of
@@ -427,7 +442,7 @@ def upsampling_2d(
     return y
 
 
-def spatial_pyramid_pooling_2d(x: Any, pyramid_height: int, pooling: Any = None) -> Any:
+def spatial_pyramid_pooling_2d(x: Operand, pyramid_height: int, pooling: Any = None) -> Variable:
     """The largest elements of x (N, C, H, W) in 1, 2 x 2, 4 x 4, ... windows (He et al. 2014, arXiv:1406.4729).
 
     Returns (N, C (1 + 4 + ... + 4^(pyramid_height - 1)), 1, 1), whatever H and W are. ``pooling``: None or 'max'.

@@ -10,11 +10,12 @@ import numpy as np
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.elementwise_table import together
+from dbrdist.core.tape.variable import Operand, Variable
 
 # ---- matrix products ------------------------------------------------------------------------------------------------
 
 
-def matmul(a: Any, b: Any, transa: bool = False, transb: bool = False) -> Any:
+def matmul(a: Operand, b: Operand, transa: bool = False, transb: bool = False) -> Variable:
     """The matrix product of the last two axes, the others broadcasting; ``transa``, ``transb`` swap them first.
 
     A vector counts as a row on the left and as a column on the right.
@@ -37,7 +38,7 @@ def matmul(a: Any, b: Any, transa: bool = False, transb: bool = False) -> Any:
     return ops.matmul(a, b)
 
 
-def batch_matmul(a: Any, b: Any, transa: bool = False, transb: bool = False) -> Any:
+def batch_matmul(a: Operand, b: Operand, transa: bool = False, transb: bool = False) -> Variable:
     """Products of N pairs of matrices, a (N, M, K), b (N, K, L); an argument of two axes holds N columns.
 
     Args:
@@ -53,7 +54,7 @@ def batch_matmul(a: Any, b: Any, transa: bool = False, transb: bool = False) -> 
     return matmul(a, b, transa, transb)
 
 
-def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
+def tensordot(a: Operand, b: Operand, axes: Any = 2) -> Variable:
     """The sum of products over axes: the last ``axes`` of a with the first of b, or two lists of axes.
 
     Args:

@@ -9,6 +9,7 @@ from dbrdist.core.array.backend import Array
 from dbrdist.core.tape.checks import Operands
 from dbrdist.core.tape.function_node import FunctionNode, call
 from dbrdist.core.tape.fusion import Deferred, MaskedGradient, SummedGradient, take, waiting
+from dbrdist.core.tape.variable import Operand, Variable
 from dbrdist.kernels import relu_backward, relu_backward_over, relu_forward
 
 
@@ -62,7 +63,7 @@ class ReLUGradient(FunctionNode):
         return (call(ReLUGradient(self.y), gys[0]),)
 
 
-def relu(x: Any) -> Any:
+def relu(x: Operand) -> Variable:
     """Rectified linear unit, y = max(x, 0), any shape (Nair and Hinton 2010).
 
     Args:

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, to_cpu
+from dbrdist.core.array.types import PerAxis
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating
-from dbrdist.core.tape.variable import Variable, as_array, as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.array import separate
 from dbrdist.functions.convolution import pair
 
@@ -109,7 +110,9 @@ def _mean_weights(regions: Regions, axis: int, length: int) -> Array:
     return inside / np.maximum(high - low, 1)[..., None]
 
 
-def roi_average_pooling_2d(x: Any, rois: Any, roi_indices: Any, outsize: Any, spatial_scale: float) -> Any:
+def roi_average_pooling_2d(
+    x: Operand, rois: Operand, roi_indices: Operand, outsize: PerAxis, spatial_scale: float
+) -> Variable:
     """The mean of x over each bin of each region: (R, C, I, J).
 
     Args:
@@ -178,8 +181,8 @@ def _align_weights(samples: Samples, length: int) -> Array:
 
 
 def roi_average_align_2d(
-    x: Any, rois: Any, roi_indices: Any, outsize: Any, spatial_scale: float, sampling_ratio: Any = None
-) -> Any:
+    x: Operand, rois: Operand, roi_indices: Operand, outsize: PerAxis, spatial_scale: float, sampling_ratio: Any = None
+) -> Variable:
     """The mean of x at places between its pixels in each bin of each region: (R, C, I, J).
 
     Args:
@@ -252,7 +255,9 @@ def _max_pooling(x: Variable, regions: Regions, adds_one: bool) -> Any:
     return ops.transpose(y, (0, 3, 1, 2))
 
 
-def roi_max_pooling_2d(x: Any, rois: Any, roi_indices: Any, outsize: Any, spatial_scale: float) -> Any:
+def roi_max_pooling_2d(
+    x: Operand, rois: Operand, roi_indices: Operand, outsize: PerAxis, spatial_scale: float
+) -> Variable:
     """The maximum of x over each bin of each region: (R, C, I, J); arguments as in :func:`roi_average_pooling_2d`.
 
     The gradient goes to the first of equal maxima; a bin beyond the image gives 0.
@@ -262,7 +267,7 @@ def roi_max_pooling_2d(x: Any, rois: Any, roi_indices: Any, outsize: Any, spatia
     return _max_pooling(x, _regions(name, x, rois, roi_indices, outsize, spatial_scale), False)
 
 
-def roi_pooling_2d(x: Any, rois: Any, outh: int, outw: int, spatial_scale: float) -> Any:
+def roi_pooling_2d(x: Operand, rois: Operand, outh: int, outw: int, spatial_scale: float) -> Variable:
     """The maximum of x over each bin of each region: (R, C, outh, outw).
 
     Args:
@@ -285,8 +290,8 @@ def roi_pooling_2d(x: Any, rois: Any, outh: int, outw: int, spatial_scale: float
 
 
 def roi_max_align_2d(
-    x: Any, rois: Any, roi_indices: Any, outsize: Any, spatial_scale: float, sampling_ratio: Any = None
-) -> Any:
+    x: Operand, rois: Operand, roi_indices: Operand, outsize: PerAxis, spatial_scale: float, sampling_ratio: Any = None
+) -> Variable:
     """The maximum of x over places between its pixels in each bin of each region: (R, C, I, J).
 
     Arguments as in :func:`roi_average_align_2d`. Places beyond the border are left out; a bin without any gives 0.

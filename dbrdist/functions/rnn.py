@@ -15,7 +15,7 @@ from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import Operands, expected
 from dbrdist.core.tape.elementwise_table import together
 from dbrdist.core.tape.function_node import FunctionNode
-from dbrdist.core.tape.variable import as_array
+from dbrdist.core.tape.variable import Operand, as_array
 from dbrdist.functions.activation import sigmoid, tanh
 from dbrdist.functions.array import separate, split_axis
 
@@ -126,7 +126,7 @@ class LSTM(FunctionNode):
         return tuple(gxs[k] for k in wanted)
 
 
-def lstm(c_prev: Any, x: Any) -> tuple[Any, Any]:
+def lstm(c_prev: Operand, x: Operand) -> tuple[Any, Any]:
     """One step of long short-term memory with forget gates (Gers et al. 2000): the new cell c and the output h.
 
     ``x`` (M, 4 U, ...) holds for each unit the sources of the cell input a and of the input, forget and output gates
@@ -182,7 +182,7 @@ class GatedSum(FunctionNode):
         return tuple([gradient(i) for i in wanted])
 
 
-def slstm(c_prev1: Any, c_prev2: Any, x1: Any, x2: Any) -> tuple[Any, Any]:
+def slstm(c_prev1: Operand, c_prev2: Operand, x1: Operand, x2: Operand) -> tuple[Any, Any]:
     """One step of S-LSTM (Zhu et al. 2015, arXiv:1503.04881): two cells c_prev1 and c_prev2 flow into one.
 
     ``x1`` and ``x2`` (N, 4 U, ...) hold a, i, f, o for each unit as in :func:`lstm`:

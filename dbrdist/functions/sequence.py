@@ -34,7 +34,7 @@ class PadSequence(FunctionNode):
         return tuple(ops.getitem(gys[0], (i, slice(self.inputs[i].shape[0]))) for i in wanted)
 
 
-def pad_sequence(xs: Sequence[Any], length: int | None = None, padding: Any = 0) -> Any:
+def pad_sequence(xs: Sequence[Any], length: int | None = None, padding: Any = 0) -> Variable:
     """Arrays (L_i, ...) of different lengths as rows of one array (N, length, ...), filled up with ``padding``.
 
     ``length``: None for the greatest L_i.

@@ -19,7 +19,7 @@ from dbrdist.core.tape.backprop import grad
 from dbrdist.core.tape.checks import expected, one_of
 from dbrdist.core.tape.elementwise_table import together
 from dbrdist.core.tape.function_node import FunctionNode
-from dbrdist.core.tape.variable import as_array, as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.activation import log_softmax, softplus
 from dbrdist.functions.connection import embed_id
 from dbrdist.functions.loss import check_labels
@@ -66,7 +66,7 @@ def _chain(function: str, cost: Any, xs: Sequence[Any]) -> tuple[Any, list[Any],
     return cost, steps, dtype
 
 
-def crf1d(cost: Any, xs: Sequence[Any], ys: Sequence[Any], reduce: str = "mean") -> Any:
+def crf1d(cost: Operand, xs: Sequence[Any], ys: Sequence[Any], reduce: str = "mean") -> Variable:
     """The negative logarithm of the probability of label sequences in a chain (Lafferty et al. 2001).
 
     ``cost`` (V, V): the score of label j after label i; ``xs``: for each step the scores (N_t, V), N_t falling (the
@@ -102,7 +102,7 @@ def _picked(x: Any, y: Array) -> Any:
     return ops.getitem(x, (get_array_module(y).arange(len(y)), y))
 
 
-def argmax_crf1d(cost: Any, xs: Sequence[Any]) -> tuple[Any, list[Array]]:
+def argmax_crf1d(cost: Operand, xs: Sequence[Any]) -> tuple[Any, list[Array]]:
     """The best label sequences of :func:`crf1d` (Viterbi 1967): their scores (N,), and labels as ``ys`` there."""
     cost, xs, dtype = _chain("argmax_crf1d", cost, xs)
     cost = as_array(cost)
@@ -131,9 +131,9 @@ def argmax_crf1d(cost: Any, xs: Sequence[Any]) -> tuple[Any, list[Array]]:
 
 
 def connectionist_temporal_classification(
-    x: Sequence[Any], t: Any, blank_symbol: int, input_length: Any = None, label_length: Any = None,
-    reduce: str = "mean",
-) -> Any:  # fmt: skip
+    x: Sequence[Any], t: Operand, blank_symbol: int, input_length: Operand | None = None,
+    label_length: Operand | None = None, reduce: str = "mean",
+) -> Variable:  # fmt: skip
     """The negative logarithm of the probability of labels without alignment (Graves et al. 2006).
 
     Args:
@@ -285,8 +285,8 @@ def _lengths(name: str, argument: str, lengths: Any, batch: int, most: int, xp: 
 
 
 def negative_sampling(
-    x: Any, t: Any, W: Any, sampler: Callable[[tuple[int, ...]], Array], sample_size: int, reduce: str = "sum", *,
-    samples: Any = None, return_samples: bool = False,
+    x: Operand, t: Operand, W: Operand, sampler: Callable[[tuple[int, ...]], Array], sample_size: int,
+    reduce: str = "sum", *, samples: Operand | None = None, return_samples: bool = False,
 ) -> Any:  # fmt: skip
     """-log s(x W_t) - sum over samples log s(-x W_s), with s the sigmoid (Mikolov et al. 2013, arXiv:1310.4546).
 
@@ -335,7 +335,7 @@ def _words(function: str, x: Any, t: Any, W: Any) -> Array:
     return t
 
 
-def black_out(x: Any, t: Any, W: Any, samples: Any, reduce: str = "mean") -> Any:
+def black_out(x: Operand, t: Operand, W: Operand, samples: Operand, reduce: str = "mean") -> Variable:
     """-log p_t - sum over samples log(1 - p_s), with p the softmax over t and the samples (Ji et al. 2016,
     arXiv:1511.06909).
 

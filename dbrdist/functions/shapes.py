@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, wrong_type
-from dbrdist.core.tape.variable import as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_variable
 
 
 def one_axis(function: str, ndim: int, axis: int, name: str = "axis") -> int:
@@ -22,7 +23,7 @@ def one_axis(function: str, ndim: int, axis: int, name: str = "axis") -> int:
 # ---- shape ----------------------------------------------------------------------------------------------------------
 
 
-def reshape(x: Any, shape: Any) -> Any:
+def reshape(x: Operand, shape: Any) -> Variable:
     """The same elements in another shape; one length may be -1.
 
     Args:
@@ -37,7 +38,7 @@ def reshape(x: Any, shape: Any) -> Any:
         raise expected("reshape", "shape", f"a shape of {x.size} elements for x of shape {x.shape}", shape) from None
 
 
-def transpose(x: Any, axes: tuple[int, ...] | None = None) -> Any:
+def transpose(x: Operand, axes: tuple[int, ...] | None = None) -> Variable:
     """The axes permuted, or reversed where None.
 
     Args:
@@ -52,7 +53,7 @@ def transpose(x: Any, axes: tuple[int, ...] | None = None) -> Any:
     return ops.transpose(x, axes)
 
 
-def swapaxes(x: Any, axis1: int, axis2: int) -> Any:
+def swapaxes(x: Operand, axis1: int, axis2: int) -> Variable:
     """Two axes exchanged.
 
     Args:
@@ -67,7 +68,7 @@ def swapaxes(x: Any, axis1: int, axis2: int) -> Any:
     return ops.transpose(x, tuple(order))
 
 
-def moveaxis(x: Any, source: Any, destination: Any) -> Any:
+def moveaxis(x: Operand, source: int | Sequence[int], destination: int | Sequence[int]) -> Variable:
     """Axes moved to other positions, the others in their order.
 
     Args:
@@ -87,7 +88,7 @@ def moveaxis(x: Any, source: Any, destination: Any) -> Any:
     return ops.transpose(x, tuple(order))
 
 
-def rollaxis(x: Any, axis: int, start: int = 0) -> Any:
+def rollaxis(x: Operand, axis: int, start: int = 0) -> Variable:
     """One axis moved in front of axis ``start``.
 
     Args:
@@ -103,7 +104,7 @@ def rollaxis(x: Any, axis: int, start: int = 0) -> Any:
     return moveaxis(x, axis, start - 1 if axis < start else start)
 
 
-def expand_dims(x: Any, axis: int) -> Any:
+def expand_dims(x: Operand, axis: int) -> Variable:
     """A new axis of length one at ``axis``.
 
     Args:
@@ -115,7 +116,7 @@ def expand_dims(x: Any, axis: int) -> Any:
     return ops.reshape(x, (*x.shape[:axis], 1, *x.shape[axis:]))
 
 
-def squeeze(x: Any, axis: Any = None) -> Any:
+def squeeze(x: Operand, axis: int | Sequence[int] | None = None) -> Variable:
     """Without the axes of length one: all, or those given.
 
     Args:
@@ -132,7 +133,7 @@ def squeeze(x: Any, axis: Any = None) -> Any:
     return ops.reshape(x, tuple(n for i, n in enumerate(x.shape) if i not in axes))
 
 
-def flatten(x: Any) -> Any:
+def flatten(x: Operand) -> Variable:
     """All elements in one axis.
 
     Args:
@@ -156,7 +157,7 @@ def broadcast(*args: Any) -> tuple[Any, ...]:
     return tuple(ops.broadcast_to(x, shape) for x in xs)
 
 
-def broadcast_to(x: Any, shape: tuple[int, ...]) -> Any:
+def broadcast_to(x: Operand, shape: tuple[int, ...]) -> Variable:
     """x repeated to a larger shape, without copying.
 
     Args:
@@ -171,7 +172,7 @@ def broadcast_to(x: Any, shape: tuple[int, ...]) -> Any:
     return ops.broadcast_to(x, shape)
 
 
-def sum_to(x: Any, shape: tuple[int, ...]) -> Any:
+def sum_to(x: Operand, shape: tuple[int, ...]) -> Variable:
     """x summed to a smaller shape, from which it could have been broadcast.
 
     Args:

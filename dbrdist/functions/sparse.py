@@ -15,12 +15,13 @@ from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import OperandTypeError, describe, expected
 from dbrdist.core.tape.elementwise_table import together
 from dbrdist.core.tape.function_node import FunctionNode, call
+from dbrdist.core.tape.variable import Variable
 
 _ROW_ELEMENTS = 1 << 11  # products of a row: below, a call for each row takes longer than adding them one by one
 _BLOCK_ELEMENTS = 1 << 15  # what stays in the cache
 
 
-def sparse_matmul(a: Any, b: Any, transa: bool = False, transb: bool = False) -> Any:
+def sparse_matmul(a: Any, b: Any, transa: bool = False, transb: bool = False) -> Variable:
     """a b where one of both is a :class:`dbrdist.utils.CooMatrix` and the other an array or Variable.
 
     Args:

@@ -16,7 +16,7 @@ from dbrdist.core.array.scipy_parts import special_function
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import Operands, expected
 from dbrdist.core.tape.elementwise_table import function, row
-from dbrdist.core.tape.variable import as_array
+from dbrdist.core.tape.variable import Operand, Variable, as_array
 
 
 def _scipy(name: str) -> Callable[..., Array]:
@@ -133,7 +133,7 @@ def _beside(x: Any, n: Any) -> Any:
     return n if is_array(n) else get_array_module(x).asarray(n, x.dtype)
 
 
-def polygamma(n: Any, x: Any) -> Any:
+def polygamma(n: Any, x: Operand) -> Variable:
     """The n-th derivative of digamma, elementwise, with broadcasting; needs SciPy.
 
     n: integers from 0, which take no gradient.
@@ -147,7 +147,7 @@ def polygamma(n: Any, x: Any) -> Any:
     return _polygamma.row.applied((_beside(x, n), x))
 
 
-def zeta(x: Any, q: Any) -> Any:
+def zeta(x: Any, q: Operand) -> Variable:
     """Hurwitz's zeta function, the sum of (k + q)^-x over k = 0, 1, 2, ..., elementwise, with broadcasting.
 
     Needs SciPy. x: above 1; takes no gradient. q: above 0.

@@ -11,10 +11,10 @@ from dbrdist.core.array.backend import Array, get_array_module, zeros
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.function_node import FunctionNode, call
-from dbrdist.core.tape.variable import as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_variable
 
 
-def as_strided(x: Any, shape: Any, strides: Any, storage_offset: int | None = None) -> Any:
+def as_strided(x: Operand, shape: Any, strides: Any, storage_offset: int | None = None) -> Variable:
     """y[i, j, ...] = element storage_offset + i strides[0] + j strides[1] + ... of x.
 
     Args:

@@ -15,7 +15,7 @@ from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_modu
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating
 from dbrdist.core.tape.function_node import FunctionNode, call
-from dbrdist.core.tape.variable import Variable, as_array, as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.normalization import (
     batch_normalization,
     checked_axis,
@@ -26,9 +26,10 @@ from dbrdist.functions.normalization import (
 
 
 def batch_renormalization(
-    x: Any, gamma: Any, beta: Any, rmax: float, dmax: float, eps: float = 2e-5, running_mean: Array = None,
-    running_var: Array = None, decay: float = 0.9, update_statistics: bool = False,
-) -> Any:  # fmt: skip
+    x: Operand, gamma: Operand, beta: Operand, rmax: float, dmax: float, eps: float = 2e-5,
+    running_mean: Array | None = None, running_var: Array | None = None, decay: float = 0.9,
+    update_statistics: bool = False,
+) -> Variable:  # fmt: skip
     """Batch normalization whose results follow the running statistics, within bounds (Ioffe 2017).
 
     y = gamma (x_hat r + d) + beta with x_hat of the batch's own mean m and deviation s, r = s / S held between 1 / rmax
@@ -62,7 +63,9 @@ def batch_renormalization(
     return batch_normalization(x, ops.mul(gamma, r), ops.add(ops.mul(gamma, d), beta), eps=eps, axis=axis)
 
 
-def fixed_batch_renormalization(x: Any, gamma: Any, beta: Any, mean: Any, var: Any, eps: float = 2e-5) -> Any:
+def fixed_batch_renormalization(
+    x: Operand, gamma: Operand, beta: Operand, mean: Operand, var: Operand, eps: float = 2e-5
+) -> Variable:
     """Normalize with given mean and variance: :func:`fixed_batch_normalization` by its name in older programs."""
     axis = default_axis(len(x.shape), len(gamma.shape))
     return fixed_batch_normalization(x, gamma, beta, mean, var, eps, axis)
@@ -140,9 +143,9 @@ def _as_given(y: Any, x: Any) -> Any:
 
 
 def decorrelated_batch_normalization(
-    x: Any, *, groups: int = 16, eps: float = 2e-5, running_mean: Array = None, running_projection: Array = None,
-    decay: float = 0.9,
-) -> Any:  # fmt: skip
+    x: Operand, *, groups: int = 16, eps: float = 2e-5, running_mean: Array | None = None,
+    running_projection: Array | None = None, decay: float = 0.9,
+) -> Variable:  # fmt: skip
     """Channels of mean 0 and variance 1 that are not correlated within their group (ZCA whitening, Huang et al. 2018).
 
     y = P (x - m) with the mean m of the batch and P = (covariance + eps)^(-1/2) for each group of channels.
@@ -180,7 +183,9 @@ def _move(running: Array, value: Array, decay: float) -> None:
         running[...] = decay * running + (1 - decay) * value
 
 
-def fixed_decorrelated_batch_normalization(x: Any, mean: Any, projection: Any, groups: int = 16) -> Any:
+def fixed_decorrelated_batch_normalization(
+    x: Operand, mean: Operand, projection: Operand, groups: int = 16
+) -> Variable:
     """P (x - mean) for each group of channels, with given statistics.
 
     Args:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 Shape: TypeAlias = tuple[int, ...]
+PerAxis: TypeAlias = int | Sequence[int]  # one number for all axes, or one for each
 HostArray: TypeAlias = np.ndarray[Shape, np.dtype[Any]]
 IntArray: TypeAlias = np.ndarray[Shape, np.dtype[np.int64]]
 ByteArray: TypeAlias = np.ndarray[Shape, np.dtype[np.uint8]]

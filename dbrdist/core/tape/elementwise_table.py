@@ -27,7 +27,7 @@ from dbrdist.core.tape.checks import ArgumentError, Operands
 from dbrdist.core.tape.function_node import FunctionNode
 from dbrdist.core.tape.named_errors import naming_errors
 from dbrdist.core.tape.node import Value
-from dbrdist.core.tape.variable import Variable, as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_variable
 
 ROWS: dict[str, Row] = {}  # all rows by name, for tests and docs
 
@@ -263,10 +263,10 @@ def public(primitive: Any) -> Any:
     num_args, node = len(entry.args), entry.node
     names = (*entry.args, *entry.numbers)
 
-    def of_one(x: Any) -> Any:
+    def of_one(x: Operand) -> Variable:
         return node().apply((x,))[0]
 
-    def of_several(*given: Any, **named: Any) -> Any:
+    def of_several(*given: Any, **named: Any) -> Variable:
         values = _bound(entry, names, given, named)
         return entry.applied(values[:num_args], values[num_args:])
 

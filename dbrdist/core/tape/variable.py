@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -46,15 +46,9 @@ def hand_down_walk(walk: Callable[..., None]) -> None:
 
 # NumPy's names of the operators between an array and a Variable, and ours.
 _OPERATORS = {
-    "add": "add",
-    "divide": "div",
-    "floor_divide": "floor_div",
-    "matmul": "matmul",
-    "multiply": "mul",
-    "power": "power",
-    "remainder": "remainder",
-    "subtract": "sub",
-}
+    "add": "add", "divide": "div", "floor_divide": "floor_div", "matmul": "matmul", "multiply": "mul", "power": "power",
+    "remainder": "remainder", "subtract": "sub",
+}  # fmt: skip
 
 
 class Variable(Value):
@@ -497,3 +491,6 @@ def as_variable(obj: Any) -> Variable:
 def as_array(obj: Any) -> Array:
     """The array of a Variable, or an array as it is."""
     return obj.array if isinstance(obj, Variable) else obj
+
+
+Operand: TypeAlias = Variable | Array  # what functions take: no gradient goes to an array

@@ -153,7 +153,7 @@ def test_functions_are_pickled_by_their_public_name_and_keep_their_signature():
         function = getattr(F, name)
         assert pickle.loads(pickle.dumps(function)) is function
         assert function.__name__ == name or callable(getattr(dbrdist.functions, function.__name__))
-    assert str(inspect.signature(F.softmax)).startswith("(x: 'Any', axis: 'int' = 1)")
+    assert str(inspect.signature(F.softmax)).startswith("(x: 'Operand', axis: 'int' = 1)")
 
 
 def test_weights_without_elements_give_an_empty_or_a_zero_result():
