@@ -30,28 +30,26 @@ from dbrdist.datasets.loading.convert import concat_examples
 from dbrdist.errors import ConfigError
 from dbrdist.training.extension import as_extension
 
-TRANSFORMS: dict[str, Callable[[Any], Any]] = {
-    "random_crop": lambda s: _by_epoch(s.size, lambda size: T.RandomCrop(size, s.padding)),
-    "random_resized_crop": lambda s: _by_epoch(
-        s.size, lambda size: T.RandomResizedCrop(size, (s.smallest, s.largest), s.ratio, s.method)
-    ),
-    "random_flip": lambda s: T.RandomHorizontalFlip(),
-    "center_crop": lambda s: T.CenterCrop(s.size),
-    "center_resized_crop": lambda s: T.CenterResizedCrop(s.size, s.ratio, s.method),
-    "resize": lambda s: _by_epoch(s.size, lambda size: T.Resize(size, s.method)),
-    "color_jitter": lambda s: datasets.ColorJitter(s.brightness, s.contrast, s.saturation, s.hue),
-    "pca_lighting": lambda s: datasets.PCALighting(s.std),
-    "random_erasing": lambda s: datasets.RandomErasing(s.p, (s.smallest, s.largest), value=s.value),
-    "rand_augment": lambda s: datasets.RandAugment(
-        s.num_ops, s.magnitude, s.fill, std=s.std, increasing=s.increasing, p=s.p
-    ),
-    "trivial_augment": lambda s: datasets.TrivialAugment(s.fill),
-    "normalize": lambda s: T.Normalize(s.mean, s.std, s.scale),
+# Of transforms whose settings are written in another way than the arguments of what they make.
+_ARGUMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "random_resized_crop": lambda s: {
+        "size": s.size, "scale": (s.smallest, s.largest), "ratio": s.ratio, "method": s.method
+    },
+    "random_erasing": lambda s: {"p": s.p, "area": (s.smallest, s.largest), "value": s.value},
+}  # fmt: skip
+_MADE_BY: dict[str, Callable[..., Any]] = {
+    "random_resized_crop": T.RandomResizedCrop,
+    "random_erasing": datasets.RandomErasing,
 }
-MIXINGS: dict[str, Callable[[Any], Any]] = {
-    "mixup": lambda s: datasets.Mixup(s.alpha, s.p),
-    "cutmix": lambda s: datasets.CutMix(s.alpha, s.p),
-}
+
+
+def transform_of(settings: Settings) -> Any:
+    """What the settings of a transform make."""
+    name = settings.name
+    make = _MADE_BY[name] if name in _MADE_BY else made_by(settings)
+    given = _ARGUMENTS[name](settings) if name in _ARGUMENTS else arguments(settings, "per_batch")
+    size = given.pop("size", None)
+    return make(**given) if size is None else _by_epoch(size, functools.partial(make, **given))
 
 
 def _by_epoch(size: Any, make: Callable[[int], Any]) -> Any:
@@ -107,7 +105,7 @@ def data(config: Config, origin: Origin, find: FindImages = datasets.open_images
         words = f"{name} needs the number of classes; give your training data an attribute num_classes"
         raise ConfigError(f"{place}: transforms.train.{mixings[0][0]}: {words}")
     per = _batch_of_a_worker(config) if any(s.per_batch for _, s in mixings) else 1
-    mixed = datasets.MixedDataset(made.train, [MIXINGS[s.name](s) for _, s in mixings], num_classes, per)
+    mixed = datasets.MixedDataset(made.train, [transform_of(s) for _, s in mixings], num_classes, per)
     return made._replace(train=mixed)
 
 
@@ -220,7 +218,7 @@ def _is_image(x: Any) -> bool:
 def transforms(settings: tuple[Any, ...], part: str, origin: Origin) -> list[Any]:
     """The transforms in order, and at the end images as (C, H, W)."""
     made = [
-        _UserTransform(s, ("transforms", part, i), origin) if isinstance(s, Custom) else TRANSFORMS[s.name](s)
+        _UserTransform(s, ("transforms", part, i), origin) if isinstance(s, Custom) else transform_of(s)
         for i, s in enumerate(settings)
         if not isinstance(s, c.MIXING)
     ]

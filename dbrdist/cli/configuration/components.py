@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from dbrdist import models
+from dbrdist import datasets, models
 from dbrdist.cli.configuration.derived import derived
 from dbrdist.cli.configuration.settings import (
     Count,
     Fraction,
-    NotNegative,
     Path,
     Positive,
     Probability,
@@ -21,6 +20,8 @@ from dbrdist.cli.configuration.settings import (
     component,
     refuse,
 )
+from dbrdist.datasets.image import transforms as T
+from dbrdist.datasets.image.crops import Method
 
 # ---- models -----------------------------------------------------------------------------------------------------
 
@@ -115,7 +116,6 @@ Sizes = Annotated[
     int | tuple[tuple[int, int], ...],
     BeforeValidator(_sizes, json_schema_input_type=_OneSize | Tuple(_Pair, min_length=1)),
 ]
-Method = Literal["linear", "area", "bilinear", "bicubic"]
 
 
 def _fill(value: Any) -> Any:
@@ -134,15 +134,8 @@ Fill = Annotated[
 NumberOrNoise = Literal["noise"] | _Byte
 
 
-class RandomCrop(Settings):
-    """Cut a square at a random place."""
-
-    name: Literal["random_crop"]
-    """`random_crop`."""
-    size: Sizes
-    """Side of the square in pixels."""
-    padding: Annotated[int, Field(ge=0)] = 0
-    """Zeros added to each side before cutting, in pixels."""
+_KIND, _WORDS = get_args(Method)
+_METHOD = Annotated[_KIND, Field(description=_WORDS)]
 
 
 class RandomResizedCrop(Settings):
@@ -158,75 +151,7 @@ class RandomResizedCrop(Settings):
     """The largest part, as a fraction of the image's area."""
     ratio: Annotated[tuple[Positive, Positive], Field(strict=False)] = (0.75, 1.3333333333333333)
     """The least and the greatest ratio of the part's width to its height."""
-    method: Method = "linear"
-    """How it is resized: `linear` between pixels; `area`: means over areas where it shrinks; `bilinear` and `bicubic`:
-    filtered where it shrinks, as Pillow does."""
-
-
-class RandomFlip(Settings):
-    """Mirror left and right with probability one half."""
-
-    name: Literal["random_flip"]
-    """`random_flip`."""
-
-
-class CenterCrop(Settings):
-    """Cut the square in the middle."""
-
-    name: Literal["center_crop"]
-    """`center_crop`."""
-    size: Count
-    """Side of the square in pixels."""
-
-
-class CenterResizedCrop(Settings):
-    """Cut the square in the middle with a part of the shorter side, and resize it."""
-
-    name: Literal["center_resized_crop"]
-    """`center_resized_crop`."""
-    size: Count
-    """Side of the result in pixels."""
-    ratio: Annotated[float, Field(gt=0, le=1)] = 0.875
-    """Side of the square, as a fraction of the image's shorter side."""
-    method: Method = "linear"
-    """How it is resized: `linear` between pixels; `area`: means over areas where it shrinks; `bilinear` and `bicubic`:
-    filtered where it shrinks, as Pillow does."""
-
-
-class Resize(Settings):
-    """Bring the shorter side to a length."""
-
-    name: Literal["resize"]
-    """`resize`."""
-    size: Sizes
-    """The shorter side's new length in pixels."""
-    method: Method = "linear"
-    """How it is resized: `linear` between pixels; `area`: means over areas where it shrinks; `bilinear` and `bicubic`:
-    filtered where it shrinks, as Pillow does."""
-
-
-class ColorJitter(Settings):
-    """Change brightness, contrast, saturation and hue at random, in random order."""
-
-    name: Literal["color_jitter"]
-    """`color_jitter`."""
-    brightness: NotNegative = 0.4
-    """The factor is between 1 - this and 1 + this, at least 0."""
-    contrast: NotNegative = 0.4
-    """The factor of the distance from the mean luminance."""
-    saturation: NotNegative = 0.4
-    """The factor of the distance from the luminance of each pixel."""
-    hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
-    """The largest turn of the colours, as a fraction of the full circle."""
-
-
-class PcaLighting(Settings):
-    """Add a random colour along the principal components of ImageNet's colours."""
-
-    name: Literal["pca_lighting"]
-    """`pca_lighting`."""
-    std: NotNegative = 0.1
-    """Standard deviation of the strength of each component."""
+    method: _METHOD = "linear"
 
 
 class RandomErasing(Settings):
@@ -244,78 +169,33 @@ class RandomErasing(Settings):
     """What stands there: an integer from 0 to 255, or `noise`."""
 
 
-class RandAugment(Settings):
-    """Random operations of one magnitude: shears, translations, rotations, colours, contrast."""
-
-    name: Literal["rand_augment"]
-    """`rand_augment`."""
-    num_ops: Count = 2
-    """Number of operations for each image."""
-    magnitude: Annotated[float, Field(ge=0, le=30)] = 9.0
-    """Their strength, 0 to 30; with `increasing` at most 10."""
-    std: NotNegative = 0.0
-    """Standard deviation of a normal number that is added to the strength of each operation."""
-    increasing: bool = False
-    """Whether the operations are those of timm's `inc1`, whose severity grows with the strength, from 0 to 10."""
-    p: Probability = 1.0
-    """The probability that an operation, once drawn, is applied; timm takes 0.5."""
-    fill: Fill = 0
-    """What comes in from outside: an integer from 0 to 255, or one for each channel."""
+class _WithinMagnitude(Settings):
+    """The magnitude of timm's operations is at most 10."""
 
     @model_validator(mode="after")
-    def _within(self) -> RandAugment:
+    def _within(self) -> Self:
         if self.increasing and self.magnitude > 10:
             refuse("magnitude", f"must be at most 10 with increasing: true, got {self.magnitude:g}")
         return self
 
 
-class TrivialAugment(Settings):
-    """One random operation of a random strength: TrivialAugment, wide."""
-
-    name: Literal["trivial_augment"]
-    """`trivial_augment`."""
-    fill: Fill = 0
-    """What comes in from outside: an integer from 0 to 255, or one for each channel."""
-
-
-class Mixup(Settings):
-    """Mix each image with another one, and their labels; stands anywhere in the list, and comes after the others."""
-
-    name: Literal["mixup"]
-    """`mixup`."""
-    alpha: Positive = 0.2
-    """The share of the other image follows Beta(alpha, alpha)."""
-    p: Probability = 1.0
-    """The probability that an image is mixed."""
-    per_batch: bool = False
-    """Whether all images of a batch (of each virtual worker's) are mixed in one and the same way."""
-
-
-class CutMix(Settings):
-    """Put a rectangle of another image into each, and mix their labels; comes after the others, as mixup does."""
-
-    name: Literal["cutmix"]
-    """`cutmix`."""
-    alpha: Positive = 1.0
-    """The part of the image that is left follows Beta(alpha, alpha)."""
-    p: Probability = 1.0
-    """The probability that an image is mixed."""
-    per_batch: bool = False
-    """Whether all images of a batch (of each virtual worker's) are mixed in one and the same way."""
-
-
-class Normalize(Settings):
-    """(x / scale - mean) / std for each channel."""
-
-    name: Literal["normalize"]
-    """`normalize`."""
-    mean: Tuple(float, min_length=1)
-    """The mean of each channel, for pixels from 0 to 1."""
-    std: Tuple(Positive, min_length=1)
-    """The standard deviation of each channel, for pixels from 0 to 1."""
-    scale: Positive = 255.0
-    """The largest value of a pixel."""
-
+_PER_BATCH = Annotated[
+    bool,
+    Field(description="Whether all images of a batch (of each virtual worker's) are mixed in one and the same way."),
+]
+# A size may change with the epoch where the batches of an epoch are of one size.
+RandomCrop = derived(T.RandomCrop, size=(Sizes, ...))
+RandomFlip = derived(T.RandomHorizontalFlip, "random_flip", "RandomFlip")
+CenterCrop = derived(T.CenterCrop, size=(Count, ...))
+CenterResizedCrop = derived(T.CenterResizedCrop, size=(Count, ...))
+Resize = derived(T.Resize, size=(Sizes, ...))
+ColorJitter = derived(datasets.ColorJitter)
+PcaLighting = derived(datasets.PCALighting, "pca_lighting", "PcaLighting")
+RandAugment = derived(datasets.RandAugment, base=_WithinMagnitude, fill=(Fill, 0))
+TrivialAugment = derived(datasets.TrivialAugment, fill=(Fill, 0))
+Mixup = derived(datasets.Mixup, per_batch=(_PER_BATCH, False))
+CutMix = derived(datasets.CutMix, "cutmix", per_batch=(_PER_BATCH, False))
+Normalize = derived(T.Normalize, mean=(Tuple(float, min_length=1), ...), std=(Tuple(Positive, min_length=1), ...))
 
 _TRANSFORM = component(
     "transform",
@@ -352,7 +232,8 @@ class Transforms(Settings):
     """What happens to each image between decoding and batching, in this order."""
 
     train: Tuple(_TRANSFORM) = ()
-    """What happens to each training image, in this order; chance is a function of (seed, epoch, sample)."""
+    """What happens to each training image, in this order; chance is a function of (seed, epoch, sample). `mixup` and
+    `cutmix` come after the others, wherever they stand."""
     test: Tuple(_TRANSFORM) = ()
     """The same for test images; nothing random."""
 

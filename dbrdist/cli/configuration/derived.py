@@ -23,22 +23,29 @@ _MADE_BY: dict[type[Settings], Callable[..., Any]] = {}
 
 
 def derived(
-    made_by: Callable[..., Any], name: str | None = None, base: type[Settings] = Settings, **own: tuple[Any, Any]
+    made_by: Callable[..., Any],
+    name: str | None = None,
+    title: str | None = None,
+    *,
+    base: type[Settings] = Settings,
+    **own: tuple[Any, Any],
 ) -> type[Settings]:
     """The settings of a component: a field for each setting in the signature of the class or function.
 
-    `own` are pairs of a type and a default (... for none) for what configurations write in another way.
+    `own` are pairs of a type and a default (... for none) for what configurations write in another way, or what they
+    have besides. `title` is the name of the settings in schemas, where it is not that of the class.
     """
     name = name or name_of(made_by)
     fields: dict[str, Any] = {"name": (Annotated[Literal[name], Field(description=f"`{name}`.")], ...)}
     for one in settings_of(made_by):
-        kind, default = own.get(one.name, (field_type(one.kind, one.limit), one.default))
+        kind, default = own.get(one.name) or (field_type(one.kind, one.limit), one.default)
         default = (
             ... if default is inspect.Parameter.empty else () if default is None and one.name not in own else default
         )
         fields[one.name] = (Annotated[kind, Field(description=one.description)], default)
+    fields.update((field, both) for field, both in own.items() if field not in fields)
     words = " ".join((inspect.getdoc(made_by) or "").partition("\n\n")[0].split())
-    title = made_by.__name__ if isinstance(made_by, type) else name.title().replace("_", "")
+    title = title or (made_by.__name__ if isinstance(made_by, type) else name.title().replace("_", ""))
     made: type[Settings] = create_model(title, __base__=base, __doc__=words, __module__=__name__, **fields)
     _MADE_BY[made] = made_by
     return made

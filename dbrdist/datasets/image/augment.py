@@ -5,12 +5,14 @@ All of them take and give uint8, draw from the ``rng`` they are handed, and leav
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
+from dbrdist.core.names.limits import Limit, count, count_or_zero, not_negative, share
 from dbrdist.datasets.image import pixels
 from dbrdist.datasets.image.images import Image
 from dbrdist.datasets.image.transforms import Transform, needs
@@ -21,6 +23,12 @@ def _bytes(image: Image, transform: Transform) -> Image:
         name, hint = type(transform).__name__, "put it in front of Normalize, and use images that are read as bytes"
         raise ValueError(f"expected an image (H, W, C) of uint8 for {name}, got {image.dtype} of {image.shape}; {hint}")
     return image
+
+
+_HALF_A_TURN = Limit("a number from 0 to 0.5", ge=0, le=0.5)
+_MAGNITUDE = Limit("a number from 0 to 30", ge=0, le=30)
+_OPERATIONS = dataclasses.replace(count_or_zero, configured=count.configured)
+Fill: TypeAlias = Annotated[Any, "What comes in from outside: an integer from 0 to 255, or one for each channel."]
 
 
 class ColorJitter(Transform):
@@ -34,15 +42,16 @@ class ColorJitter(Transform):
     is_random = True
 
     def __init__(
-        self, brightness: float = 0.4, contrast: float = 0.4, saturation: float = 0.4, hue: float = 0.0
+        self,
+        brightness: Annotated[float, not_negative, "The factor is between 1 - this and 1 + this, at least 0."] = 0.4,
+        contrast: Annotated[float, not_negative, "The factor of the distance from the mean luminance."] = 0.4,
+        saturation: Annotated[
+            float, not_negative, "The factor of the distance from the luminance of each pixel."
+        ] = 0.4,
+        hue: Annotated[float, _HALF_A_TURN, "The largest turn of the colours, as a fraction of the full circle."] = 0.0,
     ) -> None:
         self.strengths = (brightness, contrast, saturation)
         self.hue = hue
-        if min(self.strengths) < 0 or not 0 <= hue <= 0.5:
-            raise ValueError(
-                f"expected brightness, contrast and saturation of at least 0 and hue from 0 to 0.5, "
-                f"got {brightness}, {contrast}, {saturation} and {hue}"
-            )
 
     def image(self, image: Image, rng: Any) -> Image:
         image = _bytes(image, self)
@@ -78,9 +87,9 @@ class PCALighting(Transform):
         [[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]]
     )  # a component in each column
 
-    def __init__(self, std: float = 0.1) -> None:
-        if not std >= 0:
-            raise ValueError(f"expected a standard deviation of at least 0, got {std}")
+    def __init__(
+        self, std: Annotated[float, not_negative, "Standard deviation of the strength of each component."] = 0.1
+    ) -> None:
         self.std = std
 
     def image(self, image: Image, rng: Any) -> Image:
@@ -232,22 +241,24 @@ class RandAugment(Transform):
 
     def __init__(
         self,
-        num_ops: int = 2,
-        magnitude: float = 9,
-        fill: Any = 0,
+        num_ops: Annotated[int, _OPERATIONS, "Number of operations for each image."] = 2,
+        magnitude: Annotated[float, _MAGNITUDE, "Their strength, 0 to 30; with `increasing` at most 10."] = 9.0,
+        fill: Fill = 0,
         *,
-        std: float = 0.0,
-        increasing: bool = False,
-        p: float = 1.0,
+        std: Annotated[
+            float,
+            not_negative,
+            "Standard deviation of a normal number that is added to the strength of each operation.",
+        ] = 0.0,
+        increasing: Annotated[
+            bool,
+            "Whether the operations are those of timm's `inc1`, whose severity grows with the strength, from 0 to 10.",
+        ] = False,
+        p: Annotated[float, share, "The probability that an operation, once drawn, is applied; timm takes 0.5."] = 1.0,
     ) -> None:
         self.largest = LARGEST_INCREASING if increasing else LARGEST_MAGNITUDE
-        if num_ops < 0 or not 0 <= magnitude <= self.largest:
-            raise ValueError(
-                f"expected num_ops of at least 0 and a magnitude from 0 to {self.largest}, "
-                f"got {num_ops} and {magnitude}"
-            )
-        if not std >= 0 or not 0 <= p <= 1:
-            raise ValueError(f"expected std of at least 0 and p from 0 to 1, got {std} and {p}")
+        if magnitude > self.largest:
+            raise ValueError(f"expected a magnitude from 0 to {self.largest}, got {magnitude}")
         self.num_ops, self.magnitude, self.fill = num_ops, magnitude, fill
         self.std, self.increasing, self.p = std, increasing, p
 
@@ -299,7 +310,7 @@ class TrivialAugment(Transform):
 
     is_random = True
 
-    def __init__(self, fill: Any = 0) -> None:
+    def __init__(self, fill: Fill = 0) -> None:
         self.fill = fill
 
     def image(self, image: Image, rng: Any) -> Image:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 
+from dbrdist.core.names.limits import count_or_zero, part
 from dbrdist.datasets.image.images import (
     ANY_METHOD,
     METHODS,
@@ -16,6 +17,13 @@ from dbrdist.datasets.image.images import (
     resize,
 )
 from dbrdist.datasets.image.transform_base import Transform, needs
+
+# How images are resized, as a setting.
+Method: TypeAlias = Annotated[
+    Literal["linear", "area", "bilinear", "bicubic"],
+    "How it is resized: `linear` between pixels; `area`: means over areas where it shrinks; `bilinear` and `bicubic`: "
+    "filtered where it shrinks, as Pillow does.",
+]
 
 
 def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
@@ -55,7 +63,11 @@ class RandomCrop(Transform):
 
     is_random = True
 
-    def __init__(self, size: int | tuple[int, int], padding: int = 0) -> None:
+    def __init__(
+        self,
+        size: Annotated[int | tuple[int, int], "Side of the square in pixels."],
+        padding: Annotated[int, count_or_zero, "Zeros added to each side before cutting, in pixels."] = 0,
+    ) -> None:
         self.size = _pair(size)
         self.padding = padding
 
@@ -76,7 +88,7 @@ class RandomCrop(Transform):
 class CenterCrop(Transform):
     """The window of ``size`` in the middle; the image must not be smaller."""
 
-    def __init__(self, size: int | tuple[int, int]) -> None:
+    def __init__(self, size: Annotated[int | tuple[int, int], "Side of the square in pixels."]) -> None:
         self.size = _pair(size)
 
     def image(self, image: Image, rng: Any) -> Image:
@@ -95,9 +107,12 @@ class CenterResizedCrop(Transform):
     With 224 of 256, the default, it shows about what a Resize to 256 and a CenterCrop of 224 show.
     """
 
-    def __init__(self, size: int | tuple[int, int], ratio: float = 224 / 256, method: str = "linear") -> None:
-        if not 0 < ratio <= 1:
-            raise ValueError(f"expected a ratio above 0 and at most 1, got {ratio}")
+    def __init__(
+        self,
+        size: Annotated[int | tuple[int, int], "Side of the result in pixels."],
+        ratio: Annotated[float, part, "Side of the square, as a fraction of the image's shorter side."] = 224 / 256,
+        method: Method = "linear",
+    ) -> None:
         self.size = _pair(size)
         self.ratio = ratio
         self.method = one_method(method)
@@ -109,7 +124,7 @@ class CenterResizedCrop(Transform):
 
 
 class RandomHorizontalFlip(Transform):
-    """The image mirrored left to right with probability ``p``."""
+    """The image mirrored left to right at random: with probability ``p``, one half by default."""
 
     is_random = True
 
@@ -123,9 +138,13 @@ class RandomHorizontalFlip(Transform):
 
 
 class Resize(Transform):
-    """The image at another size: an integer is the new shorter side, a pair is (height, width)."""
+    """The image at another size: ``size`` is the new shorter side, or a pair of height and width."""
 
-    def __init__(self, size: int | tuple[int, int], method: str = "linear") -> None:
+    def __init__(
+        self,
+        size: Annotated[int | tuple[int, int], "The shorter side's new length in pixels."],
+        method: Method = "linear",
+    ) -> None:
         self.size = size
         self._pair = _pair(size)
         self.method = one_method(method)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
 from dbrdist.core.array.backend import Array
 from dbrdist.core.array.random import generator, permutation
+from dbrdist.core.names.limits import positive, share
 from dbrdist.datasets.loading.base import Batch, DatasetMixin, get_batch, join
 from dbrdist.datasets.loading.convert import concat_examples
 from dbrdist.datasets.loading.memory import reused
@@ -29,6 +30,9 @@ def positions(seed: int, epoch: int, n: int) -> Array:
     found = np.empty(n, np.int32)
     found[order] = np.arange(n, dtype=np.int32)
     return found
+
+
+Share: TypeAlias = Annotated[float, share, "The probability that an image is mixed."]
 
 
 class Mixing:
@@ -53,9 +57,16 @@ class Mixing:
 
 
 class Mixup(Mixing):
-    """``w out + (1 - w) other`` (Zhang et al. 2018, arXiv:1710.09412), w in 256ths; integers are rounded to nearest."""
+    """Each image mixed with another one, and their labels (Zhang et al. 2018, arXiv:1710.09412).
 
-    def __init__(self, alpha: float = 0.2, p: float = 1.0) -> None:
+    It becomes ``w out + (1 - w) other``, w in 256ths; integers are rounded to nearest.
+    """
+
+    def __init__(
+        self,
+        alpha: Annotated[float, positive, "The share of the other image follows Beta(alpha, alpha)."] = 0.2,
+        p: Share = 1.0,
+    ) -> None:
         super().__init__(alpha, p)
 
     def mix(self, out: Any, other: Any, rng: Any, axes: tuple[int, int]) -> float:
@@ -70,11 +81,18 @@ class Mixup(Mixing):
 
 
 class CutMix(Mixing):
-    """A rectangle of ``other`` put into ``out`` at the same place (Yun et al. 2019, arXiv:1905.04899).
+    """A rectangle of another image put into each, and their labels mixed (Yun et al. 2019, arXiv:1905.04899).
 
     Its sides are sqrt(1 - w) of the image's with w from Beta(alpha, alpha), its centre is uniform, and what lies beyond
     the image is cut off; the weight is what is left.
     """
+
+    def __init__(
+        self,
+        alpha: Annotated[float, positive, "The part of the image that is left follows Beta(alpha, alpha)."] = 1.0,
+        p: Share = 1.0,
+    ) -> None:
+        super().__init__(alpha, p)
 
     def mix(self, out: Any, other: Any, rng: Any, axes: tuple[int, int]) -> float:
         side = math.sqrt(1 - rng.beta(self.alpha, self.alpha))

@@ -13,12 +13,13 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from dbrdist.core.array.backend import Array, get_array_module
 from dbrdist.core.array.random import SampleGenerator
+from dbrdist.core.names.limits import positive
 from dbrdist.datasets.image.crops import CenterCrop as CenterCrop
 from dbrdist.datasets.image.crops import CenterResizedCrop as CenterResizedCrop
 from dbrdist.datasets.image.crops import RandomCrop as RandomCrop
@@ -45,7 +46,12 @@ class Normalize(Transform):
 
     is_pixelwise = True
 
-    def __init__(self, mean: Sequence[float] | float, std: Sequence[float] | float, scale: float = 255.0) -> None:
+    def __init__(
+        self,
+        mean: Annotated[Sequence[float] | float, "The mean of each channel, for pixels from 0 to 1."],
+        std: Annotated[Sequence[float] | float, "The standard deviation of each channel, for pixels from 0 to 1."],
+        scale: Annotated[float, positive, "The largest value of a pixel."] = 255.0,
+    ) -> None:
         self.mean = np.atleast_1d(np.asarray(mean, np.float64))
         self.std = np.atleast_1d(np.asarray(std, np.float64))
         self.scale = scale

@@ -1,9 +1,18 @@
 """Tests of dbrdist.cli.configuration.components."""
 
-import pytest
+from typing import get_args
 
-from dbrdist.cli.configuration import components
+import pytest
+from pydantic import ValidationError
+
+from dbrdist.cli.configuration import components, derived
+from dbrdist.core.names.limits import settings_of
 from tests.each import each
+
+
+def name_in(cls):
+    """The name of a component in configurations."""
+    return get_args(cls.model_fields["name"].annotation)[0]
 
 
 @each(
@@ -19,3 +28,39 @@ def test_sizes_over_the_epochs(value):
     else:
         with pytest.raises(Exception, match="expected a size of at least 1, or pairs"):
             components._sizes(value)
+
+
+TRANSFORMS = {
+    "random_crop": {"size": 4}, "center_crop": {"size": 4}, "center_resized_crop": {"size": 4}, "resize": {"size": 4},
+    "color_jitter": {}, "pca_lighting": {}, "rand_augment": {}, "trivial_augment": {}, "mixup": {}, "cutmix": {},
+    "normalize": {"mean": [0.5], "std": [0.2]}, "random_flip": {},
+}  # fmt: skip
+CLASSES = {
+    name_in(cls): cls
+    for cls in vars(components).values()
+    if isinstance(cls, type) and cls in vars(derived)["_MADE_BY"] and name_in(cls) in TRANSFORMS
+}
+
+
+def outside(limit):
+    """Numbers just outside a limit."""
+    return [
+        *([limit.gt] if limit.gt is not None else []), *([limit.ge - 1] if limit.ge is not None else []),
+        *([limit.lt] if limit.lt is not None else []), *([limit.le + 1] if limit.le is not None else []),
+    ]  # fmt: skip
+
+
+@each(name=[*TRANSFORMS])
+def test_limits_of_transforms_hold_in_configurations_and_in_python(name):
+    settings, needed = CLASSES[name], TRANSFORMS[name]
+    settings(name=name, **needed)
+    for one in settings_of(derived.made_by(settings)):
+        for value in [] if one.limit is None else outside(one.limit):
+            with pytest.raises(ValidationError, match=one.name):
+                settings(name=name, **{**needed, one.name: value})
+            with pytest.raises(ValueError, match="expected"):
+                derived.made_by(settings)(**{**needed, one.name: value})
+
+
+def test_all_derived_transforms_are_looked_at():
+    assert set(CLASSES) == set(TRANSFORMS)

@@ -9,6 +9,7 @@ from dbrdist import functions as F
 from dbrdist import optimizers
 from dbrdist.comm import VirtualUpdater, create_communicator, run_threads
 from dbrdist.comm.steps import virtual
+from dbrdist.core.model.parameter import Parameter
 from dbrdist.datasets.loading.serial import SerialIterator
 from dbrdist.links import Linear
 from tests.comm import virtual_contract
@@ -87,3 +88,24 @@ def test_epochs_of_virtual_workers_are_counted(monkeypatch, auto_new_epoch):
     for _ in range(5):
         updater.update()
     assert told == ([(2, True), (4, True)] if auto_new_epoch else [])
+
+
+def test_new_parameters_are_taken_from_rank_0():
+    """A parameter that comes between two steps has rank 0's value on all ranks, as with multi-node optimizers."""
+    data = [(np.full(2, i, "f4"), np.ones(1, "f4")) for i in range(8)]
+
+    def body(comm):
+        link = Linear(2, 1)
+        optimizer = optimizers.SGD(0.0).setup(link)
+        updater = VirtualUpdater(
+            SerialIterator(data, 4, virtual_workers=2, rank=comm.rank, size=comm.size), optimizer, comm,
+            loss_func=lambda x, t: F.mean_squared_error(link(x) + getattr(link, "more", 0), t),
+        )  # fmt: skip
+        updater.update()
+        with link.init_scope():
+            link.more = Parameter(np.full(1, comm.rank + 5, "f4"))
+        optimizer.setup(link)
+        updater.update()
+        return link.more.array.tolist()
+
+    assert run_threads(2, body, timeout_seconds=60) == [[5.0], [5.0]]
