@@ -37,7 +37,7 @@ WORKERS = os.environ.get("WORKERS", "2")
 RANKS = os.environ.get("RANKS", "1 2 3 4").split()
 EXTRAS = os.environ.get("EXTRAS", "mpich,image,dev")
 # Own CUDA kernels, compiled by g++, and what cuDNN is asked for.
-ON_HOST = ("gpu_all_kernels", "gpu_cudnn", "host_cudnn", "host_ops", "gpu_normalization", "gpu_sums")
+ON_HOST = ("gpu_all_kernels", "gpu_cudnn", "gpu_mixed", "host_cudnn", "host_ops", "gpu_normalization", "gpu_sums")
 OF_WHEEL = ("cli", "comm", "contracts", "core", "functions", "kernels", "links", "models", "optimizers", "training")
 # As root, and with more ranks than cores, Open MPI wants these.
 OPENMPI = {

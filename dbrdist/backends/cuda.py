@@ -110,8 +110,8 @@ def check_cuda_available() -> None:
     """Raise RuntimeError where no GPU can be used."""
     if not _is_available():
         raise RuntimeError(
-            "no GPU or no CuPy was found; install dbrdist[cuda12x] or dbrdist[cuda13x] "
-            "on a machine with an NVIDIA GPU, or choose the device -1 (CPU)"
+            "no GPU or no CuPy was found; install dbrdist[cuda12x] or dbrdist[cuda13x] on a machine with an NVIDIA "
+            f"GPU, or choose the device -1 (CPU): {backend.why_no_gpu() or 'CuPy finds no GPU'}"
         )
 
 

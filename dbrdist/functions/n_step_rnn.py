@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from dbrdist import kernels
 from dbrdist.core.array.array_operations import summed_to
 from dbrdist.core.array.backend import Array, get_array_module
@@ -239,7 +241,7 @@ class RecurrentLayer(FunctionNode):
         gb = summed_to(gzx, (len(W),))
         rules: tuple[Callable[[], Array], ...] = (
             *[lambda g=g: g for g in gs],
-            lambda: xp.dot(gzx, W),
+            lambda: xp.dot(gzx, W if xp is np else W.astype(dtype, copy=False)),
             lambda: xp.dot(gzx.T, x),
             lambda: xp.dot(gzh.T, self.before),
             lambda: gb,

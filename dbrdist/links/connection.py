@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
+from dbrdist.core.array.config import MIXED, config, get_dtype
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.variable import as_array
 from dbrdist.functions.connection import bilinear, embed_id, linear, whole_batch_axes
@@ -79,7 +83,8 @@ class Linear(Link):
 class EmbedID(Link):
     """y = W[x], one vector of ``out_size`` per id from 0 to ``in_size`` - 1; W (in_size, out_size).
 
-    ``initialW`` defaults to Normal(1.0); ids equal to ``ignore_label`` give zeros.
+    ``initialW`` defaults to Normal(1.0); ids equal to ``ignore_label`` give zeros. With ``dtype`` ``mixed16`` or
+    ``mixedbf16`` the table is float32 and its rows leave in 16 bits, so that what follows computes in 16 bits.
 
     Args:
         in_size: number of ids.
@@ -107,7 +112,8 @@ class EmbedID(Link):
 
     def forward(self, x: Any) -> Any:
         """x: integers of any shape; the result has one axis more."""
-        return embed_id(x, self.W, self.ignore_label)
+        y = embed_id(x, self.W, self.ignore_label)
+        return ops.cast(y, get_dtype()) if config.dtype in MIXED and y.dtype == np.float32 else y
 
 
 class Bilinear(Link):

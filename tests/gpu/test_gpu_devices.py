@@ -86,7 +86,10 @@ def test_a_network_trains_on_the_second_device(device, second, rng):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("spec, intra_rank, index", [("gpu", 0, 0), ("gpu", 1, 1), ("gpu:0", 1, 0), ("gpu:1", 0, 1)])
+@pytest.mark.parametrize(
+    "spec, intra_rank, index",
+    [("gpu", 0, 0), ("gpu", 1, 1), ("gpu", 2, 0), ("gpu", 5, 1), ("gpu:0", 1, 0), ("gpu:1", 0, 1)],
+)
 def test_each_rank_takes_the_device_of_its_number(second, spec, intra_rank, index):
     """As a run does that was told ``device: gpu``."""
     pytest.importorskip("pydantic")
@@ -102,3 +105,41 @@ def test_each_rank_takes_the_device_of_its_number(second, spec, intra_rank, inde
     assert made.device == get_device(("@cupy", index))
     assert {backend.device_of(p.array) for p in made.task.params()} == {made.device}
     assert second.xp.cuda.Device().id == index
+
+
+def test_a_rank_that_sees_one_gpu_takes_it(second, monkeypatch):
+    """As under Slurm with ``--gpus-per-task=1``, or with ``dbrdist-launch --gpus rank``."""
+    monkeypatch.setattr(second.xp.cuda.runtime, "getDeviceCount", lambda: 1)
+    test_each_rank_takes_the_device_of_its_number(second, "gpu", 3, 0)
+
+
+def test_one_check_says_why_a_gpu_cannot_be_used(device, monkeypatch):
+    xp = device.xp
+    monkeypatch.setattr(backend, "_usable", set())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    a, link = np.ones(2, np.float32), L.Linear(2, 2)
+    ways = [
+        lambda: get_device("@cupy:7").use(),
+        lambda: get_device("@cupy:7").send(a),
+        lambda: using_device(7).__enter__(),
+        lambda: link.to_device(7),
+    ]
+    for way in ways:
+        with pytest.raises(
+            RuntimeError, match=r"@cupy:7 cannot be used: .*numbers 0 to 1; CUDA_VISIBLE_DEVICES is '0,1'; '@numpy'"
+        ):
+            way()
+
+    def no_driver():
+        raise RuntimeError("cudaErrorInsufficientDriver: CUDA driver version is insufficient")
+
+    monkeypatch.setattr(xp.cuda.runtime, "getDeviceCount", no_driver)
+    for way in ways:
+        with pytest.raises(RuntimeError, match=r"InsufficientDriver.*install NVIDIA's driver.*dbrdist\[cuda13x\]"):
+            way()
+
+
+@pytest.fixture(autouse=True)
+def needs_a_gpu(on):
+    if on == "numpy":
+        pytest.skip("host memory is always there")

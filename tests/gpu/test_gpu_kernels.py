@@ -88,7 +88,7 @@ def test_linear(sizes, dtype, device, rng, served):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_linear_with_weights_in_float32(dtype, device, rng, served):
+def test_linear_with_weights_in_float32(dtype, device, rng, served, on):
     """As mixed precision has it: outputs of 16 bits, gradients of the weights in float32."""
     x, gy = numbers(rng, (9, 20), dtype), numbers(rng, (9, 12), dtype)
     W, b = numbers(rng, (12, 20), "float32"), numbers(rng, 12, "float32")
@@ -101,12 +101,13 @@ def test_linear_with_weights_in_float32(dtype, device, rng, served):
     y.grad = there[3]
     y.backward()
     assert_close(device, v[0].grad, wgy @ wW, 8)
-    assert_close(device, v[1].grad, wgy.T @ wx, 64)
+    rounded = 8 * eps_of(there[0].dtype) / eps_of(W.dtype)  # CuPy's product is rounded to 16 bits
+    assert_close(device, v[1].grad, wgy.T @ wx, rounded if on == "cupy" else 64)
     assert_close(device, v[2].grad, wgy.sum(0), 64)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_products(dtype, device, rng, served, xp):
+def test_products(dtype, device, rng, served, xp, on):
     """In every layout, into new memory and into given one, of the type or of that of its sums."""
     for m, k, n in [(1, 1, 1), (5, 1, 3), (1, 4, 6), (6, 7, 1), (17, 33, 12), (256, 64, 128)]:
         a, b = numbers(rng, (m, k), dtype), numbers(rng, (k, n), dtype)
@@ -119,7 +120,8 @@ def test_products(dtype, device, rng, served, xp):
                 for kind in (a.dtype, backend.accumulation_dtype(a.dtype)):
                     room = xp.full((m, n), np.nan, kind)
                     assert kernels.matmul(left, right, room) is room
-                    assert_close(device, room, exact, 32)
+                    rounded = 32 if on != "cupy" or kind == a.dtype else 8 * eps_of(a.dtype) / eps_of(kind)
+                    assert_close(device, room, exact, rounded)
         served("matmul", there.T, there)
     every_other = put(device, np.zeros((8, 8), a.dtype))[::2, ::2]
     assert_close(device, kernels.matmul(every_other, every_other), np.zeros((4, 4)), 0)

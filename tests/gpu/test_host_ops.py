@@ -124,11 +124,26 @@ def test_products_of_one_type_go_where_they_are_wanted(dtype, device, rng):
     room = device.xp.empty((5, 3), there[0].dtype)
     assert cuda_ops.matmul(*there, room)(*there, room) is room
     assert_near(room, exact, 8)
-    other = "float16" if dtype == "float32" else "float32"
-    refuses(cuda_ops.matmul, there[0], there[1].astype(other))
-    refuses(cuda_ops.matmul, *there, room.astype(other))
-    refuses(cuda_ops.matmul, *there, device.xp.empty((3, 5), room.dtype).T)
+    if dtype == "float32":
+        refuses(cuda_ops.matmul, *there, room.astype("e"))
+        refuses(cuda_ops.matmul, *there, device.xp.empty((3, 5), room.dtype).T)
+    refuses(cuda_ops.matmul, there[0], there[1].astype("d"))
     refuses(cuda_ops.matmul, *there, np.empty((5, 3), room.dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_float32_is_narrowed_beside_16_bits(dtype, device, rng):
+    a, b = draw(rng, (5, 7), dtype), draw(rng, (7, 3), "float32")
+    narrow, wide, same = put(device, a, b, b.astype(a.dtype))
+    exact = a.astype("d") @ b.astype(a.dtype).astype("d")
+    y = cuda_ops.matmul(narrow, wide)(narrow, wide)
+    assert y.dtype == a.dtype
+    assert_near(y, exact, 8)
+    z = cuda_ops.matmul(wide.T, narrow.T)(wide.T, narrow.T)
+    assert z.dtype == F32 and np.abs(np.asarray(z).T - exact).max() <= 8 * eps_of(a.dtype) * np.abs(exact).max()
+    for room in (device.xp.empty((5, 3), F32), device.xp.empty((3, 5), F32).T):
+        assert cuda_ops.matmul(narrow, same, room)(narrow, same, room) is room
+        assert np.abs(np.asarray(room) - exact).max() <= 8 * eps_of(a.dtype) * np.abs(exact).max()
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -31,7 +31,7 @@ MORE = {
     "batch_norm.statistics": "#batch-normalization", "stop": "#ending-at-a-target",
     "accumulate": "#updates-by-several-ranks", "local_steps": "#updates-by-several-ranks",
     "double_buffering": "#updates-by-several-ranks", "parameter_audit": "communicators.md#are-all-ranks-still-equal",
-    "device": "gpu-status.md", "audit": "reproducible.md#audit",
+    "device": "gpu.md", "audit": "reproducible.md#audit",
 }  # fmt: skip
 _COUNTS = {2: "two", 3: "three"}
 

@@ -13,7 +13,7 @@ from dbrdist.cli.configuration.schema import Config
 from dbrdist.cli.output.words import counted
 from dbrdist.comm import create_multi_node_evaluator
 from dbrdist.core.array import random
-from dbrdist.core.array.backend import get_device
+from dbrdist.core.array.backend import bus_id_of_device, get_device, num_gpus
 from dbrdist.core.array.config import global_config
 from dbrdist.datasets import open_images
 from dbrdist.datasets.loading.prefetch import MultiprocessIterator, MultithreadIterator
@@ -35,6 +35,7 @@ class Parts(NamedTuple):
 def parts(config: Config, origin: Origin, intra_rank: int, size: int, find: build.FindImages = open_images) -> Parts:
     """Make data and network; the network has all its shapes. ``find`` gives the index of a folder of images."""
     global_config.dtype = config.dtype
+    global_config.cudnn_deterministic = config.deterministic
     global_config.float32_products = config.float32_products
     random.set_seed(config.seed)
     device = _device(config, origin, intra_rank)
@@ -63,11 +64,50 @@ def _device(config: Config, origin: Origin, intra_rank: int) -> Any:
         return None
     _, _, number = config.device.partition(":")
     try:
-        device = get_device(("@cupy", int(number) if number else intra_rank))
+        device = get_device(("@cupy", int(number) if number else intra_rank % max(num_gpus(), 1)))
         device.use()  # from now on: CuPy puts what it computes on the current device
         return device
     except Exception as error:
         raise ConfigError(f"{origin.where(('device',))}: device: {config.device} cannot be used: {error}") from error
+
+
+def share_gpus(config: Config, origin: Origin, comm: Any) -> str:
+    """Compare the GPUs of the ranks. Collective: the same error on all where one could have been had alone.
+
+    Returns a sentence where ranks share GPUs because there are fewer, else an empty text.
+    """
+    if config.device == "cpu" or comm.size == 1:
+        return ""
+    mine = comm.inter_rank, bus_id_of_device(), num_gpus()
+    return sharing_of_gpus(config, origin, comm.allgather_obj(mine))
+
+
+def sharing_of_gpus(config: Config, origin: Origin, places: list[tuple[int, str, int]]) -> str:
+    """As :func:`share_gpus`; for each rank its host, the bus id of its GPU, and how many GPUs it sees."""
+    users: dict[tuple[int, str], list[int]] = {}
+    seen: dict[int, int] = {}
+    for rank, (host, bus, num_visible) in enumerate(places):
+        users.setdefault((host, bus), []).append(rank)
+        seen[host] = max(seen.get(host, 0), num_visible)
+    shared = {place: ranks for place, ranks in users.items() if len(ranks) > 1}
+    if not shared:
+        return ""
+    for (host, bus), ranks in shared.items():
+        num_used = sum(place[0] == host for place in users)
+        names = " and ".join(map(str, ranks))
+        if config.communicator == "pure_nccl":
+            raise ConfigError(
+                f"{origin.where(('device',))}: device: {config.device}: ranks {names} would share the GPU {bus}, which "
+                f"NCCL refuses; start at most {counted(seen[host], 'rank')} on a host, or take communicator: auto"
+            )
+        if num_used < seen[host]:
+            raise ConfigError(
+                f"{origin.where(('device',))}: device: {config.device}: ranks {names} would share the GPU {bus}, "
+                f"though {counted(seen[host] - num_used, 'GPU')} of their host would stay idle; write device: gpu, and "
+                "let each rank see all GPUs of its host or one of its own (CUDA_VISIBLE_DEVICES)"
+            )
+    most = max(map(len, shared.values()))
+    return f"GPUs are shared: up to {most} ranks on one, since there are fewer GPUs than ranks"
 
 
 def check_sizes(config: Config, origin: Origin, num_examples: int, size: int) -> None:

@@ -345,7 +345,9 @@ class Config(Settings):
     loss_scale: LossScale = "auto"
     """Factor of the loss in backward; `auto` is a dynamic one for float16 and mixed16, and none for other types."""
     device: form(r"cpu|gpu(:\d+)?", "cpu, gpu or gpu:N") = "cpu"
-    """`cpu`, `gpu` (the one of this rank within its host) or `gpu:N`."""
+    """`cpu`, `gpu` (the visible one whose number is the rank's within its host, modulo their number) or `gpu:N`."""
+    deterministic: bool = False
+    """Whether a GPU computes the same bits each time, which takes it longer; a CPU always does."""
     workers: Annotated[int, Field(ge=0, le=256)] = 0
     """Processes per rank that load and transform examples; 0 does it in the rank itself."""
     threads: Annotated[int, Field(ge=0, le=256)] = 0

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.cli.builders import batch_norm, build, build_updates, memory, preflight
-from dbrdist.cli.builders.assemble import evaluator, iterator, parts
+from dbrdist.cli.builders.assemble import evaluator, iterator, parts, share_gpus
 from dbrdist.cli.builders.plan import describe, left_over
 from dbrdist.cli.configuration.load import Origin, described
 from dbrdist.cli.configuration.schema import Config, interval
@@ -97,6 +97,8 @@ class Run:
             made_of = config.model_copy(update={"init_from": None}) if has_weights else config
             self.parts = parts(made_of, origin, comm.intra_rank, comm.size, find)
             preflight.check(config, origin, self.parts)
+        sharing = share_gpus(config, origin, comm)
+        with alike(comm):
             need = memory.measure(config, origin, self.parts) if comm.rank == 0 else None  # by one rank alone
             batch_norm.share(config, origin, self.parts.task, comm)
             self.optimizer = build_updates.optimizer(config, origin, self.parts.task)
@@ -112,6 +114,8 @@ class Run:
         )
         self.trainer = self._trainer()
         self.plan = describe(config, self.parts, comm.size)
+        if sharing:
+            self.plan.append(sharing)
         if comm.rank == 0:
             self.plan += memory.sentence(need, config, comm.size, comm.intra_size)
 

@@ -5,8 +5,10 @@ Written against CuPy 14 and tested on a stand-in and on one GPU, never on severa
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -22,6 +24,7 @@ from dbrdist.comm.transport import message
 from dbrdist.comm.transport.call_log import Call
 from dbrdist.core.array import backend
 from dbrdist.core.array.backend import Array
+from dbrdist.errors import CommunicatorError
 
 # NumPy's types that NCCL adds, and as which of its own; other numbers are added here. Complex ones are pairs.
 _TYPES = {
@@ -29,9 +32,41 @@ _TYPES = {
     "uint8": ("NCCL_UINT8", 1), "int32": ("NCCL_INT32", 1), "uint32": ("NCCL_UINT32", 1), "int64": ("NCCL_INT64", 1),
     "uint64": ("NCCL_UINT64", 1), "complex64": ("NCCL_FLOAT32", 2), "complex128": ("NCCL_FLOAT64", 2),
 }  # fmt: skip
+_LOOK_SECONDS = 0.5  # between two looks for errors
 _ID_WORDS = 16  # a unique id has 128 bytes
 
 Adder: TypeAlias = Callable[[Call, Array], None]
+
+
+class _ErrorWatch:
+    """Asks NCCL for errors of collectives under way, which it reports to nobody: whoever waits for them waits forever.
+
+    On an error the communicator is aborted, which ends that wait, and the thread raises: that ends the job with a
+    report of this rank, as any exception of a thread does (``failure/abort.py``).
+    """
+
+    def __init__(self, comm: Any, rank: int) -> None:
+        self._comm, self._rank = comm, rank
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"NCCL errors of rank {rank}", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Stop asking."""
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(_LOOK_SECONDS):
+            try:
+                self._comm.check_async_error()
+            except Exception as error:  # CuPy's class comes with NCCL alone
+                with contextlib.suppress(Exception):
+                    self._comm.abort()
+                raise CommunicatorError(
+                    f"rank {self._rank}: NCCL reports an error in a collective that was under way: {error}; another "
+                    "rank or its GPU was lost, or the network; NCCL_DEBUG=INFO says more"
+                ) from error
 
 
 class Ring:
@@ -49,22 +84,26 @@ class Ring:
         self._size, self._rank = size, rank
         self._comm = nccl.NcclCommunicator(size, unique_id, rank)
         self.device = backend.current_device()
+        self._errors = _ErrorWatch(self._comm, rank) if hasattr(self._comm, "check_async_error") else None
 
     def free(self) -> None:
         """Give it back. Collective."""
+        if self._errors is not None:
+            self._errors.end()
         self._comm.destroy()
 
     def reduce(self, x: Array, factors: Sequence[float] | None = None, divisor: float | None = None) -> None:
         """Replace the 1-d dense ``x`` by ``sum(factors[k] * x of rank k) / divisor``; 16-bit types in float32."""
         if x.size == 0:
             return
-        if x.dtype.name in _TYPES:
-            if factors is not None:
-                x *= x.dtype.type(factors[self._rank])
-            self._add(x)
-            message.divide(x, divisor)
-        else:
-            self._add_here(x, factors, divisor)
+        with backend.on(x):  # on the device of the ring, whichever is current now: streams belong to a device
+            if x.dtype.name in _TYPES:
+                if factors is not None:
+                    x *= x.dtype.type(factors[self._rank])
+                self._add(x)
+                message.divide(x, divisor)
+            else:
+                self._add_here(x, factors, divisor)
 
     def _add(self, x: Array) -> None:
         """By NCCL's own sum."""
@@ -149,9 +188,10 @@ class NcclGradients:
         if dtype == grad.dtype:
             self._ring.reduce(grad, factors, divisor)
             return
-        travelling = (grad * grad.dtype.type(scale)).astype(dtype)
-        self._ring.reduce(travelling, factors, divisor)
-        grad[...] = travelling.astype(grad.dtype) / grad.dtype.type(scale)
+        with backend.on(grad):
+            travelling = (grad * grad.dtype.type(scale)).astype(dtype)
+            self._ring.reduce(travelling, factors, divisor)
+            grad[...] = travelling.astype(grad.dtype) / grad.dtype.type(scale)
 
 
 class NcclReducer(FlatReducer):

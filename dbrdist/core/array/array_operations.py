@@ -17,7 +17,9 @@ from dbrdist.core.array.backend import (
     zeros,
     zeros_as,
 )
+from dbrdist.core.array.config import config
 from dbrdist.core.array.elementwise import elementwise, fused
+from dbrdist.core.array.ordered_sums import add_in_order
 from dbrdist.core.array.sums import read_only, sum_over, sum_rows
 from dbrdist.core.array.types import HostArray
 
@@ -144,7 +146,9 @@ def scattered(x: Array, slices: Any, shape: tuple[int, ...], to_images: bool, ou
         y[slices] = x
         return y
     wide = x.astype(y.dtype, copy=False)
-    if not _placed_by_row(y, slices, wide):
+    if not isinstance(y, np.ndarray) and config.cudnn_deterministic and y.flags.c_contiguous:
+        add_in_order(y, slices, wide)
+    elif not _placed_by_row(y, slices, wide):
         xp.add.at(y, slices, wide)
     return y if y.dtype == x.dtype else elementwise(lambda v: v.astype(x.dtype), y)
 

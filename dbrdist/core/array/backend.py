@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -177,7 +178,10 @@ class GpuDevice(Device):
 
     @property
     def device(self) -> Any:
-        """CuPy's own object for this device."""
+        """CuPy's own object for this device; an error that says what to do where it cannot be used."""
+        if self.index not in _usable:
+            require_gpu(self.index)
+            _usable.add(self.index)
         return self.xp.cuda.Device(self.index)
 
     @property
@@ -223,6 +227,55 @@ def import_cupy() -> Any:
             "expected CuPy for a GPU device, but it cannot be imported; install dbrdist[cuda12x] or dbrdist[cuda13x]"
         ) from e
     return cupy
+
+
+_usable: set[int] = set()  # the numbers of GPUs that were asked for and are there
+
+
+def num_gpus() -> int:
+    """How many GPUs this process can use; 0 where there is no driver."""
+    try:
+        return int(import_cupy().cuda.runtime.getDeviceCount())
+    except ImportError:
+        raise
+    except Exception:  # CuPy's errors have classes of their own
+        return 0
+
+
+def why_no_gpu(index: int = 0) -> str:
+    """Why GPU ``index`` cannot be used in this process, and what to do; an empty text where it can."""
+    try:
+        runtime = import_cupy().cuda.runtime
+    except ImportError as e:
+        return str(e)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    shown = "CUDA_VISIBLE_DEVICES is not set" if visible is None else f"CUDA_VISIBLE_DEVICES is {visible!r}"
+    try:
+        count = int(runtime.getDeviceCount())
+    except AttributeError:  # what stands for CuPy in a test
+        return ""
+    except Exception as e:
+        said = str(e)
+        if "InsufficientDriver" in said:
+            said += "; install NVIDIA's driver, or one that is new enough for this CuPy (`nvidia-smi` names its CUDA)"
+            said += "; dbrdist[cuda12x] and dbrdist[cuda13x] bring CuPy for CUDA 12 and 13"
+        elif "NoDevice" in said:
+            said += "; run on a machine with an NVIDIA GPU, and under Slurm ask for one (--gpus-per-task=1)"
+        return f"CuPy finds no GPU: {said}; {shown}"
+    if count == 0:
+        return f"CuPy finds no GPU; {shown}; run on a machine with an NVIDIA GPU, or let this process see one"
+    if index >= count:
+        which = "only number 0" if count == 1 else f"numbers 0 to {count - 1}"
+        return f"there is no GPU {index}: this process sees {which}; {shown}"
+    return ""
+
+
+def require_gpu(index: int = 0) -> None:
+    """Raise RuntimeError (without CuPy ImportError) where a GPU cannot be used, saying why and what to do."""
+    import_cupy()
+    reason = why_no_gpu(index)
+    if reason:
+        raise RuntimeError(f"the device @cupy:{index} cannot be used: {reason}; '@numpy' computes on the CPU")
 
 
 def import_cupyx_special() -> Any:
@@ -346,7 +399,7 @@ def to_device(a: Any, device: Device) -> Any:
     if is_there:
         there = _from_gpu_to_gpu(memory, cupy.cuda, device.index)
     else:
-        with cupy.cuda.Device(device.index):
+        with device.device:  # type: ignore[attr-defined]
             there = cupy.asarray(memory, order="C")
     return there.transpose(0, 3, 1, 2) if a.ndim == 4 else there
 

@@ -278,11 +278,14 @@ def set_debug(debug: bool) -> None:
     config.debug = debug
 
 
+MIXED = (mixed16, mixedbf16)  # float32 parameters, and 16 bits in between
+
+
 def get_dtype(dtype: Any = None, map_mixed16: Any = None) -> Any:
     """``dtype``, or where it is None the configured one; a mixed type gives ``map_mixed16``, or where it is None the
     16 bits in which it computes."""
     chosen = config.dtype if dtype is None else dtype
-    if chosen in (mixed16, mixedbf16):
+    if chosen in MIXED:
         if map_mixed16 is not None:
             return as_dtype(map_mixed16)
         chosen = "float16" if chosen == mixed16 else "bfloat16"

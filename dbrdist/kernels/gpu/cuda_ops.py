@@ -87,11 +87,23 @@ def relu_backward_of_sum(y: Array, a: Array, b: Array, out: Array | None = None)
 
 
 def matmul(a: Array, b: Array, out: Array | None = None) -> Plan:
-    """The product of two matrices of one type; CuPy adds 16-bit products in float32."""
+    """The product of two matrices; CuPy adds 16-bit products in float32. Beside a 16-bit one float32 is narrowed."""
     require(a, b, out)
-    if a.dtype != b.dtype or (out is not None and (out.dtype != a.dtype or not out.flags.c_contiguous)):
+    if a.dtype == b.dtype and (out is None or (out.dtype == a.dtype and out.flags.c_contiguous)):
+        return lambda a, b, out=None: a.dot(b, out)
+    narrow = [x.dtype for x in (a, b) if x.dtype.itemsize == 2]
+    if not narrow or any(x.dtype not in (narrow[0], np.float32) for x in (a, b)):
         raise Unsupported("several types")
-    return lambda a, b, out=None: a.dot(b, out)
+    dtype, own = narrow[0], a.dtype
+
+    def plan(a: Array, b: Array, out: Array | None = None) -> Array:
+        y = a.astype(dtype, copy=False).dot(b.astype(dtype, copy=False))
+        if out is None:
+            return y.astype(own, copy=False)
+        out[...] = y
+        return out
+
+    return plan
 
 
 def linear(x: Array, W: Array, b: Array | None) -> Plan:

@@ -162,6 +162,12 @@ def column_sums(x: Array, dtype: Any, out: Array | None = None) -> Array:
 
 def packed(b: Array, rows: int, is_often: bool) -> Callable[[Array, Array], None]:
     """A function of a and out that adds the product a b to out, summed in the accumulation type."""
+    if not isinstance(b, np.ndarray) and b.dtype.itemsize == 2:  # CuPy sums 16-bit products in float32
+
+        def add_narrow(a: Array, out: Array) -> None:
+            out += a.dot(b)
+
+        return add_narrow
     wide = b.astype(_wide(b, b), copy=False)
 
     def add_product(a: Array, out: Array) -> None:

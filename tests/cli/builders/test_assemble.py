@@ -67,3 +67,36 @@ def test_own_metrics_and_extensions(run, own_parts):
     calls = sys.modules["door"].calls
     assert [n for word, n in calls if word == "each"] == [1, 2, 3]
     assert [n for word, n in calls if word == "some"] == [2]
+
+
+A, B = "0000:1", "0000:2"
+
+
+@each(
+    case=[
+        ([(0, A, 2), (0, B, 2)], ""),
+        ([(0, A, 1), (0, B, 1)], ""),  # each rank sees a GPU of its own
+        ([(0, A, 1), (1, A, 1)], ""),  # of two hosts
+        ([(0, A, 1), (0, A, 1)], "up to 2 ranks on one"),
+        ([(0, A, 2), (0, B, 2), (0, A, 2)], "up to 2 ranks on one"),
+        ([(0, A, 2), (0, A, 2)], "ranks 0 and 1 would share the GPU 0000:1, though 1 GPU of"),
+        ([(0, A, 1), (1, B, 2), (1, B, 2)], "ranks 1 and 2 would share the GPU 0000:2"),
+    ]
+)  # fmt: skip
+def test_ranks_share_a_gpu_only_where_there_are_too_few(case):
+    places, expected = case
+    origin = SimpleNamespace(where=lambda path: "run.yaml:1:1")
+    if "would" in expected:
+        with pytest.raises(ConfigError, match=expected):
+            assemble.sharing_of_gpus(checked("device: gpu\n"), origin, places)
+    else:
+        said = assemble.sharing_of_gpus(checked("device: gpu\n"), origin, places)
+        assert expected in said and bool(said) == bool(expected)
+
+
+def test_nccl_wants_a_gpu_for_each_rank():
+    origin = SimpleNamespace(where=lambda path: "run.yaml:1:1")
+    own = checked("device: gpu\ncommunicator: pure_nccl\n")
+    with pytest.raises(ConfigError, match="ranks 0 and 1 would share the GPU 0000:1, which NCCL refuses"):
+        assemble.sharing_of_gpus(own, origin, [(0, A, 1), (0, A, 1)])
+    assert assemble.sharing_of_gpus(own, origin, [(0, A, 2), (0, B, 2)]) == ""

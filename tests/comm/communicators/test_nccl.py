@@ -283,3 +283,44 @@ def test_pure_nccl_says_what_it_needs(monkeypatch, reason):
     error = Nccl().misfit()
     text = "'pure_nccl' expected CuPy with NCCL, and a GPU on every rank, but CuPy finds no GPU; use 'auto' or 'flat'"
     assert error is None if not reason else type(error) is RuntimeError and text in str(error)
+
+
+# ---- errors of collectives under way
+
+
+class Failing(FakeNccl):
+    """One that finds an error at the third look."""
+
+    looks = 0
+
+    def check_async_error(self):
+        self.looks += 1
+        if self.looks == 3:
+            raise RuntimeError("NCCL_ERROR_REMOTE_ERROR")
+
+    def abort(self):
+        self.log.append(("abort",))
+
+
+def test_an_error_of_a_collective_aborts_it_and_ends_the_thread_with_a_report(monkeypatch):
+    died = []
+    monkeypatch.setattr(nccl, "_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(nccl.threading, "excepthook", died.append)
+    monkeypatch.setattr(backend, "current_device", lambda: "device 0")
+    fake = Failing(np.zeros(3))
+    ring = Ring(fake, 3, b"id", 1)
+    ring._errors._thread.join(60)
+    assert fake.log[-1] == ("abort",) and fake.looks == 3
+    (args,) = died
+    assert isinstance(args.exc_value, nccl.CommunicatorError)
+    assert "rank 1: NCCL reports an error" in str(args.exc_value) and "REMOTE_ERROR" in str(args.exc_value)
+    ring.free()
+
+
+def test_nobody_asks_after_the_end(monkeypatch):
+    monkeypatch.setattr(nccl, "_LOOK_SECONDS", 1000)
+    monkeypatch.setattr(backend, "current_device", lambda: "device 0")
+    fake = Failing(np.zeros(3))
+    ring = Ring(fake, 3, b"id", 1)
+    ring.free()
+    assert not ring._errors._thread.is_alive() and fake.looks == 0 and fake.log[-1] == ("destroy",)
