@@ -41,15 +41,18 @@ def elsewhere(arrays: Iterable[Any]) -> int | None:
 
 def elsewhere_in(values: Iterable[Any]) -> int | None:
     """As :func:`elsewhere`, for arguments of functions: arrays may also be in lists, tuples and dictionaries."""
+    number = _first_number(values)
+    return None if number is None or number == current_number() else number
+
+
+def _first_number(values: Iterable[Any]) -> int | None:
     for x in values:
         if isinstance(x, (list, tuple)):
-            inner = elsewhere_in(x)
-        elif isinstance(x, dict):
-            inner = elsewhere_in(x.values())
+            number = _first_number(x)
         else:
-            inner = number_of(x)
-        if inner is not None:
-            return None if inner == sys.modules["cupy"].cuda.runtime.getDevice() else inner
+            number = _first_number(x.values()) if isinstance(x, dict) else number_of(x)
+        if number is not None:
+            return number
     return None
 
 
