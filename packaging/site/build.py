@@ -32,8 +32,8 @@ NAV = [
     ("Tutorials", ["tutorials/README.md", "tutorials/own-images.md", "tutorials/slurm.md", "tutorials/from-pytorch.md",
                    "tutorials/from-chainer.md", "tutorials/large-batches.md"]),
     ("Guides", ["answers.md", "train.md", "data.md", "launch.md", "communicators.md", "reproducible.md",
-                "gpu.md", "inference.md", "export.md", "onnx-operators.md", "profiling.md", "watch.md", "pytorch.md", "chainer.md",
-                "examples/README.md"]),
+                "gpu.md", "inference.md", "export.md", "onnx-operators.md", "profiling.md", "watch.md", "pytorch.md",
+                "chainer.md", "examples/README.md"]),
     ("Project", ["versions.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md",
                  "MAINTAINERS.md", "figures.md", "gpu-status.md", "architecture.md", "operations.md"]),
 ]  # fmt: skip
