@@ -31,7 +31,10 @@ def iterator_of(comm, n=NUM_EXAMPLES, batch=8, kind=SerialIterator, **options):
     return kind(data_of(n), batch, **({"rank": comm.rank, "size": comm.size, "seed": 1} | options))
 
 
-def trainer_of(comm, iterator, num_steps=4, out="never written", agrees=True):
+_folder = tempfile.TemporaryDirectory(prefix="dbrdist-trainers-")  # the Trainer makes its folder, and writes nothing
+
+
+def trainer_of(comm, iterator, num_steps=4, out=_folder.name, agrees=True):
     model = Net()
     updater = StandardUpdater(iterator, create_multi_node_optimizer(optimizers.SGD(0.01), comm).setup(model))
     trainer = Trainer(updater, (num_steps, "iteration"), out)
