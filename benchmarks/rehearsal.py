@@ -1,9 +1,11 @@
-"""What `dbrdist-train --rehearse` predicts of a step, and steps that were run, on one host and on two.
+"""What `dbrdist-train --rehearse` predicts, and what runs did: time of a step, bytes on the network, memory of a rank.
 
-ResNet-18 on made-up images of 64 pixels, a few for each rank, with and without virtual workers. The speed of a rank is
-that of runs without communication, as many at the same time as the job has ranks, since ranks of a host share cores and
-memory. Two hosts are namespaces joined by a cable of 1 Gbit/s (two_hosts.py: Linux, root). Medians of steps; goal: each
-within 25 % of the prediction.
+ResNet-18 on made-up images of 64 pixels, a few for each rank, with and without virtual workers, on one host and on two.
+The speed of a rank is that of runs without communication, as many at the same time as the job has ranks, since ranks of
+a host share cores and memory. Two hosts are namespaces joined by a cable of 1 Gbit/s (two_hosts.py: Linux, root).
+Times are medians of steps; bytes are those that the first host's interface counts in the last steps; memory is what the
+largest resident memory of a rank grows by with the batch. Goal: each within 25 % of the prediction. It takes two
+minutes; more ranks with --ranks.
 
     python benchmarks/rehearsal.py --record
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -31,6 +34,7 @@ from dbrdist.cli.configuration import load
 from dbrdist.cli.running import rehearsal
 
 PER_RANK, NUM_STEPS, NUM_FIRST, NUM_PARAMETERS = 4, 14, 4, 11_689_512
+MEMORY_BATCHES = (32, 128)
 RATE, GIGABITS, MICROSECONDS = "1gbit", 1.0, 50.0
 GOAL = 0.25
 CONFIG = """
@@ -51,17 +55,21 @@ def batch_of(ranks: int, is_virtual: bool) -> str:
     return f"batch={PER_RANK * ranks}"
 
 
+def entries(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
 def seconds_of(out: Path) -> float:
     """The median of a run's steps, without the first ones."""
-    times = [json.loads(line)["elapsed_time"] for line in (out / "log.jsonl").read_text().splitlines()]
+    times = [entry["elapsed_time"] for entry in entries(out)]
     return statistics.median([b - a for a, b in zip(times[NUM_FIRST:], times[NUM_FIRST + 1 :])])
 
 
-def train(start: list[str], folder: Path, out: str, *words: str) -> subprocess.Popen[bytes]:
+def train(start: list[str], folder: Path, out: str, *words: str, steps: int = NUM_STEPS) -> subprocess.Popen[bytes]:
     program = [sys.executable, "-m", "dbrdist.cli.train"]
-    more = [f"out={out}", f"iterations={NUM_STEPS}", "--overwrite", *words]
+    more = [f"out={folder / out}", f"data.root={folder / 'data'}", f"iterations={steps}", "--overwrite", *words]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([*start, *program, "c.yaml", *more], cwd=folder, env=env, stdout=subprocess.DEVNULL)
+    return subprocess.Popen([*start, *program, str(folder / "c.yaml"), *more], env=env, stdout=subprocess.DEVNULL)
 
 
 def finished(*jobs: subprocess.Popen[bytes]) -> None:
@@ -69,48 +77,107 @@ def finished(*jobs: subprocess.Popen[bytes]) -> None:
         raise SystemExit(f"a run ended with code {codes[0]}")
 
 
-def compare(folder: Path, ranks: int, hosts: Any, is_virtual: bool) -> dict[str, float]:
-    """Measured and predicted seconds of a step."""
-    alone = [[] if hosts is None else hosts.inside(rank * 2 // ranks) for rank in range(ranks)]
-    finished(*(train(start, folder, f"alone-{k}", f"batch={PER_RANK}") for k, start in enumerate(alone)))
-    rate = PER_RANK / statistics.mean(seconds_of(folder / f"alone-{k}") for k in range(ranks))
-    mpiexec = shutil.which("mpiexec") or "mpiexec"
-    start = [mpiexec, "-n", str(ranks)] if hosts is None else hosts.mpiexec(mpiexec, ranks)
-    words = batch_of(ranks, is_virtual)
-    finished(train(start, folder, "job", words))
-    config, _ = load.load(folder / "c.yaml", [words])
-    per_host = ranks if hosts is None else ranks // 2
+# ---- time and bytes --------------------------------------------------------------------------------------------------
+
+
+class Place:
+    """One host or two, and the speed of its ranks."""
+
+    def __init__(self, folder: Path, hosts: Any) -> None:
+        self.folder, self.hosts = folder, hosts
+        self.rate = functools.cache(self._rate)
+
+    def _rate(self, ranks: int) -> float:
+        """Examples per second of a rank without communication."""
+        alone = [[] if self.hosts is None else self.hosts.inside(rank * 2 // ranks) for rank in range(ranks)]
+        jobs = (train(start, self.folder, f"alone-{k}", f"batch={PER_RANK}") for k, start in enumerate(alone))
+        finished(*jobs)
+        return PER_RANK / statistics.mean(seconds_of(self.folder / f"alone-{k}") for k in range(ranks))
+
+    def run(self, ranks: int, words: str, steps: int) -> tuple[float, int]:
+        """Seconds of a step, and the bytes that the first host has sent in all."""
+        mpiexec = shutil.which("mpiexec") or "mpiexec"
+        start = [mpiexec, "-n", str(ranks)] if self.hosts is None else self.hosts.mpiexec(mpiexec, ranks)
+        before = self.sent()
+        finished(train(start, self.folder, "job", words, steps=steps))
+        return seconds_of(self.folder / "job") if steps > NUM_FIRST + 1 else 0.0, self.sent() - before
+
+    def sent(self) -> int:
+        if self.hosts is None:
+            return 0
+        words = [*self.hosts.inside(0), "cat", f"/sys/class/net/{two_hosts.INTERFACE}/statistics/tx_bytes"]
+        return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+
+
+def compare(place: Place, ranks: int, is_virtual: bool) -> dict[str, dict[str, float]]:
+    """Measured and predicted seconds of a step, and bytes that a host sends in one."""
+    words, rate = batch_of(ranks, is_virtual), place.rate(ranks)
+    seconds, num_bytes = place.run(ranks, words, NUM_STEPS)
+    config, _ = load.load(place.folder / "c.yaml", [words])
+    per_host = ranks if place.hosts is None else ranks // 2
     job = rehearsal.Job(ranks, per_host, GIGABITS, MICROSECONDS, rate)
     measured = rehearsal.Measured(NUM_PARAMETERS, 4 * NUM_PARAMETERS, 1 / rate, None)
-    return {"measured": seconds_of(folder / "job"), "predicted": rehearsal.predict(config, job, measured).step}
+    found = {"seconds": {"measured": seconds, "predicted": rehearsal.predict(config, job, measured).step}}
+    if place.hosts is not None:
+        _, first = place.run(ranks, words, NUM_FIRST)
+        predicted = rehearsal.ring_bytes(job.hosts, rehearsal.wire_bytes(config, measured))
+        found["bytes"] = {"measured": (num_bytes - first) / (NUM_STEPS - NUM_FIRST), "predicted": predicted}
+    return found
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+def memory(folder: Path) -> dict[str, float]:
+    """Bytes of a rank for more examples in a step: a start needs more than the step of a few."""
+    resident, predicted = [], []
+    for batch in MEMORY_BATCHES:
+        words = [f"batch={batch}"]
+        finished(train([], folder, f"memory-{batch}", *words, steps=2))
+        resident.append(max(entry["memory_bytes"] for entry in entries(folder / f"memory-{batch}")))
+        config, origin = load.load(folder / "c.yaml", words)
+        need = rehearsal.measure(config, origin, rehearsal.Job(1, 1, examples_per_second=1.0)).memory_bytes
+        assert need is not None
+        predicted.append(need)
+    return {"measured": resident[1] - resident[0], "predicted": predicted[1] - predicted[0]}
+
+
+# ---- all of it -------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def places(names: list[str]) -> Iterator[dict[str, Any]]:
+def places(names: list[str], folder: Path) -> Iterator[dict[str, Place]]:
     with contextlib.ExitStack() as stack:
-        yield {name: stack.enter_context(two_hosts.TwoHosts(RATE)) if name == "two hosts" else None for name in names}
+        hosts = {n: stack.enter_context(two_hosts.TwoHosts(RATE)) if n == "two hosts" else None for n in names}
+        yield {name: Place(folder, found) for name, found in hosts.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--hosts", choices=["one host", "two hosts"], nargs="*", default=["one host", "two hosts"])
+    parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2], help="of the jobs; on two hosts the even ones")
     parser.add_argument("--record", action="store_true", help="write the result to benchmarks/records")
     args = parser.parse_args()
     results: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as name, places(args.hosts) as hosts:
+
+    def note(key: str, found: dict[str, float], unit: str, scale: float) -> None:
+        results[key] = found
+        measured, predicted = found["measured"] / scale, found["predicted"] / scale
+        print(f"{key:<48} {measured:8.3f} {unit}, predicted {predicted:.3f}: {measured / predicted:.2f}", flush=True)
+
+    with tempfile.TemporaryDirectory() as name, places(args.hosts, Path(name)) as found_places:
         folder = Path(name)
         rehearsal.make_photographs(str(folder / "data"), 64)
         (folder / "c.yaml").write_text(CONFIG)
-        for place, where in hosts.items():
-            for ranks in (1, 2, 3, 4) if where is None else (2, 4):
+        note(f"memory for {MEMORY_BATCHES[1] - MEMORY_BATCHES[0]} more examples", memory(folder), "MB", 1e6)
+        for place_name, place in found_places.items():
+            for ranks in args.ranks if place.hosts is None else [n for n in args.ranks if n % 2 == 0]:
                 for kind in ("plain", "virtual workers"):
-                    key = f"{place}, {ranks} ranks, {kind}"
-                    found = results[key] = compare(folder, ranks, where, kind != "plain")
-                    ratio = found["measured"] / found["predicted"]
-                    print(
-                        f"{key:<36} {found['measured']:.3f} s, predicted {found['predicted']:.3f}: {ratio:.2f}",
-                        flush=True,
-                    )
+                    key = f"{place_name}, {ranks} ranks, {kind}"
+                    found = compare(place, ranks, kind != "plain")
+                    note(key, found["seconds"], "s ", 1)
+                    if "bytes" in found:
+                        note(f"{key}, sent", found["bytes"], "MB", 1e6)
     worst = max(abs(r["measured"] / r["predicted"] - 1) for r in results.values())
     print(f"largest difference {worst:.0%} (goal: {GOAL:.0%})")
     if args.record:
