@@ -102,10 +102,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--images", type=int, default=NUM_IMAGES)
     parser.add_argument("--record", action="store_true", help="write the result to benchmarks/records")
+    parser.add_argument("--only-make", action="store_true", help="make the folders, for a run later on")
     args = parser.parse_args()
     large, small = args.folder / f"{args.images}", args.folder / f"{NUM_CLASSES}"
     make_tree(args.root, small, NUM_CLASSES)
     make_tree(args.root, large, args.images)
+    if args.only_make:
+        return
     results: dict[str, Any] = {}
     _, base = first_step(small, args.folder / "out")
     for name in ("scan", "index"):
