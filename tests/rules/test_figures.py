@@ -82,3 +82,37 @@ def test_a_record_replaces_that_of_its_own_machine_alone(records, monkeypatch):
     found = {cpu: (name[-7:], record["results"]["ratio"]) for cpu, (name, record) in figures.newest("lstm").items()}
     day = harness.date.today().isoformat()[-2:]
     assert found == {"Xeon": (f"{day}.json", 0.9), "EPYC": ("-2.json", 0.6), "RISC-V": ("-3.json", 0.7)}
+
+
+AWAITED = {
+    "loader-torch": {"pillow": {"ours_relative": 2.5}, "simplejpeg": {"ours_relative": 1.25}},
+    "many-files": {
+        "scan": {"seconds": 9.0, "host_bytes_more": 70e6},
+        "index": {"seconds": 3.0, "host_bytes_more": 90e6},
+    },
+    "snapshot-pause": {
+        "at once": {"median_seconds": 0.6},
+        "background": {"median_seconds": 0.05, "pauses": [0.04, 0.06]},
+    },
+    "gradient-error": {"ratio": 1.05},
+    "rehearsal": {"a": {"measured": 9, "predicted": 10}, "b": {"measured": 11.5, "predicted": 10}},
+}
+SAID = {
+    "loader-torch": "2.50; 1.25",
+    "many-files": "9.0 s, with an index 3.0 s; 90 MB",
+    "snapshot-pause": "0.050 s, 0.060 at most; written at once 0.60 s",
+    "gradient-error": "1.05",
+    "rehearsal": "0.90 to 1.15 (furthest: b)",
+}
+
+
+@pytest.mark.parametrize("kind", AWAITED)
+def test_rows_that_wait_for_a_record_come_with_it(records, kind):
+    for path in records.glob(f"{kind}-*.json"):
+        path.unlink()
+    [row] = [row for rows in figures.GROUPS.values() for row in rows if row.kinds == kind]
+    assert figures.lines(row, "x") == []
+    content = {"machine": {"cpu": "Some Xeon"}, "results": AWAITED[kind]}
+    (records / f"{kind}-2030-01-01.json").write_text(json.dumps(content))
+    [line] = figures.lines(row, "x")
+    assert f"| {row.what} | {row.goal} | {SAID[kind]} | Xeon | [2030-01-01](x/{kind}-2030-01-01.json) |" in line
