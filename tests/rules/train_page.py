@@ -29,7 +29,9 @@ MORE = {
     "communicator": "communicators.md#which", "zero": "#updates-by-several-ranks",
     "compression": "#updates-by-several-ranks", "gradient_dtype": "#updates-by-several-ranks",
     "batch_norm.statistics": "#batch-normalization", "stop": "#ending-at-a-target",
-    "accumulate": "#updates-by-several-ranks", "local_steps": "#updates-by-several-ranks",
+    "lr_finder": "#learning-rate-finder", "log.wandb": "#loggers", "log.mlflow": "#loggers", "log.csv": "#loggers",
+    "log.examples": "watch.md#test-images", "accumulate": "#updates-by-several-ranks",
+    "local_steps": "#updates-by-several-ranks",
     "double_buffering": "#updates-by-several-ranks", "parameter_audit": "communicators.md#are-all-ranks-still-equal",
     "device": "gpu.md", "audit": "reproducible.md#audit",
 }  # fmt: skip

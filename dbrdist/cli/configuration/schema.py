@@ -7,16 +7,16 @@ stand under `args`; it is imported from the working directory.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from dbrdist.cli.configuration import components as parts
 from dbrdist.cli.configuration import updates
 from dbrdist.cli.configuration.derived import takes
+from dbrdist.cli.configuration.periods import Period, Periods, interval
 from dbrdist.cli.configuration.settings import (
     BY_TAG,
     Count,
@@ -34,64 +34,6 @@ from dbrdist.cli.configuration.settings import (
     refuse,
 )
 from dbrdist.core.names.exclusions import conflicts
-
-# ---- when -------------------------------------------------------------------------------------------------------
-
-
-def _period(value: Any) -> Any:
-    """`1 epoch`, `0.5 epochs` or `200 iterations` as (period, unit)."""
-    if isinstance(value, str):
-        found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(epoch|iteration)s?\s*", value)
-        if found:
-            period = float(found[1])
-            if period > 0 and (found[2] == "epoch" or period.is_integer()):
-                return f"{found[1]} {found[2]}"
-    raise PydanticCustomError("period", "expected a period such as '1 epoch', '0.5 epochs' or '200 iterations'")
-
-
-_NUMBER = r"(?=[0-9.]*[1-9])[0-9]*\.?[0-9]+"
-_PERIOD = rf"\s*({_NUMBER}\s*epoch|(?=[0-9.]*[1-9])([0-9]+|[0-9]*\.0+)\s*iteration)s?\s*"
-
-
-def _written(pattern: str) -> Any:
-    """Text of a pattern, for editors."""
-    return Annotated[str, WithJsonSchema({"type": "string", "pattern": f"^({pattern})$", "format": "period"})]
-
-
-Period = Annotated[str, BeforeValidator(_period, json_schema_input_type=_written(_PERIOD))]
-
-SECONDS = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
-
-
-def _periods(value: Any) -> Any:
-    """Periods of a run, or of time, joined by `or`: `1 epoch or 30 minutes`."""
-    if not isinstance(value, str):
-        raise PydanticCustomError("period", _PERIODS_WANTED)
-    return " or ".join(_time(part) or _one_period(part) for part in re.split(r"\bor\b", value))
-
-
-def _time(text: str) -> str | None:
-    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(second|minute|hour)s?\s*", text)
-    return f"{found[1]} {found[2]}" if found and float(found[1]) > 0 else None
-
-
-def _one_period(text: str) -> str:
-    try:
-        return str(_period(text))
-    except PydanticCustomError:
-        raise PydanticCustomError("period", _PERIODS_WANTED) from None
-
-
-_PERIODS_WANTED: Any = "expected a period such as '1 epoch', '200 iterations', '30 minutes' or '1 epoch or 2 hours'"
-_ONE_OF_ALL = rf"({_PERIOD}|\s*{_NUMBER}\s*(second|minute|hour)s?\s*)"
-_ALL = rf"{_ONE_OF_ALL}(\bor\b{_ONE_OF_ALL})*"
-Periods = Annotated[str, BeforeValidator(_periods, json_schema_input_type=_written(_ALL))]
-
-
-def interval(period: str) -> tuple[float, str]:
-    """`"0.5 epoch"` as `(0.5, "epoch")`, and whole numbers as int: what a trigger takes."""
-    number, unit = period.split()
-    return (float(number) if unit == "epoch" and not float(number).is_integer() else int(float(number))), unit
 
 
 def _loss_scale(value: Any) -> Any:
@@ -136,6 +78,12 @@ class Log(Settings):
     """Time between two lines: epochs or iterations."""
     tensorboard: bool = False
     """Whether the lines are written as event files for TensorBoard too, into the run's folder."""
+    csv: bool = False
+    """Whether the lines are written as a table, `log.csv` in the run's folder, too."""
+    wandb: dict[str, Any] | None = None
+    """Arguments of `wandb.init`, such as `project`, for Weights & Biases; null sends nothing there."""
+    mlflow: dict[str, Any] | None = None
+    """`tracking_uri` and arguments of `mlflow.start_run`, such as `run_name`, for MLflow; null sends nothing there."""
     examples: Annotated[int, Field(ge=0, le=1000)] = 12
     """Test images that the report shows with their predictions, and as many of the worst mistakes; 0 for none."""
 
@@ -198,6 +146,23 @@ class Stop(Settings):
     def _has_a_reason(self) -> Stop:
         if self.target is None and self.patience is None:
             refuse("target", "expected target, patience or both, got neither")
+        return self
+
+
+class LearningRateFinder(Settings):
+    """A short run that raises the learning rate from step to step, and suggests one."""
+
+    lowest: Positive = 1e-6
+    """The learning rate of the first step."""
+    highest: Positive = 1.0
+    """The learning rate of the last step."""
+    steps: Annotated[int, Field(ge=10, le=100_000)] = 100
+    """Number of steps; the test ends earlier where the loss has grown to four times its least value."""
+
+    @model_validator(mode="after")
+    def _rises(self) -> LearningRateFinder:
+        if self.lowest >= self.highest:
+            refuse("highest", f"expected more than lowest, {self.lowest:g}, got {self.highest:g}")
         return self
 
 
@@ -330,6 +295,8 @@ class Config(Settings):
     """What batch normalizations normalize with."""
     stop: Stop | None = None
     """When the run ends before its last epoch: at a target, or without progress."""
+    lr_finder: LearningRateFinder | None = None
+    """A learning-rate range test in place of the run: its keys, `{}` for all defaults."""
     accumulate: Count = 1
     """Batches whose gradients are added up for one update; only the last one communicates."""
     local_steps: Count = 1

@@ -33,7 +33,23 @@ CONFIG, SUMMARY, LOG, WORDS, LOCK, REPORT = (
 )
 BEST, TENSORBOARD, TRACE = "snapshot_best", "tensorboard", "trace.json"
 RANKS, TEST_EXAMPLES = "ranks", "test_examples.json"
-_NAMES = (CONFIG, RECIPE, SUMMARY, LOG, WORDS, BEST, REPORT, TENSORBOARD, TRACE, audit.FOLDER, RANKS, TEST_EXAMPLES)
+FINDINGS = ("lr_finder.csv", "lr_finder.png")  # of a range test: the table and the picture
+_NAMES = (
+    CONFIG,
+    RECIPE,
+    SUMMARY,
+    LOG,
+    WORDS,
+    BEST,
+    REPORT,
+    TENSORBOARD,
+    TRACE,
+    audit.FOLDER,
+    RANKS,
+    TEST_EXAMPLES,
+    *FINDINGS,
+    "log.csv",
+)
 _TEMPORARY = re.compile(rf"({'|'.join(map(re.escape, _NAMES))}|snapshot_iter_\d+)\.tmp-\d+(-\d+)?")
 # after the summary of a run that continues, room for its results and the names of some examples that were left out
 _RESERVED_BYTES, _MAX_REASON = 1 << 14, 2000

@@ -4,16 +4,35 @@ from __future__ import annotations
 
 from typing import Any
 
-from dbrdist.cli.configuration.schema import SECONDS, Config, interval
+from dbrdist.cli.configuration.periods import SECONDS, interval
+from dbrdist.cli.configuration.schema import Config
+from dbrdist.cli.running.lr_finder import EndOfTest, RangeTest
 from dbrdist.comm.run.extensions import StepAgreement
 from dbrdist.training import extensions
 from dbrdist.training.goals import GoalTrigger, OffsetTrigger
 from dbrdist.training.triggers import EndTrigger, TimeTrigger
 
+_ANY_LENGTH = 1e9  # epochs, where the steps end the run
 
-def end_of(config: Config) -> EndTrigger:
-    """Ends the run with its epochs, or at a goal."""
+
+def range_test_of(config: Config) -> RangeTest | None:
+    """The learning-rate range test that the configuration asks for."""
+    settings = config.lr_finder
+    return None if settings is None else RangeTest(settings.lowest, settings.highest, settings.steps)
+
+
+def planned(config: Config) -> Config:
+    """The configuration with the length of the range test that it asks for, if it does."""
+    if config.lr_finder is None:
+        return config
+    return config.model_copy(update={"iterations": config.lr_finder.steps, "epochs": _ANY_LENGTH, "stop": None})
+
+
+def end_of(config: Config, range_test: RangeTest | None = None) -> EndTrigger:
+    """Ends the run with its epochs, or at a goal; a range test with its steps."""
     stop = config.stop
+    if range_test is not None:
+        return EndOfTest(range_test)
     if stop is None:
         return EndTrigger(config.epochs, config.iterations)
     return GoalTrigger(config.epochs, config.iterations, stop.metric, stop.target, stop.patience, stop.mode)

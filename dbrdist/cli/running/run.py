@@ -17,7 +17,8 @@ from dbrdist.cli.builders import batch_norm, build, build_updates, memory, prefl
 from dbrdist.cli.builders.assemble import evaluator, iterator, parts, share_gpus
 from dbrdist.cli.builders.plan import describe, left_over
 from dbrdist.cli.configuration.load import Origin, described
-from dbrdist.cli.configuration.schema import Config, interval
+from dbrdist.cli.configuration.periods import interval
+from dbrdist.cli.configuration.schema import Config
 from dbrdist.cli.inspection import report
 from dbrdist.cli.output import beats
 from dbrdist.cli.output.console import Console
@@ -25,7 +26,6 @@ from dbrdist.cli.output.folder import (
     BEST,
     CONFIG,
     RANKS,
-    TENSORBOARD,
     TEST_EXAMPLES,
     TRACE,
     WORDS,
@@ -38,10 +38,20 @@ from dbrdist.cli.output.provenance import facts
 from dbrdist.cli.output.refuse import Refused, RefusedHere, alike, code_of, told
 from dbrdist.cli.output.warned import Warned
 from dbrdist.cli.output.words import WIDTH, columns_of, counted, said
-from dbrdist.cli.running import resume
+from dbrdist.cli.running import loggers, resume
 from dbrdist.cli.running.evaluation import check_classes
+from dbrdist.cli.running.lr_finder import FEWEST_STEPS, RangeTest
 from dbrdist.cli.running.meter import Meter
-from dbrdist.cli.running.periods import average_of, end_of, epochs_of, evaluations, trigger_of, uses_time
+from dbrdist.cli.running.periods import (
+    average_of,
+    end_of,
+    epochs_of,
+    evaluations,
+    planned,
+    range_test_of,
+    trigger_of,
+    uses_time,
+)
 from dbrdist.cli.running.rank_state import RankState, empty_states
 from dbrdist.cli.running.shown_examples import ShowTestExamples
 from dbrdist.comm import VirtualUpdater
@@ -112,15 +122,16 @@ class Run:
         self.saver = SharedSnapshot(
             comm, extensions.snapshot(n_retains=config.snapshot.keep, writer=self._writer()), self.local
         )
+        self.range_test = range_test_of(config)
         self.trainer = self._trainer()
-        self.plan = describe(config, self.parts, comm.size)
+        self.plan = describe(planned(config), self.parts, comm.size)
         if sharing:
             self.plan.append(sharing)
         if comm.rank == 0:
             self.plan += memory.sentence(need, config, comm.size, comm.intra_size)
 
     def _trainer(self) -> Trainer:
-        config, comm, end = self.config, self.comm, end_of(self.config)
+        config, comm, end = self.config, self.comm, end_of(self.config, self.range_test)
         updater = self._updater()
         trainer = Trainer(updater, end, out=config.out)
         optimizer = updater.get_optimizer("main")
@@ -133,17 +144,22 @@ class Run:
         if config.parameter_audit is not None:
             trainer.extend(ParameterAudit(comm), trigger=interval(config.parameter_audit))
         for scheduled in build_updates.scheduled(config, self.origin, self.optimizer, self.parts.task):
-            trainer.extend(extensions.FollowSchedule(*scheduled))
+            if self.range_test is None or scheduled.target != "lr":
+                trainer.extend(extensions.FollowSchedule(*scheduled))
         if self.average is not None:
             trainer.extend(self.average)
-        self._evaluation(trainer, end)
+        if self.range_test is None:
+            self._evaluation(trainer, end)
+        else:
+            trainer.extend(self.range_test)
         for extension, trigger in build.extensions(config, self.origin):
             trainer.extend(extension, trigger=trigger)
         if comm.rank == 0:
             self._reports(trainer, AnyTrigger(interval(config.log.every), end))
-        self._snapshots(trainer, end)
+        if self.range_test is None:
+            self._snapshots(trainer, end)
         trainer.extend(self.stop)
-        num_epochs = epochs_of(config, self.iterator.num_per_epoch)
+        num_epochs = epochs_of(planned(config), self.iterator.num_per_epoch)
         trainer.extend(RankState(self.folder.file(RANKS), self.meter, comm, num_epochs))
         if beats.expected():
             trainer.extend(beats.Beat())
@@ -208,8 +224,7 @@ class Run:
         if hasattr(self.optimizer, "lr"):
             trainer.extend(extensions.observe_value("lr", lambda _: self.optimizer.lr), trigger=(1, "iteration"))
         trainer.extend(self.log)
-        if self.config.log.tensorboard:
-            trainer.extend(extensions.TensorBoard(folder=TENSORBOARD))
+        loggers.extend(trainer, self.config, self.console.warn)
         trainer.extend(extensions.PrintReport(self._columns(), out=self.console))
         live = self.comm.size == 1 and sys.stdout.isatty()
         every = {"out": None, "live": True, "min_seconds": 0.1} if live else {"out": self.console, "min_seconds": 10.0}
@@ -225,7 +240,8 @@ class Run:
         return columns
 
     def _all_columns(self) -> list[Column]:
-        parts = ("main", "validation/main") if self.parts.data.test is not None else ("main",)
+        is_evaluated = self.parts.data.test is not None and self.range_test is None
+        parts = ("main", "validation/main") if is_evaluated else ("main",)
         names = ("loss", "accuracy") if self.parts.data.num_classes else ("loss",)
         headings = {"main/loss": "loss", "main/accuracy": "accuracy"}
         headings |= {"validation/main/loss": "test loss", "validation/main/accuracy": "test acc"}
@@ -343,8 +359,11 @@ class Run:
             self.say(str(request))
             ending, code = ("stopped", str(request)), INTERRUPTED if request.signal == signal.SIGINT else STOPPED
         except BaseException as error:
-            ending = "failed", _reason(error)
-            raise self._as_ending(error) from error
+            if self._ends_a_test(error):
+                ending = "finished", _reason(error)
+            else:
+                ending = "failed", _reason(error)
+                raise self._as_ending(error) from error
         finally:
             if ending[0] == "failed":
                 if tracer is not None:
@@ -357,6 +376,11 @@ class Run:
         self.warned.gather(self.comm)
         self._end(*ending, time.time() - began, skipped)
         return code
+
+    def _ends_a_test(self, error: BaseException) -> bool:
+        """Whether an error is the end that a range test may well come to; every rank has it."""
+        test = self.range_test
+        return isinstance(error, NonFiniteLossError) and test is not None and len(test.losses) >= FEWEST_STEPS
 
     def _train_profiled(self) -> int:
         """Train with a profile of functions and layers, which the trace shows as well."""
@@ -411,6 +435,8 @@ class Run:
                 self.folder.write_status(status, reason, **results)
             except OSError as error:
                 self.say(f"{self.folder.path}: the summary could not be written: {error.strerror}")
+            if self.range_test is not None and status == "finished":
+                self._finish_test(self.range_test)
             if status == "failed":
                 self.console.log(f"failed: {reason}")
             else:
@@ -418,6 +444,12 @@ class Run:
             self._write_report()
             self.console.close()
         self.folder.close()
+
+    def _finish_test(self, test: RangeTest) -> None:
+        try:
+            test.finish(self.folder.path, self.say)
+        except OSError as error:
+            self.say(f"{self.folder.path}: the range test could not be written: {said(error)}")
 
     def results(self, seconds: float) -> dict[str, Any]:
         """What the run came to."""

@@ -6,10 +6,12 @@ import csv
 import importlib
 import math
 import os
+import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from dbrdist.errors import StopRequested
 from dbrdist.training.extension import Extension
 from dbrdist.training.extensions.log_report import LogReport
 from dbrdist.training.extensions.tensorboard import PRIORITY_AFTER_THE_LOG
@@ -29,6 +31,7 @@ class MetricsLogger(Extension):
         self._log_report = log_report
         self._num_written = 0
         self._has_failed = False
+        self.error: BaseException | None = None  # what ended the run, for `end`
 
     def initialize(self, trainer: Any) -> None:
         report = self._report(trainer)
@@ -43,7 +46,13 @@ class MetricsLogger(Extension):
             self._guarded(self.log, int(entry.get("iteration", trainer.updater.iteration)), values)
         self._num_written = len(log)
 
+    def on_error(self, trainer: Any, exc: BaseException, tb: Any) -> None:
+        self.error = exc
+
     def finalize(self) -> None:
+        current = sys.exc_info()[1]
+        if self.error is None and isinstance(current, KeyboardInterrupt | SystemExit):
+            self.error = current
         self._guarded(self.end)
 
     def begin(self, trainer: Any) -> None:
@@ -152,7 +161,7 @@ class WandbLogger(MetricsLogger):
 
     def end(self) -> None:
         if self._run is not None:
-            self._run.finish()
+            self._run.finish(**({} if self.error is None else {"exit_code": 1}))
 
 
 class MLflowLogger(MetricsLogger):
@@ -184,7 +193,8 @@ class MLflowLogger(MetricsLogger):
         self._mlflow.log_metrics(named, step=iteration)
 
     def end(self) -> None:
-        self._mlflow.end_run()
+        is_stop = isinstance(self.error, KeyboardInterrupt | StopRequested)
+        self._mlflow.end_run("FINISHED" if self.error is None else "KILLED" if is_stop else "FAILED")
 
 
 def _package(name: str, logger: str) -> Any:

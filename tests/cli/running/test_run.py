@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import dbrdist
-from dbrdist.cli.configuration import schema
+from dbrdist.cli.configuration import periods
 from dbrdist.cli.configuration.load import check
 from dbrdist.cli.running import evaluation, run
 from dbrdist.cli.running import run as runs
@@ -424,7 +424,7 @@ def test_triggers_of_time():
         True,
         False,
     ]
-    assert set(schema.SECONDS) == {"second", "minute", "hour"}
+    assert set(periods.SECONDS) == {"second", "minute", "hour"}
 
 
 def test_a_run_saves_by_time(run):

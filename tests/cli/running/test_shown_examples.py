@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -161,3 +162,15 @@ def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path):
         extension(SimpleNamespace(updater=SimpleNamespace(iteration=1, epoch_detail=0.0)))
         extension._last = -1e9
     assert said == [f"{path}: the test examples could not be written: No such file or directory"]
+
+
+@pytest.mark.slow
+def test_a_run_keeps_so_many_examples_or_none(run):
+    words = ("run.yaml", "model=mlp", "transforms.train=[]")
+    run(*words, "log.examples=5")
+    with open("result/test_examples.json") as file:
+        found = json.load(file)
+    assert len(found["first"]) == len(found["worst"]) == 5 and found["iteration"] == 3
+    assert all(one["likeliest"][0][0] != one["label"] for one in found["worst"])
+    code, _, _ = run(*words, "log.examples=0", "out=none")
+    assert code == 0 and not os.path.exists("none/test_examples.json")

@@ -12,6 +12,7 @@ import pytest
 import dbrdist
 import dbrdist.links as L
 from dbrdist import datasets, iterators, optimizers, training
+from dbrdist.errors import StopRequested
 from dbrdist.training import extensions
 
 
@@ -109,6 +110,38 @@ def test_mlflow_gets_every_line_under_names_that_it_takes(tmp_path, monkeypatch)
     assert calls[3][1][0]["main/loss"] == log[1]["main/loss"]
     logger.log(9, {"a<b>": 1.0})
     assert calls[-1][1][0] == {"a_b_": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ValueError("x"), "FAILED"),
+        (KeyboardInterrupt(), "KILLED"),
+        (SystemExit(3), "FAILED"),
+        (StopRequested("x"), "KILLED"),
+    ],
+)
+def test_what_ended_a_run_is_said_to_mlflow_and_wandb(tmp_path, monkeypatch, error, status):
+    ended = {}
+    for name, logger in (("mlflow", extensions.MLflowLogger), ("wandb", extensions.WandbLogger)):
+        calls = Calls()
+        module(monkeypatch, name, calls)
+
+        class Ending(logger):
+            def log(self, iteration, values):
+                super().log(iteration, values)
+                raise_now()
+
+            def _guarded(self, function, *args):
+                function(*args)
+
+        def raise_now():
+            raise error
+
+        with pytest.raises(type(error)):
+            run(tmp_path, Ending())
+        ended[name] = calls[-1]
+    assert ended == {"mlflow": ("end_run", (status,), {}), "wandb": ("finish", (), {"exit_code": 1})}
 
 
 @pytest.mark.parametrize("name, logger", [("wandb", "WandbLogger"), ("mlflow", "MLflowLogger")])
