@@ -1,0 +1,98 @@
+"""Tests of dbrdist.cli.running.lr_finder."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dbrdist.cli.running.lr_finder import smoothed, suggestion
+from tests.each import each
+
+
+def read(path="result/lr_finder.csv"):
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {key: np.array([float(row[key]) for row in rows]) for key in rows[0]}
+
+
+def test_means_are_those_of_the_losses_weighted_by_their_age():
+    losses = np.random.default_rng(0).standard_normal(30)
+    for k, found in enumerate(smoothed(list(losses))):
+        weights = 0.9 ** np.arange(k, -1, -1)
+        assert found == pytest.approx((weights * losses[: k + 1]).sum() / weights.sum())
+
+
+def test_the_suggestion_is_where_the_loss_falls_fastest():
+    rates = np.geomspace(1e-5, 1, 101)
+    x = np.log10(rates)
+    curve = 2 - 1 / (1 + np.exp(-4 * (x + 2))) + np.where(x > -1, 5 * (x + 1) ** 2, 0)  # steepest at 10 ** -2
+    assert suggestion(rates, curve) == pytest.approx(1e-2, rel=0.13)
+
+
+@each(
+    means=[
+        np.linspace(1, 9, 50),
+        np.full(50, 2.0),
+        np.linspace(9, 1, 9),
+        np.empty(0),
+        np.array([1.0, 0.5] + [3.0] * 20),
+    ]
+)
+def test_where_the_loss_does_not_fall_there_is_no_suggestion(means):
+    assert suggestion(np.geomspace(1e-5, 1, max(len(means), 2))[: len(means)], means) is None
+
+
+@pytest.mark.slow
+def test_a_range_test_raises_the_rate_step_by_step_and_suggests_one(run):
+    code, out, err = run(
+        "run.yaml", "model=mlp", "transforms.train=[]", "iterations=null", "log.every=1 iteration",
+        "lr_finder={lowest: 1e-4, highest: 0.5, steps: 40}",
+    )  # fmt: skip
+    assert code == 0, err
+    found = read()
+    n = len(found["loss"])
+    assert found["learning_rate"] == pytest.approx(np.geomspace(1e-4, 0.5, 40)[:n]) and n > 20
+    log = [json.loads(line) for line in Path("result/log.jsonl").read_text().splitlines()]
+    assert [entry["main/loss"] for entry in log] == pytest.approx(found["loss"])
+    assert found["smoothed_loss"] == pytest.approx(smoothed(list(found["loss"])))
+    rate = float(re.search(r"begin with optimizer.lr=(\S+)", out)[1])
+    assert rate == pytest.approx(suggestion(found["learning_rate"], found["smoothed_loss"]), rel=0.05)
+    assert not [name for name in os.listdir("result") if name.startswith("snapshot")]
+    assert "validation/main/loss" not in log[-1]
+
+
+@pytest.mark.slow
+def test_a_loss_that_explodes_ends_the_test_and_not_the_run(run):
+    code, out, err = run("run.yaml", "model=mlp", "transforms.train=[]", "lr_finder={highest: 1e9, steps: 60}")
+    assert code == 0, err
+    assert "learning-rate finder: the loss fell fastest at" in out
+    assert 10 < len(read()["loss"]) < 60
+
+
+@pytest.mark.slow
+@each(
+    case=[("{lowest: 0.1, highest: 0.1}", "expected more than lowest, 0.1, got 0.1"), ("{steps: 3}", "lr_finder.steps"),
+          ("{lowest: 0}", "lr_finder.lowest"), ("{highest: .inf}", "lr_finder.highest"), ("true", "lr_finder")]
+)  # fmt: skip
+def test_what_makes_no_test_is_refused(run, case):
+    code, _, err = run("run.yaml", f"lr_finder={case[0]}")
+    assert code == 2 and case[1] in err
+
+
+@pytest.mark.mpiexec
+@pytest.mark.programs
+@pytest.mark.slow
+def test_ranks_raise_the_same_rates_and_suggest_the_same(started):
+    words = ("-m", "dbrdist.cli.train", "run.yaml", "model=mlp", "transforms.train=[]", "lr_finder={steps: 30}")
+    for n in (0, 2):
+        out, err = started(n, *words, f"out=of{n}").communicate(timeout=100)
+        assert "learning-rate finder: " in out, err
+    one, two = (read(f"of{n}/lr_finder.csv") for n in (0, 2))
+    assert one["learning_rate"] == pytest.approx(two["learning_rate"])
+    assert one["loss"] == pytest.approx(two["loss"], rel=1e-3)
