@@ -338,6 +338,7 @@ def test_the_keys_of_a_run():
             "float32_products",
             "loss_scale",
             "device",
+            "deterministic",
             "workers",
             "threads",
             "audit",
@@ -347,6 +348,11 @@ def test_the_keys_of_a_run():
             "out",
         ),
     ]
+
+
+def test_gradients_on_a_gpu_may_be_added_in_one_order():
+    assert not config().deterministic
+    assert config(GOOD + "deterministic: true\n").deterministic
 
 
 def test_the_configuration_is_frozen():
