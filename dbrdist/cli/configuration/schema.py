@@ -33,6 +33,7 @@ from dbrdist.cli.configuration.settings import (
     own,
     refuse,
 )
+from dbrdist.comm.communicators.create import FOR_TRAINING
 from dbrdist.core.names.exclusions import conflicts
 
 
@@ -278,9 +279,7 @@ class Config(Settings):
     """Steps after which the run ends even if `epochs` are not over."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Start of all chance: initial values, order, augmentation, dropout."""
-    communicator: Literal[
-        "auto", "naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware", "pure_nccl"
-    ] = "auto"
+    communicator: Literal[("auto", *FOR_TRAINING)] = "auto"
     """How ranks exchange gradients; `auto` takes what fits."""
     zero: Annotated[int, Field(ge=0, le=2)] = 0
     """What is divided over ranks instead of held by each: 1 the optimizer's state, 2 gradients too, 0 nothing."""

@@ -59,6 +59,8 @@ PROVIDERS: dict[str, Maker] = {
     "single": _alone,
 }
 NAMES = ("auto", *PROVIDERS)
+# what a run can train with: over MPI, and gradients are averaged
+FOR_TRAINING = tuple(name for name, kind in OVER_MPI.items() if not kind.reducer_type.leaves_gradients)
 
 
 def create_communicator(
