@@ -6,7 +6,8 @@ Each job has a random number of ranks, random output and ends, odd arguments and
 limits, and disturbances: somebody asks for stacks, a reader is slow, the whole job is suspended. What must hold: each
 byte of each rank arrives, in the log and on the screen; the exit code and the rank that is blamed are right; the
 arguments, the variables and the state of the ranks are those that were given; nothing is left behind, and nothing
-hangs. A job that fails is printed with its number: `--only NUMBER` runs it again.
+hangs. A job that fails is printed with its number: `--only NUMBER` runs it again. `--plant NAME` runs a copy of the
+launcher that is broken in a known way, which must be found.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import json
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -79,6 +81,33 @@ elif end == "hard":
 """
 
 
+# name -> (file, what stands there, what stands there in the broken copy)
+PLANTS = {
+    "bytes-lost": (
+        "rank/outputs.py", "self.send(self._piece[:count],", "self.send(self._piece[: count - count // 999],"),
+    "mask-kept": ("inherited.py", "signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)", "pass"),
+    "limit-kept": ("inherited.py", "resource.setrlimit(resource.RLIMIT_NOFILE, self.files)", "pass"),
+    "code-cut": ("codes.py", "return os.WEXITSTATUS(status), 0", "return os.WEXITSTATUS(status) & 2, 0"),
+    "wrong-rank": ("launcher/judge.py", "return self._of_exit(rank)", "return self._of_exit(self.ranks[0])"),
+    "path-kept": (
+        "rank/inject/sitecustomize.py", 'os.environ["PYTHONPATH"] = os.pathsep.join(entries)', "pass"),
+    "filters-cut": ("limits.py", "FILTER_SECONDS = 60.0", "FILTER_SECONDS = 0.05"),
+    "words-lost": (
+        "rank/child.py", "os.execvpe(command[0], command,", "os.execvpe(command[0], [w for w in command if w],"),
+    "variable-lost": ("rank/surroundings.py", 'found["DBRDIST_LAUNCH"] = "1"', 'found.pop("ODD", None)'),
+}  # fmt: skip
+
+
+def broken(name: str, place: pathlib.Path) -> pathlib.Path:
+    """A folder with a copy of the launcher that has a planted fault."""
+    file, old, new = PLANTS[name]
+    shutil.copytree(ROOT / "launch" / "dbrdist_launch", place / "dbrdist_launch")
+    text = (place / "dbrdist_launch" / file).read_text()
+    assert old in text, f"{file} has no {old!r} any more"
+    (place / "dbrdist_launch" / file).write_text(text.replace(old, new))
+    return place
+
+
 def written(mine: dict[str, Any]) -> bytes:
     """What a rank writes."""
     chance, found = random.Random(mine["seed"]), b""
@@ -131,10 +160,12 @@ def state_of(job: dict[str, Any]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, job["blocked"])
 
 
-def start(job: dict[str, Any], folder: pathlib.Path, name: str, mark: str) -> subprocess.Popen[bytes]:
+def start(
+    job: dict[str, Any], folder: pathlib.Path, name: str, mark: str, launcher: pathlib.Path
+) -> subprocess.Popen[bytes]:
     (folder / "program.py").write_text(PROGRAM)
     env = environment(mark)
-    env["PYTHONPATH"] = str(ROOT / "launch") + (":" + job["python_path"] if job["python_path"] else "")
+    env["PYTHONPATH"] = str(launcher) + (":" + job["python_path"] if job["python_path"] else "")
     for variable, value in (("ODD", job["odd"]), ("PYTHONUNBUFFERED", job["unbuffered"])):
         env.pop(variable, None)
         env |= {variable: value} if value is not None else {}
@@ -171,7 +202,7 @@ def disturb(job: dict[str, Any], child: subprocess.Popen[bytes], folder: pathlib
                 file.write(data)
 
 
-def faults(job: dict[str, Any], code: int, folder: pathlib.Path) -> list[str]:
+def faults(job: dict[str, Any], code: int, folder: pathlib.Path, launcher: pathlib.Path) -> list[str]:
     """What is wrong with the end of a job."""
     found = []
     culprit = job["culprit"]
@@ -196,18 +227,18 @@ def faults(job: dict[str, Any], code: int, folder: pathlib.Path) -> list[str]:
             continue
         if kept != data:
             found.append(f"rank {number} wrote {len(data)} bytes, its log holds {len(kept)}")
-        found += seen_by(job, number, folder)
+        found += seen_by(job, number, folder, launcher)
     letters = sum(log.read_bytes().count(b"z") for log in (folder / "logs" / "latest" / "attempt-0").glob("*.out"))
     if shown.count(b"z") != letters:
         found.append(f"the screen shows {shown.count(b'z')} of {letters} letters z")
     return found
 
 
-def seen_by(job: dict[str, Any], number: int, folder: pathlib.Path) -> list[str]:
+def seen_by(job: dict[str, Any], number: int, folder: pathlib.Path, launcher: pathlib.Path) -> list[str]:
     """Where the state of a rank is not the one that was given."""
     seen = json.loads((folder / f"seen-{number}").read_text())
     mask = sum(1 << (blocked - 1) for blocked in job["blocked"])
-    path = str(ROOT / "launch") + (":" + job["python_path"] if job["python_path"] else "")
+    path = str(launcher) + (":" + job["python_path"] if job["python_path"] else "")
     wanted = {"words": job["words"], "odd": job["odd"], "unbuffered": job["unbuffered"], "path": path}
     wrong = {key: value for key, value in wanted.items() if seen[key] != value}
     found = [f"rank {number}: {key} is {seen[key]!r}, expected {value!r}" for key, value in wrong.items()]
@@ -218,17 +249,17 @@ def seen_by(job: dict[str, Any], number: int, folder: pathlib.Path) -> list[str]
     return found
 
 
-def run(seed: str, seconds: float = 90.0) -> list[str]:
+def run(seed: str, launcher: pathlib.Path = ROOT / "launch", seconds: float = 90.0) -> list[str]:
     """Run one job; what is wrong with it."""
     job, mark = make(seed), uuid.uuid4().hex
     with tempfile.TemporaryDirectory() as place:
         folder = pathlib.Path(place)
-        child = start(job, folder, f"fuzz-{mark[:8]}", mark)
+        child = start(job, folder, f"fuzz-{mark[:8]}", mark, launcher)
         try:
             disturb(job, child, folder, f"fuzz-{mark[:8]}")
             code = child.wait(seconds)
             assert_nothing_left(mark)
-            found = faults(job, code, folder)
+            found = faults(job, code, folder, launcher)
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
@@ -240,19 +271,25 @@ def run(seed: str, seconds: float = 90.0) -> list[str]:
     return found
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--jobs", type=int, default=100)
     parser.add_argument("--seed", default="0")
     parser.add_argument("--only", type=int)
-    given = parser.parse_args()
+    parser.add_argument("--plant", choices=PLANTS, help="break a copy of the launcher, to see that it is found")
+    parser.add_argument("--stop", action="store_true", help="stop at the first fault")
+    given = parser.parse_args(arguments)
     numbers = [given.only] if given.only is not None else range(given.jobs)
     bad, began = 0, time.monotonic()
-    for number in numbers:
-        found = run(f"{given.seed}/{number}")
-        if found:
-            bad += 1
-            print(f"job {number}: {json.dumps(make(f'{given.seed}/{number}'))}", *found, sep="\n  ", flush=True)
+    with tempfile.TemporaryDirectory() as place:
+        launcher = broken(given.plant, pathlib.Path(place)) if given.plant else ROOT / "launch"
+        for number in numbers:
+            found = run(f"{given.seed}/{number}", launcher)
+            if found:
+                bad += 1
+                print(f"job {number}: {json.dumps(make(f'{given.seed}/{number}'))}", *found, sep="\n  ", flush=True)
+                if given.stop:
+                    break
     print(f"{len(numbers)} jobs, {bad} faults, seed {given.seed}, {time.monotonic() - began:.0f} s")
     return 1 if bad else 0
 

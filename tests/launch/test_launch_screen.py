@@ -12,6 +12,7 @@ from dbrdist_launch import limits
 from dbrdist_launch.launcher import output as outputs
 from dbrdist_launch.launcher.logs import Logs
 from dbrdist_launch.launcher.output import Output, Piece, Screen, Writer
+from dbrdist_launch.launcher.pieces import Echo
 
 # --- the screen
 
@@ -210,16 +211,30 @@ def test_the_view_is_drawn_below_the_output_at_a_rate_of_its_own(capfd, monkeypa
     clock.now = 100.0 + limits.VIEW_SECONDS
     output.footer = ["three"]
     output._on_idle(False, False, (1, 2))
-    assert capfd.readouterr().out == "\x1b[2A\x1b[J[0 a] z\nthree\n"
+    assert capfd.readouterr().out == "\x1b[2F\x1b[J[0 a] z\nthree\n"
     output._show([Piece(0, "a", "out", b"w" * ((1 << 20) - 8) + b"\n")])  # with its front a byte short of a megabyte
     assert capfd.readouterr().out == ""
     output._show([Piece(0, "a", "out", b"\n")])
-    assert len(capfd.readouterr().out) == len("\x1b[1A\x1b[J") + (1 << 20) + 6 + len("three\n")
+    assert len(capfd.readouterr().out) == len("\x1b[1F\x1b[J") + (1 << 20) + 6 + len("three\n")
     output._show([Piece(0, "a", "out", b"last")])
     output._on_idle(False, True, (1, 2))
-    assert capfd.readouterr().out == "\x1b[1A\x1b[J[0 a] last\n"
+    assert capfd.readouterr().out == "\x1b[1F\x1b[J[0 a] last\n"
     output._on_idle(False, True, (1, 2))
     assert capfd.readouterr().out == ""
+
+
+def test_what_is_typed_below_the_view_becomes_a_part_of_the_output(capfd, monkeypatch):
+    """The terminal's own echo has moved the cursor by a line."""
+    clock, output = Moments(monkeypatch), Output(view=True)
+    output.footer = ["one", "two"]
+    output._show([Piece(0, "a", "out", b"name? ")])
+    capfd.readouterr()
+    clock.now += limits.VIEW_SECONDS
+    output._show([Echo(b"Ada\n"), Piece(0, "a", "out", b"hello\n")])
+    assert capfd.readouterr().out == "\x1b[3F\x1b[J[0 a] name? Ada\n[0 a] hello\none\ntwo\n"
+    clock.now += limits.VIEW_SECONDS
+    output._on_idle(False, True, (1, 2))
+    assert capfd.readouterr().out == "\x1b[2F\x1b[J"
 
 
 def test_a_copy_of_the_screen_goes_into_a_file(tmp_path, capfd):

@@ -97,7 +97,7 @@ class Attempt:
             words = StarterOutputs(self.loop, self.starter.pipes, self._starter_said, self.output.take)
             self.starter_outputs = words
             if self.starter.input is not None:
-                self.typed = Typed(self.loop, self.starter.input)
+                self.typed = Typed(self.loop, self.starter.input, self.output.echo)
             while not self._turn():
                 pass
         finally:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection
 
 from .. import limits
 from .logs import Logs
-from .pieces import SPAWNED, Folder, Item, Piece, Shown
+from .pieces import SPAWNED, Echo, Folder, Item, Piece, Shown
 from .view import columns
 
 _ENDS = re.compile(rb"((?>\r\n|\n|\r))(?!\Z)")
@@ -152,6 +152,8 @@ class Output:
         self.written: Callable[[Piece], None] = lambda piece: None
         self.footer: list[str] | None = [] if view else None  # the live view's lines, below the output
         self._drawn: list[str] = []  # its lines on the terminal
+        self._host = os.uname().nodename  # of rank 0, once it has written something
+        self._echoed = 0  # lines that the terminal itself has added below them
         self._draw_at = 0.0
         self._pending = bytearray()  # output that waits for the view's next drawing
         self._lock = threading.Lock()
@@ -197,6 +199,11 @@ class Output:
     def note(self, text: str) -> None:
         """Print what the launcher itself has to say."""
         self._screen_writers[2].put(text)
+
+    def echo(self, data: bytes) -> None:
+        """Something was typed for rank 0: with a view it becomes a part of the output, which the view stands below."""
+        if self.footer is not None and self.shows(0):
+            self._screen_writers[1].put(Echo(data))
 
     def start(self) -> None:
         """Begin to write."""
@@ -245,10 +252,15 @@ class Output:
                 self._hand_to_tee(text, None)
             elif isinstance(item, Piece):
                 descriptor = 2 if item.stream == "err" else 1
+                self._host = item.host if item.rank == 0 else self._host
                 who = b"spawned" if item.rank == SPAWNED else b"%d" % item.rank
                 front = b"%s[%s %s] " % (stamp, who, item.host.encode())
                 text = self._screens[descriptor].feed((item.rank, item.stream), front, item.data)
                 self._hand_to_tee(text, item)
+            elif isinstance(item, Echo):
+                descriptor = 1
+                text = self._screens[1].feed((0, "out"), b"%s[0 %s] " % (stamp, self._host.encode()), item.data)
+                self._echoed += item.data.count(b"\n")
             else:
                 continue
             if texts and texts[-1][0] == descriptor:
@@ -293,8 +305,9 @@ class Output:
             return
         self._draw_at = now + limits.VIEW_SECONDS
         size = shutil.get_terminal_size()  # which may be another than at the last drawing
-        rows = sum(max(1, -(-columns(line) // size.columns)) for line in self._drawn)
-        erase = b"\x1b[%dA\x1b[J" % min(rows, size.lines) if rows else b""
+        rows = sum(max(1, -(-columns(line) // size.columns)) for line in self._drawn) + self._echoed
+        self._echoed = 0
+        erase = b"\x1b[%dF\x1b[J" % min(rows, size.lines) if rows else b""
         lines = [] if last else self.footer
         self._drawn = lines
         text, self._pending = bytes(self._pending), bytearray()

@@ -33,4 +33,10 @@ class Folder(NamedTuple):
     path: str
 
 
-Item = Piece | str | Shown | Folder
+class Echo(NamedTuple):
+    """What was typed for rank 0: the terminal has shown it below the view."""
+
+    data: bytes
+
+
+Item = Piece | str | Shown | Folder | Echo

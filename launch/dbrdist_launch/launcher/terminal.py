@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import termios
+from collections.abc import Callable
 
 from .. import limits
 from ..loop import Loop
@@ -11,8 +13,9 @@ from ..loop import Loop
 class Typed:
     """Hands on what is typed, while the launcher stands in the foreground."""
 
-    def __init__(self, loop: Loop, pipe: int) -> None:
-        self.loop, self.pipe = loop, pipe
+    def __init__(self, loop: Loop, pipe: int, echoed: Callable[[bytes], None] = lambda data: None) -> None:
+        """``echoed`` is told what the terminal has shown of it."""
+        self.loop, self.pipe, self.echoed = loop, pipe, echoed
         self._watching = False
         self._unsent = b""
         os.set_blocking(pipe, False)
@@ -39,6 +42,8 @@ class Typed:
         except OSError:
             data = b""  # the terminal has gone
         if data:
+            if _echoes():
+                self.echoed(data)
             self._unsent += data
             self._send()
         else:
@@ -61,6 +66,13 @@ class Typed:
         if self._watching:
             self.loop.forget(0)
             self._watching = False
+
+
+def _echoes() -> bool:
+    try:
+        return bool(termios.tcgetattr(0)[3] & termios.ECHO)
+    except termios.error:
+        return False
 
 
 def _in_foreground() -> bool:

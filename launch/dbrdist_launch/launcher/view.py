@@ -27,7 +27,11 @@ def table(ranks: dict[int, Rank], seconds: float, width: int | None = None, heig
     widths[6] = min(widths[6], max(6, (width - fixed) // 3))
     widths[7] = max(9, width - fixed - widths[6] - 1)
     more = [f"and {len(ranks) - most} more"] if len(ranks) > most else []
-    lines = [f"--- {len(ranks)} ranks, {seconds:.0f} s", *(_line(row, widths) for row in rows), *more]
+    lines = [
+        f"--- {len(ranks)} rank{'' if len(ranks) == 1 else 's'}, {seconds:.0f} s",
+        *(_line(row, widths) for row in rows),
+        *more,
+    ]
     return [_cut(line, width - 1, "") for line in lines][: (height or terminal.lines) - 1]
 
 
