@@ -1,7 +1,8 @@
 """The provider ``loops``: update rules and some elementwise functions in one pass over memory, in own C.
 
 The loops, in ``vector_loops.h``, run on OpenMP's threads. The provider serves float32 and float64 where dbrdist is
-compiled. Elsewhere NumPy's formulas, which take several passes over pieces that stay in cache, give the same bits.
+compiled. Elsewhere NumPy's formulas, which take several passes over pieces that stay in cache, give the same bits. What
+needs an exponential is served in float32 alone, and differs from NumPy's by a few units in the last place.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from math import isfinite
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,15 +29,65 @@ Array = np.ndarray
 Plan = Callable[..., Any]
 
 _PLACES: dict[str, int] = {} if _found is None else _found.PLACES
+_OF_FLOAT_ALONE: set[str] = set() if _found is None else _found.OF_FLOAT_ALONE
 _REAL = np.dtype(np.float32), np.dtype(np.float64)
 _FEW = 1 << 13  # elements of an array up to which the call costs as much as it saves
 
-# Rows of elementwise functions, or gradients of an operand: the loop, and the operands that it takes, in order.
-TABLE: dict[Any, tuple[str, tuple[str, ...]]] = {
-    "hard_sigmoid": ("hard_sigmoid", ("x",)),
-    ("hard_sigmoid", 0): ("hard_sigmoid_gradient", ("x", "gy")),
-    "huber": ("huber", ("x", "t")),
-    ("huber", 0): ("huber_gradient", ("x", "t", "gy")),
+_ERF_SLOPE, _NORMAL_HEIGHT = 2 / math.sqrt(math.pi), 1 / math.sqrt(2 * math.pi)
+
+
+class Loop(NamedTuple):
+    """How a loop computes a row.
+
+    Args:
+        name: of the loop.
+        operands: the names of the row's arrays that it takes, in order.
+        numbers: what it takes of the row's numbers; None for others than it is meant for.
+    """
+
+    name: str
+    operands: tuple[str, ...]
+    numbers: Callable[..., tuple[float, ...] | None] = lambda *numbers: numbers
+
+
+def _when(holds: bool, *numbers: float) -> tuple[float, ...] | None:
+    return numbers if holds else None
+
+
+# By the name of a row; by that name and the place of an operand, for the gradient of that operand.
+TABLE: dict[Any, Loop] = {
+    "hard_sigmoid": Loop("hard_sigmoid", ("x",)),
+    ("hard_sigmoid", 0): Loop("hard_sigmoid_gradient", ("x", "gy")),
+    "huber": Loop("huber", ("x", "t"), lambda delta: _when(delta >= 0, delta)),
+    ("huber", 0): Loop("huber_gradient", ("x", "t", "gy"), lambda delta: _when(delta >= 0, delta)),
+    "distance": Loop("distance", ("a", "b")),
+    ("distance", 0): Loop("distance_gradient", ("a", "b", "gy")),
+    ("clipped_relu", 0): Loop("clipped_gradient", ("x", "gy")),
+    ("relu6", 0): Loop("clipped_gradient", ("x", "gy"), lambda: (6.0,)),
+    "leaky_relu": Loop("leaky_relu", ("x",), lambda slope: _when(0 <= slope <= 1, slope)),
+    ("leaky_relu", 0): Loop("leaky_relu_gradient", ("x", "gy")),
+    "hardswish": Loop("hardswish", ("x",)),
+    ("hardswish", 0): Loop("hardswish_gradient", ("x", "gy")),
+    "sigmoid": Loop("sigmoid", ("x",)),
+    ("sigmoid", 0): Loop("sigmoid_gradient", ("y", "gy")),
+    "silu": Loop("silu", ("x",)),
+    ("silu", 0): Loop("silu_gradient", ("x", "gy")),
+    "softplus": Loop("softplus", ("x",), lambda beta: _when(beta != 0, beta)),
+    ("softplus", 0): Loop("softplus_gradient", ("x", "gy")),
+    "bernoulli": Loop("bernoulli", ("p", "x")),
+    ("bernoulli", 1): Loop("bernoulli_gradient", ("p", "x", "gy")),
+    "elu": Loop("elu", ("x",), lambda alpha: (alpha, 1.0)),
+    ("elu", 0): Loop("elu_gradient", ("x", "gy"), lambda alpha: (alpha, 1.0)),
+    "selu": Loop("elu", ("x",)),
+    ("selu", 0): Loop("elu_gradient", ("x", "gy")),
+    "gelu": Loop("gelu", ("x",)),
+    ("gelu", 0): Loop("gelu_gradient", ("x", "gy")),
+    "ndtr": Loop("ndtr", ("x",)),
+    ("ndtr", 0): Loop("bell_gradient", ("x", "gy"), lambda: (0.5, _NORMAL_HEIGHT)),
+    "erf": Loop("erf", ("x",)),
+    ("erf", 0): Loop("bell_gradient", ("x", "gy"), lambda: (1.0, _ERF_SLOPE)),
+    "erfc": Loop("erfc", ("x",)),
+    ("erfc", 0): Loop("bell_gradient", ("x", "gy"), lambda: (1.0, -_ERF_SLOPE)),
 }
 
 
@@ -43,7 +95,8 @@ def _loop(name: str, *arrays: Array | None) -> Callable[..., bool]:
     """A function of arrays like these and numbers; Unsupported where no loop takes them."""
     present = [a for a in arrays if a is not None]
     dtype = present[0].dtype
-    if name not in _PLACES or dtype not in _REAL or any(type(a) is not np.ndarray or a.dtype != dtype for a in present):
+    is_served = name in _PLACES and dtype in (_REAL[:1] if name in _OF_FLOAT_ALONE else _REAL)
+    if not is_served or any(type(a) is not np.ndarray or a.dtype != dtype for a in present):
         raise onednn.Unsupported("no compiled loop, or none for these types")
     return functools.partial(_found.run, _PLACES[name], dtype.itemsize == 8)
 
@@ -75,15 +128,17 @@ def _plan_update(rule: str, arrays: tuple[Array | None, ...], numbers: tuple[flo
 
 
 def _plan_row(key: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbers: tuple[Any, ...]) -> Plan:
-    name, operands = TABLE.get(key, ("", ()))
-    are_meant = all(type(v) in (int, float) and 0 <= v < math.inf for v in numbers)
-    if names != operands or not are_meant:
+    loop = TABLE.get(key)
+    if loop is None or names != loop.operands or not all(type(v) in (int, float) and isfinite(v) for v in numbers):
         raise onednn.Unsupported("a row, or its numbers")
-    run, new = _elementwise_loop(name, *arrays)
+    values = loop.numbers(*numbers)
+    if values is None:
+        raise onednn.Unsupported("other numbers than the loop is meant for")
+    run, new = _elementwise_loop(loop.name, *arrays)
 
     def row(key: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbers: tuple[Any, ...]) -> Array | None:
         y = new()
-        return y if run((memory_row(y), *map(memory_row, arrays)), numbers) else None
+        return y if run((memory_row(y), *map(memory_row, arrays)), values) else None
 
     return row
 

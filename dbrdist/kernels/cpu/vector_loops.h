@@ -1,13 +1,16 @@
 /* Loops over large arrays, one pass over memory each, divided among the threads of OpenMP that oneDNN uses too.
 
 Every operation is rounded as NumPy rounds it, in NumPy's order, without fused multiply-add, so that a result does not
-depend on whether dbrdist is compiled, nor on the number of threads. A loop takes its arrays, the first and the last + 1
-element, and its numbers. */
+depend on whether dbrdist is compiled, nor on the number of threads. Functions of float that need an exponential are an
+exception: NumPy's differ by a few units in the last place, also from one processor to another. A loop takes its arrays,
+the first and the last + 1 element, and its numbers. */
 
 #include <dlfcn.h>
 #include <math.h>
 #include <pthread.h>
 #include <stddef.h>
+
+#include "elementary.h"
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define WIDEST __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -17,17 +20,18 @@ element, and its numbers. */
 
 typedef void (*Loop)(void **arrays, ptrdiff_t start, ptrdiff_t stop, const double *numbers);
 
-/* A loop of float and one of double. ARRAYS and NUMBERS declare what they are called in BODY, for each i. */
-#define LOOP_OF(T, S, name, ARRAYS, NUMBERS, BODY)                                                            \
+/* A loop of float and one of double. ARRAYS and NUMBERS declare what they are called in what follows, for each i. */
+#define LOOP_OF(T, S, name, ARRAYS, NUMBERS, ...)                                                             \
     WIDEST static void name##_##S(void **arrays, ptrdiff_t start, ptrdiff_t stop, const double *numbers) {   \
         typedef T Real;                                                                                       \
         ARRAYS NUMBERS                                                                                        \
         (void)numbers;                                                                                        \
-        for (ptrdiff_t i = start; i < stop; ++i) { BODY }                                                     \
+        for (ptrdiff_t i = start; i < stop; ++i) { __VA_ARGS__ }                                              \
     }
-#define LOOP(name, ARRAYS, NUMBERS, BODY)                       \
-    LOOP_OF(float, float, name, ARRAYS, NUMBERS, BODY)          \
-    LOOP_OF(double, double, name, ARRAYS, NUMBERS, BODY)
+#define LOOP(name, ARRAYS, NUMBERS, ...)                        \
+    LOOP_OF(float, float, name, ARRAYS, NUMBERS, __VA_ARGS__)   \
+    LOOP_OF(double, double, name, ARRAYS, NUMBERS, __VA_ARGS__)
+#define FLOAT_LOOP(name, ARRAYS, NUMBERS, ...) LOOP_OF(float, float, name, ARRAYS, NUMBERS, __VA_ARGS__)
 #define OUT(place, a) Real *restrict a = (Real *)arrays[place];
 #define IN(place, a) const Real *restrict a = (const Real *)arrays[place];
 #define NUMBER(place, a) const Real a = (Real)numbers[place];
@@ -105,57 +109,15 @@ LOOP(rmsprop, OUT(0, p) IN(1, g) OUT(2, ms),
 
 LOOP(weight_decay, IN(0, p) OUT(1, g), NUMBER(0, rate), g[i] = g[i] + p[i] * rate;)
 
-/* ---- elementwise functions and their gradients: the result first */
-
-LOOP(hard_sigmoid, OUT(0, y) IN(1, x), , {
-    Real line = x[i] * (Real)0.2 + (Real)0.5;
-    line = LARGER(line, 0);
-    y[i] = SMALLER(line, 1);
-})
-
-LOOP(hard_sigmoid_gradient, OUT(0, gx) IN(1, x) IN(2, gy), , {
-    Real moved = gy[i] * (Real)0.2;
-    gx[i] = x[i] > (Real)-2.5 && x[i] < (Real)2.5 ? moved : 0;
-})
-
-#define HELD                            \
-    Real a = x[i] - t[i];               \
-    Real held = LARGER(a, -delta);      \
-    held = SMALLER(held, delta);
-
-LOOP(huber, OUT(0, y) IN(1, x) IN(2, t), NUMBER(0, delta), {
-    HELD
-    y[i] = held * (a - held * (Real)0.5);
-})
-
-LOOP(huber_gradient, OUT(0, gx) IN(1, x) IN(2, t) IN(3, gy), NUMBER(0, delta), {
-    HELD
-    gx[i] = gy[i] * held;
-})
-
-/* What passes a ReLU backwards: gy where its output is not 0, else a zero with the sign of gy, as from a product. */
-#define PASSED(y, gy) ((y) != 0 ? (gy) : ZERO_OF(gy))
-#define ZERO_OF(x) (sizeof(Real) == sizeof(float) ? (Real)copysignf(0, (float)(x)) : (Real)copysign(0, (double)(x)))
-
-LOOP(relu_backward, OUT(0, gx) IN(1, y) IN(2, gy), , gx[i] = PASSED(y[i], gy[i]);)
-
-LOOP(relu_backward_over, OUT(0, gy) IN(1, y), , gy[i] = PASSED(y[i], gy[i]);)
-
-LOOP(relu_backward_of_sum, OUT(0, gx) IN(1, y) IN(2, a) IN(3, b), , {
-    Real sum = a[i] + b[i];
-    gx[i] = PASSED(y[i], sum);
-})
-
-LOOP(relu_backward_of_sum_over, OUT(0, a) IN(1, y) IN(2, b), , {
-    Real sum = a[i] + b[i];
-    a[i] = PASSED(y[i], sum);
-})
+#include "elementwise_loops.h"
 
 /* written: a bit for each array that is. */
 typedef struct { const char *name; int num_arrays, written, num_numbers; Loop of_float, of_double; } Entry;
 
 #define ENTRY(name, num_arrays, written, num_numbers) \
     {#name, num_arrays, written, num_numbers, name##_float, name##_double}
+#define FLOAT_ENTRY(name, num_arrays, written, num_numbers) \
+    {#name, num_arrays, written, num_numbers, name##_float, NULL}
 static const Entry ENTRIES[] = {
     ENTRY(sgd, 2, 1, 1),         ENTRY(momentum_sgd, 3, 5, 2), ENTRY(corrected_momentum_sgd, 3, 5, 2),
     ENTRY(nesterov_ag, 3, 5, 2), ENTRY(adam, 4, 13, 7),        ENTRY(amsgrad, 5, 29, 7),
@@ -165,6 +127,18 @@ static const Entry ENTRIES[] = {
     ENTRY(huber, 3, 1, 1),        ENTRY(huber_gradient, 4, 1, 1),
     ENTRY(relu_backward, 3, 1, 0), ENTRY(relu_backward_over, 2, 1, 0),
     ENTRY(relu_backward_of_sum, 4, 1, 0), ENTRY(relu_backward_of_sum_over, 3, 1, 0),
+    ENTRY(distance, 3, 1, 0),     ENTRY(distance_gradient, 4, 1, 0),
+    ENTRY(leaky_relu, 2, 1, 1),   ENTRY(leaky_relu_gradient, 3, 1, 1),
+    ENTRY(hardswish, 2, 1, 0),    ENTRY(hardswish_gradient, 3, 1, 0),
+    ENTRY(clipped_gradient, 3, 1, 1),
+    FLOAT_ENTRY(sigmoid, 2, 1, 0),   FLOAT_ENTRY(sigmoid_gradient, 3, 1, 0),
+    FLOAT_ENTRY(silu, 2, 1, 1),      FLOAT_ENTRY(silu_gradient, 3, 1, 1),
+    FLOAT_ENTRY(softplus, 2, 1, 1),  FLOAT_ENTRY(softplus_gradient, 3, 1, 1),
+    FLOAT_ENTRY(bernoulli, 3, 1, 0), FLOAT_ENTRY(bernoulli_gradient, 4, 1, 0),
+    FLOAT_ENTRY(elu, 2, 1, 2),       FLOAT_ENTRY(elu_gradient, 3, 1, 2),
+    FLOAT_ENTRY(gelu, 2, 1, 0),      FLOAT_ENTRY(gelu_gradient, 3, 1, 0),
+    FLOAT_ENTRY(ndtr, 2, 1, 0),      FLOAT_ENTRY(erf, 2, 1, 0),
+    FLOAT_ENTRY(erfc, 2, 1, 0),      FLOAT_ENTRY(bell_gradient, 3, 1, 2),
 };
 enum { NUM_ENTRIES = sizeof(ENTRIES) / sizeof(ENTRIES[0]), LEAST = 1 << 15 };
 

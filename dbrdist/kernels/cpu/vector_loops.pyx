@@ -2,20 +2,8 @@
 
 import numpy as np
 
-cdef extern from *:
-    """
-    typedef struct {  /* the fields of PyArrayObject that NumPy shows to extensions, up to the flags */
-        PyObject_HEAD
-        char *data;
-        int nd;
-        Py_ssize_t *dimensions;
-        Py_ssize_t *strides;
-        PyObject *base;
-        PyObject *descr;
-        int flags;
-    } LargeArray;
-    """
-    ctypedef struct LargeArray:
+cdef extern from "../array_fields.h":
+    ctypedef struct ArrayFields:
         char *data
         int nd
         Py_ssize_t *dimensions
@@ -40,6 +28,7 @@ cdef enum:
 
 cdef object ndarray = np.ndarray
 PLACES = {ENTRIES[i].name.decode(): i for i in range(NUM_ENTRIES)}
+OF_FLOAT_ALONE = {ENTRIES[i].name.decode() for i in range(NUM_ENTRIES) if ENTRIES[i].of_double is NULL}
 find_threads()
 
 
@@ -51,7 +40,7 @@ def run(int place, bint is_double, tuple arrays, tuple numbers):
     cdef void *starts[MOST_ARRAYS]
     cdef double values[MOST_NUMBERS]
     cdef const Entry *entry = &ENTRIES[place]
-    cdef LargeArray *a
+    cdef ArrayFields *a
     cdef Py_ssize_t size = -1, n, num_bytes
     cdef int i, k, wanted
     if len(arrays) != entry.num_arrays or len(numbers) != entry.num_numbers:
@@ -59,7 +48,7 @@ def run(int place, bint is_double, tuple arrays, tuple numbers):
     for i in range(entry.num_arrays):
         if type(arrays[i]) is not ndarray:
             return False
-        a = <LargeArray *> <void *> arrays[i]
+        a = <ArrayFields *> <void *> arrays[i]
         wanted = IN_C_ORDER | WRITEABLE * (entry.written >> i & 1)
         if a.flags & wanted != wanted:
             return False

@@ -9,20 +9,8 @@ import numpy as np
 
 from dbrdist.kernels import small_numpy
 
-cdef extern from *:
-    """
-    typedef struct {  /* the fields of PyArrayObject that NumPy shows to extensions, up to the flags */
-        PyObject_HEAD
-        char *data;
-        int nd;
-        Py_ssize_t *dimensions;
-        Py_ssize_t *strides;
-        PyObject *base;
-        PyObject *descr;
-        int flags;
-    } SmallArray;
-    """
-    ctypedef struct SmallArray:
+cdef extern from "../array_fields.h":
+    ctypedef struct ArrayFields:
         char *data
         int nd
         Py_ssize_t *dimensions
@@ -44,17 +32,17 @@ cdef object float32 = np.dtype(np.float32)
 cdef object int64 = np.dtype(np.int64)
 
 
-cdef SmallArray *plain(object a, object dtype, int nd, int flags):
+cdef ArrayFields *plain(object a, object dtype, int nd, int flags):
     """The fields of an array of this type, number of axes and flags, if it is small; else NULL."""
     if type(a) is not ndarray:
         return NULL
-    cdef SmallArray *found = <SmallArray *> <void *> a
+    cdef ArrayFields *found = <ArrayFields *> <void *> a
     if found.descr != <void *> dtype or found.nd != nd or found.flags & flags != flags:
         return NULL
     return found if size(found) <= LARGE else NULL
 
 
-cdef Py_ssize_t size(SmallArray *a):
+cdef Py_ssize_t size(ArrayFields *a):
     cdef Py_ssize_t n = 1
     cdef int i
     for i in range(a.nd):
@@ -62,7 +50,7 @@ cdef Py_ssize_t size(SmallArray *a):
     return n
 
 
-cdef bint agree(SmallArray *a, SmallArray *b):
+cdef bint agree(ArrayFields *a, ArrayFields *b):
     """Whether two arrays have the same shape and strides."""
     cdef int i
     if a.nd != b.nd:
@@ -74,8 +62,8 @@ cdef bint agree(SmallArray *a, SmallArray *b):
 
 
 def add_to_rows(y, b, spread):
-    cdef SmallArray *to = plain(y, float32, 2, TO_WRITE)
-    cdef SmallArray *row = plain(b, float32, 1, IN_C_ORDER)
+    cdef ArrayFields *to = plain(y, float32, 2, TO_WRITE)
+    cdef ArrayFields *row = plain(b, float32, 1, IN_C_ORDER)
     if to is NULL or row is NULL or row.dimensions[0] != to.dimensions[1]:
         small_numpy.add_to_rows(y, b, spread)
         return
@@ -89,20 +77,20 @@ def add_to_rows(y, b, spread):
 
 
 def masked(y, gy):
-    cdef SmallArray *passed = plain(y, float32, 2, IN_C_ORDER)
-    cdef SmallArray *given = plain(gy, float32, 2, IN_C_ORDER)
+    cdef ArrayFields *passed = plain(y, float32, 2, IN_C_ORDER)
+    cdef ArrayFields *given = plain(gy, float32, 2, IN_C_ORDER)
     if passed is NULL or given is NULL or not agree(passed, given):
         return small_numpy.masked(y, gy)
     gx = gy.copy()
     cdef float *mask = <float *> passed.data
-    cdef float *out = <float *> (<SmallArray *> <void *> gx).data
+    cdef float *out = <float *> (<ArrayFields *> <void *> gx).data
     cdef Py_ssize_t i
     for i in range(size(passed)):
         out[i] = out[i] if mask[i] != 0 else 0
     return gx
 
 
-cdef bint lies_as_images(SmallArray *a):
+cdef bint lies_as_images(ArrayFields *a):
     """Whether (N, C, H, W) lies in one piece, channels last."""
     cdef Py_ssize_t step = sizeof(float)
     cdef int axis
@@ -114,14 +102,14 @@ cdef bint lies_as_images(SmallArray *a):
 
 
 def masked_images(y, gy):
-    cdef SmallArray *passed = plain(y, float32, 4, ALIGNED)
-    cdef SmallArray *given = plain(gy, float32, 4, ALIGNED)
+    cdef ArrayFields *passed = plain(y, float32, 4, ALIGNED)
+    cdef ArrayFields *given = plain(gy, float32, 4, ALIGNED)
     if passed is NULL or given is NULL or not agree(passed, given) or not lies_as_images(given):
         return small_numpy.masked_images(y, gy)
     gx = gy.copy("K")
     cdef float *mask = <float *> passed.data
     cdef float *g = <float *> given.data
-    cdef float *out = <float *> (<SmallArray *> <void *> gx).data
+    cdef float *out = <float *> (<ArrayFields *> <void *> gx).data
     cdef Py_ssize_t i, n = size(given)
     cdef int num_nan = 0
     for i in range(n):
@@ -134,7 +122,7 @@ def masked_images(y, gy):
 
 
 def are_classes(t, Py_ssize_t num_classes):
-    cdef SmallArray *labels = plain(t, int64, 1, IN_C_ORDER)
+    cdef ArrayFields *labels = plain(t, int64, 1, IN_C_ORDER)
     if labels is NULL:
         return small_numpy.are_classes(t, num_classes)
     cdef Label *label = <Label *> labels.data
@@ -146,14 +134,14 @@ def are_classes(t, Py_ssize_t num_classes):
 
 
 def below_largest(x, t, starts, spread):
-    cdef SmallArray *scores = plain(x, float32, 2, IN_C_ORDER)
-    cdef SmallArray *labels = plain(t, int64, 1, IN_C_ORDER)
+    cdef ArrayFields *scores = plain(x, float32, 2, IN_C_ORDER)
+    cdef ArrayFields *labels = plain(t, int64, 1, IN_C_ORDER)
     if scores is NULL or labels is NULL or scores.dimensions[0] != labels.dimensions[0]:
         return small_numpy.below_largest(x, t, starts, spread)
     below, at, losses = x.copy(), t.copy(), empty(t.shape, float32)
-    cdef float *out = <float *> (<SmallArray *> <void *> below).data
-    cdef float *loss = <float *> (<SmallArray *> <void *> losses).data
-    cdef Label *place = <Label *> (<SmallArray *> <void *> at).data
+    cdef float *out = <float *> (<ArrayFields *> <void *> below).data
+    cdef float *loss = <float *> (<ArrayFields *> <void *> losses).data
+    cdef Label *place = <Label *> (<ArrayFields *> <void *> at).data
     cdef Py_ssize_t i, j, num_columns = scores.dimensions[1]
     cdef float largest
     for i in range(scores.dimensions[0]):
@@ -174,8 +162,8 @@ def below_largest(x, t, starts, spread):
 
 
 def divide_rows(p, total, spread):
-    cdef SmallArray *to = plain(p, float32, 2, TO_WRITE)
-    cdef SmallArray *by = plain(total, float32, 1, IN_C_ORDER)
+    cdef ArrayFields *to = plain(p, float32, 2, TO_WRITE)
+    cdef ArrayFields *by = plain(total, float32, 1, IN_C_ORDER)
     if to is NULL or by is NULL or by.dimensions[0] != to.dimensions[0]:
         small_numpy.divide_rows(p, total, spread)
         return
@@ -189,14 +177,14 @@ def divide_rows(p, total, spread):
 
 
 def cross_entropy_gradient(p, at, gy, scale):
-    cdef SmallArray *shares = plain(p, float32, 2, IN_C_ORDER)
-    cdef SmallArray *places = plain(at, int64, 1, IN_C_ORDER)
-    cdef SmallArray *given = plain(gy, float32, 0, IN_C_ORDER)
-    cdef SmallArray *by = plain(scale, float32, 0, IN_C_ORDER)
+    cdef ArrayFields *shares = plain(p, float32, 2, IN_C_ORDER)
+    cdef ArrayFields *places = plain(at, int64, 1, IN_C_ORDER)
+    cdef ArrayFields *given = plain(gy, float32, 0, IN_C_ORDER)
+    cdef ArrayFields *by = plain(scale, float32, 0, IN_C_ORDER)
     if shares is NULL or places is NULL or given is NULL or by is NULL:
         return small_numpy.cross_entropy_gradient(p, at, gy, scale)
     gx = p.copy()
-    cdef float *out = <float *> (<SmallArray *> <void *> gx).data
+    cdef float *out = <float *> (<ArrayFields *> <void *> gx).data
     cdef Label *place = <Label *> places.data
     cdef float scaled = (<float *> given.data)[0] * (<float *> by.data)[0]
     cdef Py_ssize_t i
@@ -208,9 +196,9 @@ def cross_entropy_gradient(p, at, gy, scale):
 
 
 def momentum_sgd(p, g, v, workspace, lr, momentum):
-    cdef SmallArray *data = plain(p, float32, 1, TO_WRITE)
-    cdef SmallArray *grad = plain(g, float32, 1, IN_C_ORDER)
-    cdef SmallArray *state = plain(v, float32, 1, TO_WRITE)
+    cdef ArrayFields *data = plain(p, float32, 1, TO_WRITE)
+    cdef ArrayFields *grad = plain(g, float32, 1, IN_C_ORDER)
+    cdef ArrayFields *state = plain(v, float32, 1, TO_WRITE)
     if data is NULL or grad is NULL or state is NULL or type(lr) is not float or type(momentum) is not float:
         small_numpy.momentum_sgd(p, g, v, workspace, lr, momentum)
         return
@@ -231,7 +219,7 @@ def momentum_sgd(p, g, v, workspace, lr, momentum):
 def _check_fields():
     """Refuse a NumPy whose arrays have other fields."""
     a = np.arange(6, dtype=np.float32).reshape(2, 3)[:, 1:]
-    cdef SmallArray *found = <SmallArray *> <void *> a
+    cdef ArrayFields *found = <ArrayFields *> <void *> a
     address, is_read_only = a.__array_interface__["data"]
     is_same = (
         <Py_ssize_t> found.data == address and found.nd == 2 and found.dimensions[1] == 2 and found.strides[0] == 12

@@ -13,7 +13,7 @@ import dbrdist.functions as F
 from dbrdist import kernels, optimizers
 from dbrdist.core.array import backend
 from dbrdist.core.model.parameter import Parameter
-from dbrdist.kernels.cpu import loops
+from dbrdist.kernels.cpu import loops, onednn
 from tests.each import each
 
 compiled = pytest.mark.skipif(not loops._PLACES, reason="dbrdist is not compiled")
@@ -94,7 +94,7 @@ class Recorder:
 
 @compiled
 def test_every_loop_has_a_rule():
-    rows = {name for name, _ in loops.TABLE.values()}
+    rows = {loop.name for loop in loops.TABLE.values()}
     masks = {name for name in loops._PLACES if name.startswith("relu_backward")}
     assert {row for _, row in RULES.values()} | rows | masks == set(loops._PLACES)
 
@@ -102,32 +102,148 @@ def test_every_loop_has_a_rule():
 def numbers(dtype, seed):
     """An array of 20,000 numbers with all that is special among them."""
     x = np.random.default_rng(seed).standard_normal(20_000).astype(dtype) * dtype(3)
-    special = np.nan, np.inf, -np.inf, 2.5, -2.5, 0.0, -0.0, 1e-40, 0.6, -0.6
+    special = np.nan, np.inf, -np.inf, 2.5, -2.5, 0.0, -0.0, 1e-40, 0.6, -0.6, 3.0, -3.0, 6.0
     x[: 2 * len(special)] = np.resize(np.roll(special, seed), 2 * len(special))
     return x
 
 
+# By row: the public function, and the row's numbers.
 FUNCTIONS = {
-    "hard_sigmoid": lambda x, t: F.hard_sigmoid(x),
-    "huber": lambda x, t: F.huber_loss(x, t, 0.6, "no"),
+    "hard_sigmoid": (lambda x, t: F.hard_sigmoid(x), ()),
+    "huber": (lambda x, t: F.huber_loss(x, t, 0.6, "no"), (0.6,)),
+    "distance": (F.absolute_error, ()),
+    "leaky_relu": (lambda x, t: F.leaky_relu(x, 0.3), (0.3,)),
+    "hardswish": (lambda x, t: F.hardswish(x), ()),
+    "clipped_relu": (lambda x, t: F.clipped_relu(x, 2.5), (2.5,)),
+    "relu6": (lambda x, t: F.relu6(x), ()),
 }
 
 
 @compiled
 @each(name=list(FUNCTIONS), dtype=[np.float32, np.float64])
 def test_functions_and_gradients_have_the_bits_of_numpys_formula(name, dtype):
+    call, values = FUNCTIONS[name]
+
     def step():
         x, t = (dbrdist.Variable(numbers(dtype, seed)) for seed in (0, 1))
-        y = FUNCTIONS[name](x, t)
+        y = call(x, t)
         y.grad = numbers(dtype, 2)
         y.backward()
         return [a.tobytes() for a in (y.array, x.grad, t.grad) if a is not None]
 
     with np.errstate(all="ignore"):
-        assert kernels.provider_of("row", name, loops.TABLE[name][1], (numbers(dtype, 0),) * 2, (0.6,)) == "loops"
+        key = name if name in loops.TABLE else (name, 0)
+        assert kernels.provider_of("row", key, loops.TABLE[key].operands, (numbers(dtype, 0),) * 3, values) == "loops"
         ours = step()
         with kernels.use("columns"):
             assert step() == ours
+
+
+def exact(name, x, alpha=1.0, scale=1.0, beta=1.0):
+    """Values and derivatives in float64, by SciPy."""
+    special = pytest.importorskip("scipy.special")
+    bell, s = np.exp(-x * x / 2) / np.sqrt(2 * np.pi), special.expit(beta * x)
+    error_bell, below = 2 / np.sqrt(np.pi) * np.exp(-x * x), np.minimum(x, 0)
+    return {
+        "sigmoid": (s, s * (1 - s)),
+        "silu": (x * s, s * (1 + beta * x * (1 - s))),
+        "softplus": (np.logaddexp(0, beta * x) / beta, s),
+        "elu": (np.where(x > 0, x, alpha * np.expm1(below)), np.where(x >= 0, 1, alpha * np.exp(below))),
+        "selu": tuple(scale * v for v in exact("elu", x, alpha)) if name == "selu" else None,
+        "gelu": (x * special.ndtr(x), special.ndtr(x) + x * bell),
+        "ndtr": (special.ndtr(x), bell),
+        "erf": (special.erf(x), error_bell),
+        "erfc": (special.erfc(x), -error_bell),
+    }[name]
+
+
+# By row: numbers by name, and the largest errors of values and derivatives, in units in the last place.
+EXPONENTIALS = {
+    "sigmoid": ({}, 3, 20),
+    "silu": ({"beta": 1.0}, 4, 8),
+    "softplus": ({"beta": 1.0}, 4, 3),
+    "softplus of 2 x": ({"beta": 2.0}, 4, 3),
+    "elu": ({"alpha": 1.0}, 2, 2),
+    "elu with alpha": ({"alpha": 0.7}, 3, 3),
+    "selu": ({"alpha": 1.6732632423543772, "scale": 1.0507009873554805}, 4, 4),
+    "gelu": ({}, 10, 20),
+    "ndtr": ({}, 10, 5),
+    "erf": ({}, 4, 5),
+    "erfc": ({}, 10, 5),
+}
+
+
+@compiled
+@each(name=list(EXPONENTIALS))
+def test_what_takes_exponentials_is_near_the_exact_value(name):
+    """Derivatives that are differences are judged by the unit of 0.1."""
+    (values, *limits), row = EXPONENTIALS[name], name.split()[0]
+    x = np.concatenate([np.linspace(-12, 12, 40_001), np.geomspace(1e-30, 1, 999), np.linspace(-40, 40, 999), [0.0]])
+    x = x.astype(np.float32)
+    v = dbrdist.Variable(x)
+    assert kernels.provider_of("row", row, ("x",), (x,), tuple(values.values())) == "loops"
+    y = getattr(F, row)(v, **values)
+    y.grad = np.ones_like(x)
+    y.backward()
+    for i, (found, wanted) in enumerate(zip((y.array, v.grad), exact(row, x.astype(np.float64), **values))):
+        unit = np.spacing(np.maximum(np.abs(wanted).astype(np.float32), 1e-37)).astype(np.float64)
+        if i and row in ("gelu", "silu", "sigmoid"):
+            unit = np.maximum(unit, np.spacing(np.float32(0.1)))
+        assert (np.abs(found - wanted) / unit).max() < limits[i], (i, x[(np.abs(found - wanted) / unit).argmax()])
+
+
+@compiled
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@each(name=list(EXPONENTIALS))
+def test_exponentials_of_what_is_not_finite_are_those_of_numpys_formula(name):
+    values, row = EXPONENTIALS[name][0], name.split()[0]
+    special = np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-42, -1e-42, 3e38, -3e38
+
+    def step():
+        v = dbrdist.Variable(np.resize(np.array(special, np.float32), 9_000))
+        y = getattr(F, row)(v, **values)
+        y.grad = np.resize(np.array([1, 0, np.inf, np.nan, -2], np.float32), 9_000)
+        y.backward()
+        return y.array, v.grad
+
+    ours = step()
+    with kernels.use("columns"):
+        theirs = step()
+    for a, b in zip(ours, theirs):
+        np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-44)
+
+
+@compiled
+def test_the_cross_entropy_of_two_classes():
+    rng = np.random.default_rng(0)
+    p, x = rng.random(20_000, np.float32), (rng.standard_normal(20_000) * 10).astype(np.float32)
+    assert kernels.provider_of("row", "bernoulli", ("p", "x"), (p, x), ()) == "loops"
+    a, v = dbrdist.Variable(p), dbrdist.Variable(x)
+    y = F.bernoulli_nll(a, v, reduce="no")
+    y.grad = np.ones_like(x)
+    y.backward()
+    wide, share = x.astype(np.float64), p.astype(np.float64)
+    np.testing.assert_allclose(y.array, np.logaddexp(0, wide) - share * wide, rtol=1e-6, atol=2e-6)
+    np.testing.assert_allclose(v.grad, 1 / (1 + np.exp(-wide)) - share, rtol=0, atol=2e-7)
+    np.testing.assert_array_equal(a.grad, -x)
+
+
+@compiled
+@each(key=["sigmoid", ("gelu", 0), "erf"], dtype=[np.float64, np.float16])
+def test_exponentials_of_other_types_are_left_to_others(key, dtype):
+    x = np.ones(10_000, dtype)
+    names = loops.TABLE[key].operands
+    assert kernels.provider_of("row", key, names, (x,) * len(names), ()) != "loops"
+
+
+@compiled
+@each(case=[("leaky_relu", (1.5,)), ("leaky_relu", (-0.1,)), ("huber", (-1.0,)), ("softplus", (0.0,)),
+            ("elu", (np.inf,)), ("elu", (np.nan,)), ("elu", ("a",))])  # fmt: skip
+def test_numbers_that_a_loop_is_not_meant_for(case):
+    name, values = case
+    names = loops.TABLE[name].operands
+    with pytest.raises(onednn.Unsupported):
+        loops._plan_row(name, names, (np.ones(10_000, "f"),) * len(names), values)
 
 
 @compiled
