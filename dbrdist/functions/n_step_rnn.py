@@ -171,6 +171,11 @@ def _blocks(z: Any, n: int) -> list[Any]:
     return [ops.getitem(z, (slice(None), slice(k * units, (k + 1) * units))) for k in range(n)]
 
 
+def _product(a: Array, b: Array) -> Array:
+    """The product of two matrices by the fastest kernel where they are of one type."""
+    return kernels.matmul(a, b) if type(a) is np.ndarray and a.dtype == b.dtype else a.dot(b)
+
+
 class RecurrentLayer(FunctionNode):
     """One layer over a packed sequence, in one direction.
 
@@ -241,9 +246,9 @@ class RecurrentLayer(FunctionNode):
         gb = summed_to(gzx, (len(W),))
         rules: tuple[Callable[[], Array], ...] = (
             *[lambda g=g: g for g in gs],
-            lambda: xp.dot(gzx, W if xp is np else W.astype(dtype, copy=False)),
-            lambda: xp.dot(gzx.T, x),
-            lambda: xp.dot(gzh.T, self.before),
+            lambda: _product(gzx, W if xp is np else W.astype(dtype, copy=False)),
+            lambda: _product(gzx.T, x),
+            lambda: _product(gzh.T, self.before),
             lambda: gb,
             lambda: gb if self.cell.adds else summed_to(gzh, gb.shape),
         )

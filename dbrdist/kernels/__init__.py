@@ -38,6 +38,7 @@ from dbrdist.kernels.dispatch import (
     scaled_sum,
     softmax,
     softmax_backward,
+    stacked_matmul,
     update,
     use,
 )
@@ -83,6 +84,7 @@ __all__ = [
     "scaled_sum",
     "softmax",
     "softmax_backward",
+    "stacked_matmul",
     "update",
     "use",
 ]

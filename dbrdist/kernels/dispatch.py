@@ -55,6 +55,7 @@ from dbrdist.kernels.keys import (
     row_key,
     scaled_sum_key,
     softmax_key,
+    stacked_matmul_key,
     update_key,
 )
 from dbrdist.kernels.reference import numpy_, numpy_normalization
@@ -200,6 +201,13 @@ def matmul(a: Array, b: Array, out: Array | None = None) -> Array:
     key = matmul_key(a, b, out)
     plan = _local.plans.get(key) or _local.find(key, (a, b, out))
     return plan(a, b, out)
+
+
+def stacked_matmul(a: Array, b: Array) -> Array | None:
+    """The products of stacks of matrices, as ``numpy.matmul`` in C order; None: NumPy's own has to do."""
+    key = stacked_matmul_key(a, b)
+    plan = _local.plans.get(key) or _local.find(key, (a, b))
+    return plan(a, b)
 
 
 def linear(x: Array, W: Array, b: Array | None) -> Array:
@@ -516,5 +524,6 @@ def row(name: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbers: t
     return plan(name, names, arrays, numbers)
 
 
+hand_down_kernel(np.matmul, stacked_matmul)
 for _name in {**onednn_elementwise.TABLE, **loops.TABLE}:
     hand_down_kernel(_name, partial(row, _name))

@@ -79,6 +79,10 @@ def matmul_key(a: Array, b: Array, out: Array | None = None) -> Any:
     return "matmul", type(a), a.shape, a.strides, a.dtype, b.shape, b.strides, b.dtype, strides, _products(a, b, out)
 
 
+def stacked_matmul_key(a: Array, b: Array) -> Any:
+    return "stacked_matmul", *matmul_key(a, b)
+
+
 def linear_key(x: Array, W: Array, b: Array | None) -> Any:
     return "linear", type(x), x.shape, x.strides, x.dtype, W.shape, W.strides, W.dtype, b is None, _products(x, W, b)
 
@@ -193,6 +197,7 @@ KEYS: dict[str, Callable[..., Any]] = {
     "conv_backward_data": conv_backward_data_key,
     "conv_backward_weight": conv_backward_weight_key,
     "matmul": matmul_key,
+    "stacked_matmul": stacked_matmul_key,
     "linear": linear_key,
     "packed": packed_key,
     "column_sums": column_sums_key,

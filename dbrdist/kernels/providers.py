@@ -40,9 +40,9 @@ _COST = {
 }
 # Where NumPy's own code is not much slower, a missing library is not worth a warning.
 _LIGHT = {
-    "relu_forward", "relu_backward", "relu_backward_over", "add", "scaled_sum", "row", "matmul", "linear", "packed",
-    "softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "column_sums", "cross_entropy",
-    "cross_entropy_backward", "update", "conv_bn_inference",
+    "relu_forward", "relu_backward", "relu_backward_over", "add", "scaled_sum", "row", "matmul", "stacked_matmul",
+    "linear", "packed", "softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "column_sums",
+    "cross_entropy", "cross_entropy_backward", "update", "conv_bn_inference",
 }  # fmt: skip
 
 

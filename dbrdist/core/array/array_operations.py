@@ -18,7 +18,7 @@ from dbrdist.core.array.backend import (
     zeros_as,
 )
 from dbrdist.core.array.config import config
-from dbrdist.core.array.elementwise import elementwise, fused
+from dbrdist.core.array.elementwise import elementwise, fused, kernels
 from dbrdist.core.array.ordered_sums import add_in_order
 from dbrdist.core.array.sums import read_only, sum_over, sum_rows
 from dbrdist.core.array.types import HostArray
@@ -212,6 +212,9 @@ def _by_elements(y: HostArray, rows: HostArray, values: HostArray, width: int) -
         np.add.at(y, (starts[block] + columns).reshape(-1), values[block].reshape(-1))
 
 
+_LARGE_STACK = 1 << 19  # multiplications from which on a kernel for stacks of matrices may take less time
+
+
 def product(a: Array, b: Array, out: Array | None = None) -> Array:
     """16-bit products are summed in float32.
 
@@ -224,4 +227,8 @@ def product(a: Array, b: Array, out: Array | None = None) -> Array:
             return get_array_module(a).matmul(a.astype(wide), b.astype(wide)).astype(dtype)
     if a.ndim == 2 and b.ndim == 2:
         return a.dot(b, out) if out is not None and out.dtype == a.dtype == b.dtype else a.dot(b)
+    if a.ndim > 2 and b.ndim > 2 and a.size * b.shape[-1] >= _LARGE_STACK and np.matmul in kernels:
+        y: Array = kernels[np.matmul](a, b)
+        if y is not None:
+            return y
     return get_array_module(a).matmul(a, b)

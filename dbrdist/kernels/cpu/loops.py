@@ -36,7 +36,7 @@ _FEW = 1 << 13  # elements of an array up to which the call costs as much as it 
 _ERF_SLOPE, _NORMAL_HEIGHT = 2 / math.sqrt(math.pi), 1 / math.sqrt(2 * math.pi)
 
 
-class Loop(NamedTuple):
+class CompiledLoop(NamedTuple):
     """How a loop computes a row.
 
     Args:
@@ -55,39 +55,39 @@ def _when(holds: bool, *numbers: float) -> tuple[float, ...] | None:
 
 
 # By the name of a row; by that name and the place of an operand, for the gradient of that operand.
-TABLE: dict[Any, Loop] = {
-    "hard_sigmoid": Loop("hard_sigmoid", ("x",)),
-    ("hard_sigmoid", 0): Loop("hard_sigmoid_gradient", ("x", "gy")),
-    "huber": Loop("huber", ("x", "t"), lambda delta: _when(delta >= 0, delta)),
-    ("huber", 0): Loop("huber_gradient", ("x", "t", "gy"), lambda delta: _when(delta >= 0, delta)),
-    "distance": Loop("distance", ("a", "b")),
-    ("distance", 0): Loop("distance_gradient", ("a", "b", "gy")),
-    ("clipped_relu", 0): Loop("clipped_gradient", ("x", "gy")),
-    ("relu6", 0): Loop("clipped_gradient", ("x", "gy"), lambda: (6.0,)),
-    "leaky_relu": Loop("leaky_relu", ("x",), lambda slope: _when(0 <= slope <= 1, slope)),
-    ("leaky_relu", 0): Loop("leaky_relu_gradient", ("x", "gy")),
-    "hardswish": Loop("hardswish", ("x",)),
-    ("hardswish", 0): Loop("hardswish_gradient", ("x", "gy")),
-    "sigmoid": Loop("sigmoid", ("x",)),
-    ("sigmoid", 0): Loop("sigmoid_gradient", ("y", "gy")),
-    "silu": Loop("silu", ("x",)),
-    ("silu", 0): Loop("silu_gradient", ("x", "gy")),
-    "softplus": Loop("softplus", ("x",), lambda beta: _when(beta != 0, beta)),
-    ("softplus", 0): Loop("softplus_gradient", ("x", "gy")),
-    "bernoulli": Loop("bernoulli", ("p", "x")),
-    ("bernoulli", 1): Loop("bernoulli_gradient", ("p", "x", "gy")),
-    "elu": Loop("elu", ("x",), lambda alpha: (alpha, 1.0)),
-    ("elu", 0): Loop("elu_gradient", ("x", "gy"), lambda alpha: (alpha, 1.0)),
-    "selu": Loop("elu", ("x",)),
-    ("selu", 0): Loop("elu_gradient", ("x", "gy")),
-    "gelu": Loop("gelu", ("x",)),
-    ("gelu", 0): Loop("gelu_gradient", ("x", "gy")),
-    "ndtr": Loop("ndtr", ("x",)),
-    ("ndtr", 0): Loop("bell_gradient", ("x", "gy"), lambda: (0.5, _NORMAL_HEIGHT)),
-    "erf": Loop("erf", ("x",)),
-    ("erf", 0): Loop("bell_gradient", ("x", "gy"), lambda: (1.0, _ERF_SLOPE)),
-    "erfc": Loop("erfc", ("x",)),
-    ("erfc", 0): Loop("bell_gradient", ("x", "gy"), lambda: (1.0, -_ERF_SLOPE)),
+TABLE: dict[Any, CompiledLoop] = {
+    "hard_sigmoid": CompiledLoop("hard_sigmoid", ("x",)),
+    ("hard_sigmoid", 0): CompiledLoop("hard_sigmoid_gradient", ("x", "gy")),
+    "huber": CompiledLoop("huber", ("x", "t"), lambda delta: _when(delta >= 0, delta)),
+    ("huber", 0): CompiledLoop("huber_gradient", ("x", "t", "gy"), lambda delta: _when(delta >= 0, delta)),
+    "distance": CompiledLoop("distance", ("a", "b")),
+    ("distance", 0): CompiledLoop("distance_gradient", ("a", "b", "gy")),
+    ("clipped_relu", 0): CompiledLoop("clipped_gradient", ("x", "gy")),
+    ("relu6", 0): CompiledLoop("clipped_gradient", ("x", "gy"), lambda: (6.0,)),
+    "leaky_relu": CompiledLoop("leaky_relu", ("x",), lambda slope: _when(0 <= slope <= 1, slope)),
+    ("leaky_relu", 0): CompiledLoop("leaky_relu_gradient", ("x", "gy")),
+    "hardswish": CompiledLoop("hardswish", ("x",)),
+    ("hardswish", 0): CompiledLoop("hardswish_gradient", ("x", "gy")),
+    "sigmoid": CompiledLoop("sigmoid", ("x",)),
+    ("sigmoid", 0): CompiledLoop("sigmoid_gradient", ("y", "gy")),
+    "silu": CompiledLoop("silu", ("x",)),
+    ("silu", 0): CompiledLoop("silu_gradient", ("x", "gy")),
+    "softplus": CompiledLoop("softplus", ("x",), lambda beta: _when(beta != 0, beta)),
+    ("softplus", 0): CompiledLoop("softplus_gradient", ("x", "gy")),
+    "bernoulli": CompiledLoop("bernoulli", ("p", "x")),
+    ("bernoulli", 1): CompiledLoop("bernoulli_gradient", ("p", "x", "gy")),
+    "elu": CompiledLoop("elu", ("x",), lambda alpha: (alpha, 1.0)),
+    ("elu", 0): CompiledLoop("elu_gradient", ("x", "gy"), lambda alpha: (alpha, 1.0)),
+    "selu": CompiledLoop("elu", ("x",)),
+    ("selu", 0): CompiledLoop("elu_gradient", ("x", "gy")),
+    "gelu": CompiledLoop("gelu", ("x",)),
+    ("gelu", 0): CompiledLoop("gelu_gradient", ("x", "gy")),
+    "ndtr": CompiledLoop("ndtr", ("x",)),
+    ("ndtr", 0): CompiledLoop("bell_gradient", ("x", "gy"), lambda: (0.5, _NORMAL_HEIGHT)),
+    "erf": CompiledLoop("erf", ("x",)),
+    ("erf", 0): CompiledLoop("bell_gradient", ("x", "gy"), lambda: (1.0, _ERF_SLOPE)),
+    "erfc": CompiledLoop("erfc", ("x",)),
+    ("erfc", 0): CompiledLoop("bell_gradient", ("x", "gy"), lambda: (1.0, -_ERF_SLOPE)),
 }
 
 

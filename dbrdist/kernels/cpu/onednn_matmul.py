@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ _SMALL_PRODUCT = 1 << 19  # multiplications; below, NumPy's product takes less t
 _DEPTH = 1312  # columns of a and rows of b; products of more are faster as a sum of several
 _SOME_ROWS = 64  # of a; with fewer, one product takes as long as its pieces, or 0.9 of that
 _MANY_ROWS = 256  # of a, from which on it pays to bring b to another layout first
+_NARROW = 8  # rows or columns of a matrix in a stack, below which NumPy's products take less time
 _LARGEST_PACKED = 1 << 22  # elements
 
 # The library's second implementation of products, and the products of float32 for which it takes less time than its
@@ -197,6 +199,39 @@ def _plan_large(a: Array, b: Array, out: Array | None = None, made: Any = None) 
     return plan_matmul(a, b, out, made)
 
 
+def _plan_stacks(a: Array, b: Array) -> Any:
+    """See dispatch.stacked_matmul; of heads that lie between others as they stand, in 0.7 to 0.9 of NumPy's time.
+
+    A turned left matrix is multiplied by ``GEMM``.
+    """
+    onednn.require(a, b)
+    if a.dtype != np.float32 or a.ndim != b.ndim or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
+        raise onednn.Unsupported("another type, or stacks that broadcast")
+    if not (_lies_well(a) and _lies_well(b)) or min(*a.shape[-2:], b.shape[-1]) < _NARROW:
+        raise onednn.Unsupported("matrices that do not lie densely, or narrow ones")
+    shape = (*a.shape[:-1], b.shape[-1])
+    new = backend.plain_allocator(shape, a.dtype)
+    is_turned = a.strides[-1] != a.itemsize
+    primitive = build(a, b, np.empty(shape, a.dtype), implementation=GEMM if is_turned else None)
+    if primitive.implementation.startswith("ref"):
+        raise onednn.Unsupported("such stacks on this processor")
+
+    def stacked_matmul(a: Array, b: Array) -> Array:
+        y = new()
+        primitive.on(a, b, y)
+        return y
+
+    return stacked_matmul
+
+
+def _lies_well(a: Array) -> bool:
+    """Whether the matrices of a stack lie in dense rows or columns, and no two elements in one place."""
+    if min(a.strides) <= 0 or a.itemsize not in a.strides[-2:]:
+        return False
+    steps = sorted((step, n) for step, n in zip(a.strides, a.shape) if n > 1)
+    return all(step * n <= wider for (step, n), (wider, _) in pairwise(steps))
+
+
 def _plan_linear(x: Array, W: Array, b: Array | None, made: Any = None) -> Any:
     if b is None:
         return _without_bias(x, W, made)
@@ -249,6 +284,7 @@ def _plan_packed(b: Array, rows: int, is_often: bool, made: Any = None) -> Any:
 
 
 ROWS = {
+    "stacked_matmul": _plan_stacks,
     "matmul": also_in_bfloat16(also_float16(_plan_large, out=2), 0, 1),
     "linear": also_in_bfloat16(also_float16(_plan_linear), 0, 1),
     "packed": also_in_bfloat16(_plan_packed, 0),

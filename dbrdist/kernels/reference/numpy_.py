@@ -341,6 +341,7 @@ ROWS |= {
     "relu_backward": _elementwise_planner(relu_backward, lambda zero: partial(passed, np)),
     "add": _elementwise_planner(add, lambda zero: np.add),
     "conv_bn_inference": _planner(lambda *_: None),  # which saves nothing here
+    "stacked_matmul": _planner(lambda *_: None),
     "row": _planner(lambda *_: None),  # the row's own formula is NumPy's kernel
     "update": _planner(lambda *_: False),  # and so is the rule's
 }

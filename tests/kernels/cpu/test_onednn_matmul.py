@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
+import dbrdist
+import dbrdist.functions as F
 from dbrdist import kernels
-from dbrdist.core.array import backend
+from dbrdist.core.array import backend, elementwise
 from dbrdist.kernels import ConvGeometry
 from dbrdist.kernels.cpu import onednn, onednn_matmul
 from dbrdist.kernels.reference import numpy_
@@ -175,3 +177,89 @@ def test_pieces_of_a_deep_product_are_added(pieces, packs, monkeypatch):
         y = np.full((16, 5), np.nan, "f")
         onednn_matmul._plan_product(a, b, y)(a, b, y)
         np.testing.assert_allclose(y, a.astype("d") @ b.astype("d"), rtol=0, atol=1e-5)
+
+
+def heads(rng, *shape):
+    """A stack (B, H, L, D) whose heads lie beside one another, as attention cuts them out of (B, L, H D)."""
+    batch, num, length, width = shape
+    return rng.standard_normal((batch, length, num, width), np.float32).transpose(0, 2, 1, 3)
+
+
+STACKS = {
+    "rows": lambda rng: (rng.standard_normal((6, 40, 50), np.float32), rng.standard_normal((6, 50, 60), np.float32)),
+    "turned left": lambda rng: (
+        rng.standard_normal((6, 50, 40), np.float32).swapaxes(1, 2), rng.standard_normal((6, 50, 60), np.float32)
+    ),
+    "turned right": lambda rng: (
+        rng.standard_normal((6, 40, 50), np.float32), rng.standard_normal((6, 60, 50), np.float32).swapaxes(1, 2)
+    ),
+    "heads": lambda rng: (heads(rng, 3, 4, 40, 16), heads(rng, 3, 4, 64, 16).swapaxes(2, 3)),
+    "weights and heads": lambda rng: (rng.standard_normal((3, 4, 40, 64), np.float32), heads(rng, 3, 4, 64, 16)),
+    "five axes": lambda rng: (
+        rng.standard_normal((2, 2, 3, 24, 32), np.float32), rng.standard_normal((2, 2, 3, 32, 40), np.float32)
+    ),
+    "a part of each matrix": lambda rng: (
+        rng.standard_normal((6, 40, 80), np.float32)[:, :, 7:57], rng.standard_normal((6, 70, 60), np.float32)[:, :50]
+    ),
+    "one matrix": lambda rng: (
+        rng.standard_normal((1, 80, 90), np.float32), rng.standard_normal((1, 90, 100), np.float32)
+    ),
+}  # fmt: skip
+
+
+@needs_onednn
+@each(name=list(STACKS))
+def test_stacks_of_matrices_are_multiplied_as_they_lie(name):
+    a, b = STACKS[name](np.random.default_rng(0))
+    assert kernels.provider_of("stacked_matmul", a, b) == "onednn"
+    expected = a.astype(np.float64) @ b.astype(np.float64)
+    found = kernels.stacked_matmul(a, b)
+    assert found.flags.c_contiguous and found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+    a[..., 3, 2], b[..., 5, 4] = np.nan, np.inf
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(np.isfinite(kernels.stacked_matmul(a, b)), np.isfinite(a @ b))
+
+
+@needs_onednn
+@each(change=["broadcast", "other lead", "narrow", "double", "backwards", "repeated", "overlapping", "sparse", "empty"])
+def test_stacks_that_are_left_to_numpy(change):
+    a, b = STACKS["rows"](np.random.default_rng(0))
+    if change == "broadcast":
+        b = b[:1]
+    elif change == "other lead":
+        b = b[None]
+    elif change == "narrow":
+        a = a[:, :7]
+    elif change == "double":
+        b = b.astype("d")
+    elif change == "backwards":
+        a = a[::-1]
+    elif change == "repeated":
+        a = np.broadcast_to(a[:1], a.shape)
+    elif change == "overlapping":
+        a = as_strided(a, a.shape, (200, 200, 4))
+    elif change == "sparse":
+        a, b = a[:, :, ::2], b[:, ::2]
+    else:
+        a, b = a[:0], b[:0]
+    assert kernels.provider_of("stacked_matmul", a, b) == "numpy"
+    assert kernels.stacked_matmul(a, b) is None
+    np.testing.assert_array_equal(F.matmul(a, b).array, np.matmul(a, b))
+
+
+@needs_onednn
+def test_functions_multiply_large_stacks_by_the_kernel(monkeypatch):
+    rng = np.random.default_rng(0)
+    a, b = (dbrdist.Variable(x) for x in (heads(rng, 4, 4, 64, 32), heads(rng, 4, 4, 64, 32).swapaxes(2, 3)))
+    seen, kernel = [], elementwise.kernels[np.matmul]
+    monkeypatch.setitem(elementwise.kernels, np.matmul, lambda a, b: seen.append(a.shape) or kernel(a, b))
+    y = F.matmul(a, b)
+    y.grad = rng.standard_normal(y.shape, np.float32)
+    y.backward()
+    assert len(seen) == 3
+    np.testing.assert_allclose(y.array, a.array @ b.array, atol=2e-5)
+    np.testing.assert_allclose(a.grad, y.grad @ b.array.swapaxes(2, 3), atol=5e-5)
+    np.testing.assert_allclose(b.grad, a.array.swapaxes(2, 3) @ y.grad, atol=5e-5)
+    F.matmul(a.array[:1, :1, :8, :8], b.array[:1, :1, :8, :8])
+    assert len(seen) == 3  # small ones cost less without
