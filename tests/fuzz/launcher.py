@@ -173,11 +173,12 @@ def start(
     if job["filter"]:
         command = ["bash", "-c", 'exec > >(sleep 0.5; exec cat); exec "$@"', "bash", *command]
     words = ["-n", str(len(job["ranks"])), "--log-dir", "logs", "--name", name, "--heartbeat-timeout", "20"]
-    return subprocess.Popen(
-        [sys.executable, "-m", "dbrdist_launch", *words, "--", *command], cwd=folder, env=env,
-        stdin=subprocess.DEVNULL, stdout=open(folder / "out", "wb") if job["disturb"] != "slow" else subprocess.PIPE,
-        stderr=open(folder / "err", "wb"), preexec_fn=lambda: state_of(job),
-    )  # fmt: skip
+    with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
+        return subprocess.Popen(
+            [sys.executable, "-m", "dbrdist_launch", *words, "--", *command], cwd=folder, env=env,
+            stdin=subprocess.DEVNULL, stdout=out if job["disturb"] != "slow" else subprocess.PIPE,
+            stderr=err, preexec_fn=lambda: state_of(job),
+        )  # fmt: skip
 
 
 def disturb(job: dict[str, Any], child: subprocess.Popen[bytes], folder: pathlib.Path, name: str) -> None:
@@ -200,6 +201,7 @@ def disturb(job: dict[str, Any], child: subprocess.Popen[bytes], folder: pathlib
         with open(folder / "out", "wb") as file:
             while data := child.stdout.read(1 << 16):
                 file.write(data)
+        child.stdout.close()
 
 
 def faults(job: dict[str, Any], code: int, folder: pathlib.Path, launcher: pathlib.Path) -> list[str]:
