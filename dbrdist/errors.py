@@ -9,7 +9,7 @@ class UsageWarning(UserWarning):
     """A program does what is probably not meant; ``warnings.simplefilter("ignore", UsageWarning)`` silences them."""
 
 
-class NonFiniteLossError(DbrdistError):
+class NonFiniteLossError(DbrdistError, RuntimeError):
     """The loss or a gradient became NaN or infinite; the message names the step and the parameter."""
 
 

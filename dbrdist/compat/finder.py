@@ -40,6 +40,16 @@ _INSTEAD = {
     ("chainer.training.extensions", "LogReport"): "dbrdist.compat.extensions",
     ("chainer.training.extensions.log_report", "LogReport"): "dbrdist.compat.extensions",
 }
+_INSTEAD |= {
+    (path, name): "dbrdist.compat.functions"
+    for name, module in (
+        ("batch_matmul", "math.matmul"),
+        ("fixed_batch_renormalization", "normalization.batch_renormalization"),
+        ("maximum", "math.maximum"),
+        ("minimum", "math.minimum"),
+    )
+    for path in ("chainer.functions", f"chainer.functions.{module}")
+}
 # What programs set in a module of Chainer, and a module of ours reads.
 _SWITCHES = {("chainer", "disable_experimental_feature_warning")}
 # Where a path leads to another place than the one that its own name tells.

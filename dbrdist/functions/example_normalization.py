@@ -142,12 +142,12 @@ def normalize(x: Operand, eps: float = 1e-5, axis: int | Sequence[int] = 1) -> V
     Args:
         x: array or Variable of a floating type.
         eps: added to the length; default 1e-05.
-        axis: axis or tuple of axes over which the length is taken; default 1.
+        axis: axis or tuple of axes over which the length is taken; default 1. Without any, each element has its own.
     """
     floating("normalize", x=x)
     x = as_variable(x)
     axes = (axis,) if isinstance(axis, int) else tuple(axis)
-    if not axes or any(not -x.ndim <= a < x.ndim for a in axes) or len({a % x.ndim for a in axes}) < len(axes):
+    if any(not -x.ndim <= a < x.ndim for a in axes) or len({a % x.ndim for a in axes}) < len(axes):
         raise expected("normalize", "axis", f"different axes from {-x.ndim} to {x.ndim - 1}", repr(axis))
     wide = ops.cast(x, accumulation_dtype(x.dtype))
     square = ops.sum(ops.mul(wide, wide), axes, True)

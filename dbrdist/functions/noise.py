@@ -97,7 +97,12 @@ def rrelu(x: Operand, l: float = 1 / 8, u: float = 1 / 3, *, r: Array | None = N
         raise expected("rrelu", "r", f"shape {x.shape} to match x", r)
     is_positive = observed(np.greater_equal, x.array, 0)
     y = ops.where(is_positive, x, ops.mul(x, r))
-    return (y, r) if return_r else y
+    return (y, _as_array(r)) if return_r else y
+
+
+def _as_array(a: Array) -> Array:
+    """What NumPy gave for an array without axes: a number, as an array."""
+    return np.asarray(a) if isinstance(a, np.generic) else a
 
 
 def _normal(radius_bits: Array, angle_bits: Array, dtype: Any) -> Array:
@@ -124,7 +129,7 @@ def gaussian(mean: Operand, ln_var: Operand, *, eps: Array | None = None, return
         radius_bits, angle_bits = _bits(mean.array), _bits(mean.array)
         eps = elementwise(lambda a, b: _normal(a, b, mean.dtype), radius_bits, angle_bits)
     y = ops.add(mean, ops.mul(ops.exp(ops.mul(ln_var, 0.5)), eps))
-    return (y, eps) if return_eps else y
+    return (y, _as_array(eps)) if return_eps else y
 
 
 def gumbel_softmax(log_pi: Operand, tau: float = 0.1, axis: int = 1) -> Variable:

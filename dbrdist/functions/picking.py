@@ -16,6 +16,7 @@ from dbrdist.core.array.backend import (
     zeros,
     zeros_as,
 )
+from dbrdist.core.array.config import config
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.elementwise_table import matched, together
@@ -59,6 +60,8 @@ def select_item(x: Operand, t: Operand) -> Variable:
     x, t = as_variable(x), as_array(t)
     if x.ndim != 2 or t.shape != x.shape[:1] or t.dtype.kind not in "iu":
         raise expected("select_item", "t", f"integers of shape {x.shape[:1]} for x of shape (N, K)", t)
+    if config.debug and t.size and not 0 <= int(t.min()) <= int(t.max()) < x.shape[1]:
+        raise expected("select_item", "t", f"integers from 0 to {x.shape[1] - 1}", f"{t.min()} to {t.max()}")
     return ops.getitem(x, (get_array_module(t).arange(len(t)), t))
 
 
@@ -95,6 +98,8 @@ def permutate(x: Operand, indices: Operand, axis: int = 0, inv: bool = False) ->
     if n and (int(indices.min()) < -n or int(indices.max()) >= n):
         raise expected("permutate", "indices", f"places from {-n} to {n - 1}", f"{indices.min()} to {indices.max()}")
     xp = get_array_module(indices)
+    if config.debug and n and (int(indices.min()) < 0 or len(xp.unique(indices)) < n):
+        raise expected("permutate", "indices", f"each place from 0 to {n - 1} once, in debug mode", str(indices))
     order = indices.astype(np.intp) % max(n, 1)
     inverse = xp.argsort(order)
     if not bool((order[inverse] == xp.arange(n)).all()):  # some element is taken twice

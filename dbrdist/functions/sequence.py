@@ -85,6 +85,8 @@ def transpose_sequence(xs: Sequence[Any]) -> tuple[Any, ...]:
 
     xs: arrays (L_i, ...), the longest first.
     """
+    if not len(xs):
+        return ()
     xs = _sequences("transpose_sequence", xs)
     lengths = [x.shape[0] for x in xs]
     if lengths != sorted(lengths, reverse=True):

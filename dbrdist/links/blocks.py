@@ -16,7 +16,7 @@ from dbrdist.core.tape.checks import expected, one_of
 from dbrdist.links.connection import Linear
 from dbrdist.links.convolution import Convolution2D
 from dbrdist.links.convolution_bn import conv_bn
-from dbrdist.links.initializers import get_initializer
+from dbrdist.links.initializers import Initializer, get_initializer
 from dbrdist.links.normalization import BatchNormalization
 
 
@@ -49,7 +49,9 @@ class Maxout(Chain):
 
 
 def _with_rows(argument: str, initial: Any, shape: tuple[int | None, ...]) -> Any:
-    """An array whose first two axes are one; anything else as it is."""
+    """An array whose first two axes are one; a function gets an array that has them; anything else as it is."""
+    if callable(initial) and not isinstance(initial, (Initializer, type)):
+        return lambda array: initial(array.reshape(*shape[:2], *array.shape[1:]))
     if not is_array(initial) or not initial.ndim:
         return initial
     if initial.ndim != len(shape) or any(n not in (None, m) for n, m in zip(shape, initial.shape)):

@@ -17,6 +17,10 @@ def _described(x: Any) -> str:
     return f"an array of shape {x.shape}" if hasattr(x, "shape") else type(x).__name__
 
 
+class _NoInput(TypeError, ValueError):
+    """A label came without an input that the predictor needs."""
+
+
 class Classifier(Chain):
     """The loss, and the accuracy, of a predictor's output for labelled examples.
 
@@ -40,7 +44,7 @@ class Classifier(Chain):
         label_key: int | str = -1,
     ) -> None:
         if not isinstance(label_key, (int, str)):
-            raise TypeError(f"Classifier: label_key: expected an int or str, got {type(label_key).__name__}")
+            raise TypeError(f"Classifier: label_key must be int or str, got {type(label_key).__name__}")
         if isinstance(predictor, type):
             raise given_a_class("Classifier: predictor", predictor, "a link")
         if not callable(predictor):
@@ -65,21 +69,28 @@ class Classifier(Chain):
             if not -len(args) <= key < len(args):
                 hint = f"; examples are dictionaries: pass label_key, one of {sorted(kwargs)}" if kwargs else ""
                 raise ValueError(
-                    f"Classifier: expected a label at position {key}, got {len(args)} positional arguments{hint}"
-                )
-            if len(args) == 1 and not kwargs:
-                raise ValueError(
-                    f"Classifier: expected examples (input, label), got {_described(args[0])} alone: does the dataset "
-                    "have labels, and does its transform return both?"
+                    f"Classifier: Label key {key} is out of bounds: expected a label at that position, got "
+                    f"{len(args)} positional arguments{hint}"
                 )
             t = args[key]
             args = args[: key % len(args)] + args[key % len(args) + 1 :]
         else:
             if key not in kwargs:
-                raise ValueError(f"Classifier: expected a label as keyword {key!r}, got keywords {sorted(kwargs)}")
+                raise ValueError(
+                    f"Classifier: Label key {key!r} is not found: expected a label as that keyword, got keywords "
+                    f"{sorted(kwargs)}"
+                )
             t = kwargs.pop(key)
         self.y = self.loss = self.accuracy = None  # free the last graph before the next one is built
-        y = self.y = self.predictor(*args, **kwargs)
+        try:
+            y = self.y = self.predictor(*args, **kwargs)
+        except TypeError as error:
+            if args or kwargs:
+                raise
+            raise _NoInput(
+                f"Classifier: expected examples (input, label), got {_described(t)} alone: does the dataset have "
+                "labels, and does its transform return both?"
+            ) from error
         loss = self.loss = self.lossfun(y, t)
         report({"loss": loss}, self)
         if self.compute_accuracy and self.accfun is not None:

@@ -93,6 +93,8 @@ class EmbedID(Link):
         ignore_label: id whose output is zeros, without a gradient; None for no such id.
     """
 
+    ignore_label: int | None = None  # pickles of Chainer 1 have none
+
     def __init__(self, in_size: int, out_size: int, initialW: Any = None, ignore_label: int | None = None) -> None:
         super().__init__()
         self.ignore_label = ignore_label

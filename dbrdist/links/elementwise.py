@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from dbrdist.core.files.serializer import loads, saved_entry
+from dbrdist.core.model.chain import Chain
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter as CoreParameter
 from dbrdist.functions.activation import prelu, swish
@@ -13,40 +17,6 @@ from dbrdist.links.initializers import get_initializer
 
 class _WrongCount(TypeError, AssertionError):
     """Another number of arguments than the link takes, about which Chainer raises AssertionError."""
-
-
-class Scale(Link):
-    """y = x W, whose axes are those of x from ``axis`` on; with ``bias_term`` plus a :class:`Bias`.
-
-    ``W_shape`` None: W is given to each call. The initial values are 1 and 0.
-
-    Args:
-        axis: first axis of the input to which the factors belong; default 1.
-        W_shape: shape of the factors; None takes the second argument of the call in their place.
-        bias_term: add a bias after the product; default False.
-        bias_shape: shape of the bias where W_shape is None.
-    """
-
-    def __init__(self, axis: int = 1, W_shape: Any = None, bias_term: bool = False, bias_shape: Any = None) -> None:
-        super().__init__()
-        self.axis = axis
-        self.with_bias = bias_term
-        with self.init_scope():
-            if W_shape is not None:
-                self.W = CoreParameter(1.0, W_shape)
-            if bias_term:
-                shape = W_shape if bias_shape is None else bias_shape
-                if shape is None:
-                    raise ValueError("Scale: bias_shape: expected a shape, since bias_term is True and W_shape is None")
-                self.b = CoreParameter(0.0, shape)
-
-    def forward(self, *xs: Any) -> Any:
-        """(x,), or (x, W) where the link has no W."""
-        axis = self.axis
-        if len(xs) != (1 if "W" in self._params else 2):
-            raise _WrongCount(f"Scale: expected {'x' if 'W' in self._params else 'x and W'}, got {len(xs)} arguments")
-        x = scale(xs[0], self.W if len(xs) == 1 else xs[1], axis)
-        return bias(x, self.b, axis) if self.with_bias else x
 
 
 class Bias(Link):
@@ -69,6 +39,65 @@ class Bias(Link):
         if len(xs) != (1 if "b" in self._params else 2):
             raise _WrongCount(f"Bias: expected {'x' if 'b' in self._params else 'x and b'}, got {len(xs)} arguments")
         return bias(xs[0], self.b if len(xs) == 1 else xs[1], self.axis)
+
+
+class Scale(Chain):
+    """y = x W, whose axes are those of x from ``axis`` on; with ``bias_term`` plus a :class:`Bias`.
+
+    ``W_shape`` None: W is given to each call. The initial values are 1 and 0.
+
+    Args:
+        axis: first axis of the input to which the factors belong; default 1.
+        W_shape: shape of the factors; None takes the second argument of the call in their place.
+        bias_term: add a bias after the product; default False.
+        bias_shape: shape of the bias where W_shape is None.
+    """
+
+    def __init__(self, axis: int = 1, W_shape: Any = None, bias_term: bool = False, bias_shape: Any = None) -> None:
+        super().__init__()
+        self.axis = axis
+        self.with_bias = bias_term
+        with self.init_scope():
+            if W_shape is not None:
+                self.W = CoreParameter(1.0, W_shape)
+            if bias_term:
+                shape = W_shape if bias_shape is None else bias_shape
+                if shape is None:
+                    raise ValueError("Scale: bias_shape: expected a shape, since bias_term is True and W_shape is None")
+                self.bias = Bias(axis, shape)
+
+    def forward(self, *xs: Any) -> Any:
+        """(x,), or (x, W) where the link has no W."""
+        axis = self.axis
+        if len(xs) != (1 if "W" in self._params else 2):
+            raise _WrongCount(f"Scale: expected {'x' if 'W' in self._params else 'x and W'}, got {len(xs)} arguments")
+        x = scale(xs[0], self.W if len(xs) == 1 else xs[1], axis)
+        return self.bias(x) if self.with_bias else x
+
+    @property
+    def b(self) -> Any:
+        """The parameter of ``bias``, which was this link's own once."""
+        return self.bias.b
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load W and ``bias``; files that were written when b was this link's own load, too."""
+        old = saved_entry(serializer, "b") if self.with_bias and loads(serializer) else None
+        if old is None:
+            super().serialize(serializer)
+        else:
+            self.bias.b.array = np.asarray(old, self.bias.b.dtype)
+            Link.serialize(self, serializer)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        b = None if "bias" in state else state.pop("b", None)
+        self.__dict__.update(state)
+        if "_children" not in state:  # pickled when b was this link's own
+            self._children = []
+        if b is not None:
+            self._params = [name for name in self._params if name != "b"]
+            with self.init_scope():
+                self.bias = Bias(self.axis, b.shape)
+            self.bias.b.array = b.array
 
 
 class Parameter(Link):

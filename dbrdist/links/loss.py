@@ -117,12 +117,15 @@ class BlackOut(_Sampled):
         sample_size: noise words for each example.
     """
 
+    sample_data: Any = None  # a program may set the noise words: (N, sample_size)
+
     def __init__(self, in_size: int, counts: Any, sample_size: int) -> None:
         super().__init__(in_size, counts, sample_size, get_initializer(None))
 
     def forward(self, x: Any, t: Any) -> Any:
         """Features x (N, in_size) and words t (N,): the mean loss."""
-        return F.black_out(x, t, self.W, self._draw((len(x), self.sample_size)))
+        words = self._draw((len(x), self.sample_size)) if self.sample_data is None else self.sample_data
+        return F.black_out(x, t, self.W, words)
 
 
 class BinaryHierarchicalSoftmax(Link):

@@ -8,7 +8,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dbrdist.core.files.serializer import described, is_about
+from dbrdist.core.array.chainer_mode import as_chainer
+from dbrdist.core.files.serializer import described, is_about, loads, saved_entry
 from dbrdist.core.model.reporter import DictSummary
 from dbrdist.core.names import missing_names
 from dbrdist.core.usage import foreign_names, mistakes
@@ -22,8 +23,9 @@ class _Passed:
     """The stretch of the run since a trigger's last call: its state."""
 
     def __init__(self) -> None:
-        self.iteration = -1
-        self.epoch_detail = -1.0
+        # Chainer's trigger counts from the beginning of the run, ours from the step before its first call.
+        self.iteration = 0 if as_chainer[0] else -1
+        self.epoch_detail = 0.0 if as_chainer[0] else -1.0
 
     def since_last_call(self, updater: Any, unit: str) -> tuple[float, float]:
         """The position at the last call, or before the last step where there was none, and the position now."""
@@ -33,7 +35,8 @@ class _Passed:
             now, before = updater.epoch_detail, self.epoch_detail
             self.epoch_detail = now
             if before < 0:  # a program's own iterator may not know
-                before = getattr(updater, "previous_epoch_detail", None) or 0.0
+                before = getattr(updater, "previous_epoch_detail", None)
+                before = before if isinstance(before, (int, float)) else 0.0
             return before, now
         now, before = updater.iteration, self.iteration
         self.iteration = now
@@ -41,7 +44,12 @@ class _Passed:
 
     def serialize(self, serializer: Any, unit: str) -> None:
         """A position in another unit than the last run's is not where this trigger was last called."""
-        if is_about(serializer, unit):
+        if as_chainer[0] and loads(serializer) and saved_entry(serializer, "previous_iteration") is None:
+            mistakes.warn(
+                "a trigger's last call is not in the saved state, as in files of Chainer 3: it counts from now"
+            )
+            self.iteration, self.epoch_detail = -1, -1.0
+        elif is_about(serializer, unit):
             self.iteration = int(serializer("previous_iteration", self.iteration))
             self.epoch_detail = float(serializer("previous_epoch_detail", self.epoch_detail))
 
@@ -159,7 +167,9 @@ class ManualScheduleTrigger:
         return any(before + _SLACK < point <= now + _SLACK for point in self.points)
 
     def serialize(self, serializer: Any) -> None:
-        if is_about(serializer["points"], f"{self.points} {self.unit}"):
+        if as_chainer[0] and loads(serializer) and saved_entry(serializer, "finished") is None:
+            mistakes.warn("ManualScheduleTrigger: the saved state does not say whether it is finished, as of Chainer 3")
+        elif is_about(serializer["points"], f"{self.points} {self.unit}"):
             self.finished = bool(serializer("finished", self.finished))
         self._passed.serialize(serializer, self.unit)
 

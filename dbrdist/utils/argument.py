@@ -23,7 +23,8 @@ def parse_kwargs(kwargs: dict[str, Any], *name_and_values: tuple[str, Any], **un
     if kwargs:
         function = sys._getframe(1).f_code.co_name
         allowed = ", ".join(name for name, _ in name_and_values)
-        raise TypeError(f"{function}: unexpected argument {sorted(kwargs)[0]!r}; expected one of: {allowed}")
+        given = ", ".join(repr(name) for name in sorted(kwargs))
+        raise TypeError(f"{function}() got unexpected keyword argument(s) {given}; expected one of: {allowed}")
     return values
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import dbrdist
 import dbrdist.functions as F
 from dbrdist import Variable
 from tests.each import each
@@ -69,3 +70,17 @@ def test_a_single_piece_is_a_tuple_unless_none_is_asked_for():
         assert isinstance(F.split_axis(x, sections, 0, force_tuple=False), tuple) == is_tuple
         assert isinstance(F.split_axis(x, sections, 0), tuple)
     assert F.split_axis(x, 1, 0, force_tuple=False).array.tolist() == x.tolist()
+
+
+def test_places_are_looked_at_in_debug_mode():
+    x = np.arange(6, dtype="f").reshape(2, 3)
+    with dbrdist.using_config("debug", True):
+        for t in ([-1, 0], [0, 3]):
+            with pytest.raises(ValueError, match="select_item: t: expected integers from 0 to 2"):
+                F.select_item(x, np.array(t))
+        for places in ([0, 0], [-1, 0]):
+            with pytest.raises(ValueError, match="permutate: indices: expected each place from 0 to 1 once"):
+                F.permutate(x, np.array(places))
+        assert F.select_item(x, np.array([0, 2])).array.tolist() == [0, 5]
+        assert F.permutate(x, np.array([1, 0])).array.tolist() == x[::-1].tolist()
+    assert F.select_item(x, np.array([-1, 0])).array.tolist() == [2, 3]

@@ -205,3 +205,9 @@ def test_samples_of_the_gumbel_softmax_are_as_likely_as_said():
     y = F.gumbel_softmax(np.log(np.broadcast_to(pi, (4000, 3))), 0.01).array
     np.testing.assert_allclose(y.sum(1), 1, rtol=1e-6)
     np.testing.assert_allclose(np.bincount(y.argmax(1)) / 4000, pi, atol=0.03)
+
+
+def test_what_is_drawn_for_one_number_is_an_array():
+    x = np.zeros((), "f")
+    for drawn in (F.gaussian(x, x, return_eps=True)[1], F.rrelu(x, return_r=True)[1]):
+        assert isinstance(drawn, np.ndarray) and drawn.shape == ()

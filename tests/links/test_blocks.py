@@ -164,3 +164,15 @@ def test_wrong_arguments_are_named(case):
     call, words = case
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_an_initializer_of_maxout_gets_an_axis_for_the_pool():
+    seen = []
+
+    def fill(array):
+        seen.append(array.shape)
+        array[...] = np.arange(array.size).reshape(array.shape)
+
+    link = L.Maxout(2, 3, 4, fill, fill)
+    assert seen == [(3, 4, 2), (3, 4)]
+    np.testing.assert_array_equal(link.linear.W.array, np.arange(24).reshape(12, 2))

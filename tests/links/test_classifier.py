@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import dbrdist
 from dbrdist import Reporter
 from dbrdist import functions as F
 from dbrdist import links as L
@@ -50,9 +51,9 @@ def test_classifier_finds_its_label_by_position_or_name():
     first = L.Classifier(predictor, label_key=0)(t, x)
     named = L.Classifier(predictor, label_key="t")(x, t=t)
     assert first.array == named.array
-    with pytest.raises(ValueError, match="expected a label as keyword 't'"):
+    with pytest.raises(ValueError, match="Label key 't' is not found: expected a label as that keyword"):
         L.Classifier(predictor, label_key="t")(x)
-    with pytest.raises(ValueError, match="expected a label at position 3, got 2"):
+    with pytest.raises(ValueError, match="Label key 3 is out of bounds: expected a label at that position, got 2"):
         L.Classifier(predictor, label_key=3)(x, t)
 
 
@@ -61,3 +62,15 @@ def test_classifier_without_accuracy():
     model.compute_accuracy = False
     model(np.ones((2, 3), np.float32), np.array([0, 1]))
     assert model.accuracy is None
+
+
+def test_a_predictor_without_inputs():
+    class Always(dbrdist.Link):
+        def forward(self):
+            return np.array([[0.0, 1.0]], np.float32)
+
+    loss = L.Classifier(Always(), label_key=0)(np.array([1]))
+    assert float(loss.array) == pytest.approx(np.log(1 + np.exp(-1.0)))
+    for kind in (TypeError, ValueError):
+        with pytest.raises(kind, match=r"expected examples \(input, label\), got an array of shape \(2,\) alone"):
+            L.Classifier(L.Linear(3, 2))(np.array([0, 1]))

@@ -107,3 +107,9 @@ def test_bilinear_against_einsum():
     a, b = rng.normal(size=(2, 3)).astype(np.float32), rng.normal(size=(2, 4)).astype(np.float32)
     expected = np.einsum("ni,nj,ijk->nk", a, b, link.W.array) + a @ link.V1.array + b @ link.V2.array
     np.testing.assert_allclose(link(a, b).array, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_embed_id_of_an_old_pickle_ignores_nothing():
+    link = L.EmbedID(3, 2)
+    del link.ignore_label
+    assert link(np.array([1])).shape == (1, 2)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
+import dbrdist
 import dbrdist.links as L
 from tests.functions import references as R
 
@@ -73,3 +76,28 @@ def test_learned_activations():
 def test_a_parameter_link_returns_its_parameter():
     link = L.Parameter(np.ones(3, np.float32))
     assert link() is link.W
+
+
+def test_the_bias_of_scale_is_a_child_as_in_chainer(tmp_path):
+    link = L.Scale(W_shape=(3,), bias_term=True)
+    link.bias.b.array[:] = [1, 2, 3]
+    assert [name for name, _ in sorted(link.namedparams())] == ["/W", "/bias/b"] and link.b is link.bias.b
+    path = str(tmp_path / "a.npz")
+    for names in ({"W": ones(3) * 4, "bias/b": ones(3) * 5}, {"W": ones(3) * 4, "b": ones(3) * 5}):  # then, an old file
+        np.savez(path, **names)
+        new = L.Scale(W_shape=(3,), bias_term=True)
+        dbrdist.serializers.load_npz(path, new)
+        assert new.W.array.tolist() == [4.0] * 3 and new.bias.b.array.tolist() == [5.0] * 3
+
+
+def test_a_pickle_of_scale_from_when_its_bias_was_its_own_loads():
+    link = L.Scale(W_shape=(3,), bias_term=True)
+    state = link.__getstate__()
+    state = {**state, "_params": ["W", "b"], "b": dbrdist.Parameter(np.array([1, 2, 3], "f"))}
+    del state["bias"], state["_children"]
+    old = L.Scale.__new__(L.Scale)
+    old.__setstate__(state)
+    assert old.bias.b.array.tolist() == [1, 2, 3] and [n for n, _ in sorted(old.namedparams())] == ["/W", "/bias/b"]
+    x = np.ones((2, 3), "f")
+    np.testing.assert_array_equal(old(x).array, x + [1, 2, 3])
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(old))(x).array, old(x).array)

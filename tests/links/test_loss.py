@@ -277,3 +277,11 @@ def test_sequences_in_any_order_of_lengths():
     assert [tuple(labels) for labels in found] == best
     expected = [score(SEQUENCES[i], best[i]) for i in (1, 3, 4, 0, 2)]
     np.testing.assert_allclose(getattr(scores, "array", scores), expected, rtol=1e-5)
+
+
+def test_noise_words_that_a_program_set():
+    link = L.BlackOut(3, [2, 1, 1], 4)
+    x, t = np.ones((2, 3), "f"), np.array([0, 2])
+    link.sample_data = np.array([[0, 1, 2, 1], [1, 1, 0, 0]])
+    expected = F.black_out(x, t, link.W, link.sample_data).array
+    assert link(x, t).array == expected == link(x, t).array

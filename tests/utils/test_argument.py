@@ -10,7 +10,9 @@ def test_arguments():
         return argument.parse_kwargs(kwargs, ("a", 1), ("b", 2), test="use config.train")
 
     assert function() == (1, 2) and function(b=5) == (1, 5)
-    with pytest.raises(TypeError, match="function: unexpected argument 'c'; expected one of: a, b"):
+    with pytest.raises(
+        TypeError, match=r"function\(\) got unexpected keyword argument\(s\) 'c'; expected one of: a, b"
+    ):
         function(c=1)
     with pytest.raises(ValueError, match=r"use config.train"):
         function(test=True)

@@ -49,7 +49,7 @@ class FunctionAdapter(FunctionNode):
         xs = [None] * self._num_inputs
         for i, a in zip(self._keep_inputs or (), self._kept_xs or ()):
             xs[i] = a
-        gxs = self.function.backward(tuple(xs), gys)
+        gxs = self.function.backward(tuple(xs), self._with_those_set(gys) if as_chainer[0] else gys)
         if not isinstance(gxs, (tuple, list)):
             raise TypeError(
                 f"{self.label}.backward: expected a tuple with a gradient (or None) for each input, got "
@@ -66,6 +66,13 @@ class FunctionAdapter(FunctionNode):
                     f"{gxs[i].dtype}"
                 )
         return tuple([gxs[i] for i in wanted])
+
+    def _with_those_set(self, gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The gradients of the outputs; where backward brought none, what the program set, as in Chainer."""
+        nodes = [output() for output in self.function.outputs]
+        if len(nodes) != len(gys):
+            return gys
+        return tuple([node.gradient if gy is None and node is not None else gy for gy, node in zip(gys, nodes)])
 
 
 class Function:

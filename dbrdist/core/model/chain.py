@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -225,6 +227,10 @@ class ChainList(_Container):
         return new
 
 
+class LayerError(TypeError, ValueError):
+    """What is no link or function in the place of a layer."""
+
+
 class Sequential(ChainList):
     """Links and functions that are called one after another.
 
@@ -242,6 +248,10 @@ class Sequential(ChainList):
     def _named_children(self) -> list[tuple[str, Link]]:
         links = self._in_order_of_chainer() if loading.file_of_chainer else self._list
         return [(str(i), link) for i, link in enumerate(links)]
+
+    def __repr__(self) -> str:
+        lines = [f"  ({i}): {_words_of(layer)},".replace("\n", "\n  ") for i, layer in enumerate(self._layers)]
+        return f"{type(self).__name__}(\n" + "\n".join(lines) + "\n)" if lines else f"{type(self).__name__}()"
 
     def _in_order_of_chainer(self) -> list[Link]:
         """The links as Chainer numbers them: each later one is inserted right behind the first."""
@@ -267,7 +277,9 @@ class Sequential(ChainList):
             raise given_a_class(f"Sequential: layer {i}", layer, "a link or a function")
         if not callable(layer):
             hint = "; write Sequential(*layers)" if isinstance(layer, (list, tuple)) else ""
-            raise TypeError(f"Sequential: layer {i}: expected a link or a function, got {type(layer).__name__}{hint}")
+            raise LayerError(f"Sequential: layer {i}: expected a link or a function, got {type(layer).__name__}{hint}")
+        if not -len(self._layers) <= i <= len(self._layers):
+            raise IndexError(f"Sequential.insert: expected a place from 0 to {len(self._layers)}, got {i}")
         self._layers.insert(i, layer)
         self._renew()
 
@@ -278,10 +290,27 @@ class Sequential(ChainList):
 
     def forward(self, *x: Any) -> Any:
         """The layers in order; tuples are spread over the next layer's arguments."""
+        if not self._layers:
+            raise RuntimeError("Sequential: it has no layers; append some before the call")
         y: Any = x
         for layer in self._layers:
             y = layer(*y) if isinstance(y, tuple) else layer(y)
         return y[0] if isinstance(y, tuple) and len(y) == 1 else y
+
+    def __add__(self, other: Any) -> Sequential:
+        """The layers of this one and of another, in a new Sequential that shares them."""
+        return Sequential(*self._layers, *self._layers_of(other))
+
+    def __iadd__(self, other: Any) -> Sequential:
+        for layer in self._layers_of(other):
+            self.append(layer)
+        return self
+
+    @staticmethod
+    def _layers_of(other: Any) -> list[Any]:
+        if not isinstance(other, Sequential):
+            raise LayerError(f"Sequential: + expects another Sequential, got {type(other).__name__}")
+        return list(other._layers)
 
     def __getitem__(self, i: Any) -> Any:
         return Sequential(*self._layers[i]) if isinstance(i, slice) else self._layers[i]
@@ -367,6 +396,14 @@ def _copies(layers: Iterable[Any], mode: str) -> dict[int, Link]:
     """A copy of each link by the id of the original, so that a link used in several places is copied once."""
     links = {id(layer): layer for layer in layers if isinstance(layer, Link)}
     return {key: link.copy(mode) for key, link in links.items()}
+
+
+def _words_of(layer: Any) -> str:
+    """A layer as text: of a lambda its source, where it can be read."""
+    if getattr(layer, "__name__", None) == "<lambda>":
+        with contextlib.suppress(OSError):
+            return inspect.getsource(layer).strip().rstrip(",")
+    return str(layer)
 
 
 def _layer_name(layer: Callable[..., Any]) -> str:

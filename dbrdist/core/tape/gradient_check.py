@@ -22,6 +22,10 @@ class NondifferentiableError(Exception):
     """The function has a kink or a jump within the steps of the difference."""
 
 
+class NothingToCheck(ValueError, RuntimeError):
+    """No input or parameter is left whose gradient could be checked."""
+
+
 def assert_allclose(x: Any, y: Any, atol: float = 1e-5, rtol: float = 1e-4, verbose: bool = True) -> None:
     """AssertionError unless |x - y| <= atol + rtol |y| everywhere; arrays of any device, Variables or numbers."""
     a, b = (np.asarray(to_cpu(as_array(v))) for v in (x, y))
@@ -29,31 +33,51 @@ def assert_allclose(x: Any, y: Any, atol: float = 1e-5, rtol: float = 1e-4, verb
     np.testing.assert_allclose(a, b, atol=atol, rtol=rtol, verbose=verbose)
 
 
-def _slope(evaluate: Callable[[float], float], eps: float, kinks: Kinks | None) -> float:
-    """The derivative of ``evaluate`` at 0 from four points; the error is of order eps^4."""
-    f = {k: evaluate(k * eps) for k in (-2, -1, 1, 2)}
+Outputs = list[Any]  # of one evaluation: arrays of float64, None for an output whose gradient is None
+
+
+def _slope(evaluate: Callable[[float], Outputs], gys: Outputs, eps: float, kinks: Kinks | None) -> float:
+    """The derivative of ``sum(gy * y)`` at 0, from four points within ``eps``; the error is of order eps^4."""
+    f = {k: evaluate(k * eps / 2) for k in (-2, -1, 1, 2)}
     if kinks is not None:
-        kinks.look(f, evaluate(0.0), eps)
-    return (8 * (f[1] - f[-1]) - (f[2] - f[-2])) / (12 * eps)
+        kinks.look([f[-2], f[-1], evaluate(0.0), f[1], f[2]], eps)
+    total = 0.0
+    for i, gy in enumerate(gys):
+        if gy is not None:
+            total += float(((8 * (f[1][i] - f[-1][i]) - (f[2][i] - f[-2][i])) * gy).sum())
+    return total / (6 * eps)
 
 
 class Kinks:
-    """Compares the slopes to the left and to the right."""
+    """Looks for a kink or a jump within the steps of a difference, in each element of each output."""
 
     def __init__(self, atol: float, rtol: float) -> None:
         self.atol = atol
         self.rtol = rtol
 
-    def look(self, f: dict[int, float], center: float, eps: float) -> None:
-        """Raise NondifferentiableError where the slopes differ by more than the tolerance and rounding."""
-        left = (3 * center - 4 * f[-1] + f[-2]) / (2 * eps)
-        right = (-3 * center + 4 * f[1] - f[2]) / (2 * eps)
-        rounding = 1e-13 * max(abs(v) for v in (center, *f.values())) / eps
-        if not abs(left - right) <= self.atol + rounding + self.rtol * max(abs(left), abs(right)):
-            raise NondifferentiableError(
-                f"expected one slope at the point of the check, got {left:.6g} to the left and {right:.6g} to the "
-                f"right within {2 * eps:g}; choose inputs away from kinks and jumps"
-            )
+    def look(self, points: list[Outputs], eps: float) -> None:
+        """Raise NondifferentiableError where five points in equal steps lie beside any parabola.
+
+        What they have of third and fourth order is measured by the orthogonal polynomials over five points; an element
+        that is finite at some of the points alone is a jump, one that is finite at none counts as smooth.
+        """
+        for output, ys in enumerate(zip(*points, strict=True)):
+            if ys[0] is None or not ys[0].size:
+                continue
+            y = np.stack(ys)
+            is_finite = np.isfinite(y)
+            jumps = is_finite.any(0) & ~is_finite.all(0)
+            y = np.where(is_finite.all(0), y, 0.0)
+            third = np.tensordot([-1.0, 2.0, 0.0, -2.0, 1.0], y, 1) ** 2 / 10
+            fourth = np.tensordot([1.0, -4.0, 6.0, -4.0, 1.0], y, 1) ** 2 / 70
+            spread = np.ptp(y, axis=0)
+            rounding = 1e-13 * np.abs(y).max(0)
+            is_off = np.sqrt((third + fourth) / 5) > self.atol + rounding + self.rtol * spread
+            if jumps.any() or (is_off & (spread > 0)).any():
+                raise NondifferentiableError(
+                    f"output {output} has a kink or a jump within {eps:g} of the point of the check; choose inputs "
+                    "away from kinks and jumps"
+                )
 
 
 def numerical_grad(
@@ -77,17 +101,27 @@ def numerical_grad(
 
 def _numerical_grad_of(f: Any, x: Array, gys: Any, eps: float, kinks: Kinks | None) -> Array:
     gx = get_array_module(x).zeros_like(x)
+    wide = [None if gy is None else _float64(gy) for gy in gys]
     for i in np.ndindex(x.shape):
         original = x[i].copy()
 
-        def evaluate(step: float, i: Any = i, original: Any = original) -> float:
+        def evaluate(step: float, i: Any = i, original: Any = original) -> Outputs:
             x[i] = original + step
-            value = _weighted_sum(f(), gys)
+            ys = _wide(f(), gys)
             x[i] = original
-            return value
+            return ys
 
-        gx[i] = _slope(evaluate, eps, kinks)
+        gx[i] = _slope(evaluate, wide, eps, kinks)
     return gx
+
+
+def _wide(ys: Sequence[Any], gys: Sequence[Any]) -> Outputs:
+    """Outputs as new arrays of float64, those that have a gradient."""
+    return [None if gy is None else _float64(y) for y, gy in zip(ys, gys, strict=True)]
+
+
+def _float64(y: Any) -> Any:
+    return np.array(to_cpu(as_array(y)), np.float64)
 
 
 def _weighted_sum(ys: Sequence[Any], gys: Sequence[Any]) -> float:
@@ -95,8 +129,7 @@ def _weighted_sum(ys: Sequence[Any], gys: Sequence[Any]) -> float:
     total = 0.0
     for y, gy in zip(ys, gys, strict=True):
         if gy is not None:
-            a, g = (to_cpu(as_array(v)).astype(np.float64) for v in (y, gy))
-            total += float((a * g).sum())
+            total += float((_float64(y) * _float64(gy)).sum())
     return total
 
 
@@ -119,12 +152,15 @@ class _Problem:
         skip = [False] * len(xs) if no_grads is None else list(no_grads)
         self.xs = [Variable(_cast(x, dtype)) for x in xs]
         self.params = _listed(params)
+        if any(p.array is None for p in self.params):  # those that take their shape from the first input
+            with using_config("enable_backprop", False):
+                func(*self.xs)
         if dtype is not None:
             for p in self.params:
                 p.array = _cast(p.array, dtype)
         self.checked = [x for x, no in zip(self.xs, skip, strict=True) if not no and is_floating(x.dtype)] + self.params
         if not self.checked:
-            raise ValueError("expected at least one floating-point input or parameter to check, got none")
+            raise NothingToCheck("expected at least one floating-point input or parameter to check, got none")
         rng = np.random.default_rng(0)
         self.directions = [self._direction(rng, v.array) for v in self.checked]
 
@@ -148,14 +184,14 @@ class _Problem:
             for v, a in zip(self.checked, originals):
                 v.array = a
 
-    def slope(self, evaluate: Callable[[], float], eps: float, kinks: Kinks | None) -> float:
-        """The numerical slope of ``evaluate`` along the direction."""
+    def slope(self, gys: Sequence[Any], eps: float, kinks: Kinks | None) -> float:
+        """The numerical slope of ``sum(gy * y)`` along the direction."""
 
-        def at(step: float) -> float:
+        def at(step: float) -> Outputs:
             with self.moved(step):
-                return evaluate()
+                return _wide(self.outputs(), gys)
 
-        return _slope(at, eps, kinks)
+        return _slope(at, [None if gy is None else _float64(gy) for gy in gys], eps, kinks)
 
     def projected(self, grads: Sequence[Any]) -> float:
         """sum(gx * d) over what is checked; a gradient that is None counts as zero."""
@@ -252,7 +288,7 @@ def _check(
     computed = problem.projected([v.grad for v in problem.checked])
     kinks = Kinks(0, 1e-2) if detect_nondifferentiable else None
     with using_config("enable_backprop", False):
-        numerical = problem.slope(lambda: _weighted_sum(problem.outputs(), gys), eps, kinks)
+        numerical = problem.slope(gys, eps, kinks)
     _compare("first-order", computed, numerical, atol, rtol, problem)
 
 

@@ -23,7 +23,7 @@ def check_target(optimizer: str, link: Any) -> None:
         hint = ""
         if inspect.isgenerator(link) or isinstance(link, (list, tuple)):
             hint = "; the optimizer takes the network itself: setup(model)"
-        raise TypeError(f"{where}: expected a Link, got {type(link).__name__}{hint}")
+        raise TypeError(f"{where}: optimization target must be a link, got {type(link).__name__}{hint}")
 
 
 # ---- parameters -----------------------------------------------------------------------------------------------------

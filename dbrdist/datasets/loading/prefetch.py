@@ -74,6 +74,10 @@ class PrefetchIterator(SerialIterator):
 
     def reset(self) -> None:
         """Go back to the start of epoch 0; batches made ahead are dropped."""
+        if self._is_finalized:
+            raise NotImplementedError(
+                f"{type(self).__name__}.reset: the iterator is finalized, so its workers are gone; make a new one"
+            )
         self._drop_ahead()
         super().reset()
 

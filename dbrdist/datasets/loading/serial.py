@@ -308,8 +308,11 @@ class SerialIterator(Iterator):
             if as_chainer[0] and self.previous_epoch_detail is not None:
                 serializer("previous_epoch_detail", self.previous_epoch_detail)
             return order
+        saved = saved_entry(
+            serializer, "order"
+        )  # read in any case, as is the next: a snapshot's entries must have a place
+        saved_entry(serializer, "previous_epoch_detail")
         if not self._plan.is_pure or saved_entry(serializer, "given_order"):
-            saved = saved_entry(serializer, "order")
             self._has_given_order = saved is not None and self._plan.is_pure
             return order if saved is None else saved
         self._has_given_order = False

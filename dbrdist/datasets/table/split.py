@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 
 from dbrdist.core.array.backend import Array
 from dbrdist.core.array.random import generator
-from dbrdist.datasets.loading.base import DatasetMixin, block_bounds, example_at, get_batch
+from dbrdist.datasets.loading.base import DatasetMixin, example_at, get_batch
 
 
 class SubDataset(DatasetMixin):
@@ -82,7 +83,10 @@ def split_dataset_n_random(dataset: Any, n: int, seed: int | None = None) -> lis
 def get_cross_validation_datasets(
     dataset: Any, n_folds: int | None = None, order: Any = None, **kwargs: Any
 ) -> list[tuple[SubDataset, SubDataset]]:
-    """``n_folds`` pairs (train, test); the test parts are contiguous in ``order``, disjoint, and cover the dataset."""
+    """``n_folds`` pairs (train, test); the test parts are contiguous in ``order``, disjoint, and cover the dataset.
+
+    As in Chainer the last part of the dataset is the first test part, and a train part begins behind its test part.
+    """
     if "n_fold" in kwargs and n_folds is None:
         n_folds = kwargs.pop("n_fold")
     if kwargs:
@@ -93,9 +97,9 @@ def get_cross_validation_datasets(
     n = len(dataset)
     positions = np.arange(n) if order is None else np.asarray(order)
     folds = []
-    for k in range(n_folds):
-        start, end = block_bounds(n, k, n_folds)
-        train_first = np.concatenate([positions[:start], positions[end:], positions[start:end]])
+    bounds = [n * k // n_folds for k in range(n_folds + 1)]
+    for start, end in reversed(list(itertools.pairwise(bounds))):
+        train_first = np.concatenate([positions[end:], positions[:start], positions[start:end]])
         folds.append(split_dataset(dataset, n - (end - start), train_first))
     return folds
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array.backend import Array, is_array
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.datasets.loading.base import Batch, DatasetMixin, SkipExample, read_examples
 from dbrdist.datasets.loading.convert import stack
 
@@ -251,6 +252,8 @@ class _WithConverter(DelegateDataset):
         self._converter = converter
 
     def convert(self, data: Any) -> Any:
+        if as_chainer[0] and isinstance(data, (tuple, dict)):  # as Chainer calls it
+            return self._converter(*data) if isinstance(data, tuple) else self._converter(**data)
         return self._converter(data)
 
 
@@ -310,6 +313,8 @@ class _Concat(DelegateDataset):
     def get_examples(self, indices: Any, key_indices: Any) -> tuple[Any, ...]:
         if indices is None:
             return _one_behind_the_other([d.get_examples(None, key_indices) for d in self._datasets], None)
+        if as_chainer[0] and isinstance(indices, list) and not indices:
+            return tuple([] for _ in (self.keys if key_indices is None else key_indices))
         rows = positions(indices, len(self))
         owners = np.searchsorted(self._ends, rows, side="right")
         used = np.unique(owners) if len(rows) else np.array([0])
@@ -317,10 +322,19 @@ class _Concat(DelegateDataset):
         for k in used.tolist():
             mine = np.flatnonzero(owners == k)
             first = int(self._ends[k]) - len(self._datasets[k])
-            parts.append(self._datasets[k].get_examples((rows[mine] - first).tolist(), key_indices))
+            parts.append(self._datasets[k].get_examples(_part(indices, rows[mine], first, self), key_indices))
             places.append(mine)
         order = np.argsort(np.concatenate(places)) if len(parts) > 1 else None
         return _one_behind_the_other(parts, order)
+
+
+def _part(indices: Any, rows: Array, first: int, table: TabularDataset) -> Any:
+    """The rows of one of several tables, whose first one is ``first``: a slice where a slice was asked for."""
+    if not isinstance(indices, slice) or not len(rows):
+        return (rows - first).tolist()
+    _, stop, step = indices.indices(len(table))
+    end = min(stop - first, int(rows[-1]) - first + step) if step > 0 else max(stop - first, -1)
+    return slice(int(rows[0]) - first, None if end < 0 else end, step)
 
 
 def _one_behind_the_other(parts: Sequence[tuple[Any, ...]], order: Array | None) -> tuple[Any, ...]:
@@ -331,7 +345,11 @@ def _one_behind_the_other(parts: Sequence[tuple[Any, ...]], order: Array | None)
 
 
 def _joined(pieces: Sequence[Any], order: Array | None) -> Any:
-    if all(isinstance(p, np.ndarray) for p in pieces) and len({(p.dtype, p.shape[1:]) for p in pieces}) == 1:
+    if (
+        not as_chainer[0]
+        and all(isinstance(p, np.ndarray) for p in pieces)
+        and len({(p.dtype, p.shape[1:]) for p in pieces}) == 1
+    ):
         whole = np.concatenate(pieces)
         return whole if order is None else whole[order]
     values = [value for piece in pieces for value in piece]
@@ -366,8 +384,7 @@ class _Join(DelegateDataset):
         for d, dataset in enumerate(self._datasets):  # each table once, for all of its columns together
             columns = list(dict.fromkeys(k for owner, k in wanted if owner == d))
             if columns:
-                whole = len(columns) == len(dataset.keys) and columns == sorted(columns)
-                values = dataset.get_examples(indices, None if whole else tuple(columns))
+                values = dataset.get_examples(indices, None if key_indices is None else tuple(columns))
                 found.update({(d, k): value for k, value in zip(columns, values)})
         return tuple(found[place] for place in wanted)
 

@@ -242,4 +242,5 @@ class PrintReport(Extension):
     def _print(self, line: str) -> None:
         out = sys.stdout if self._out is None else self._out
         out.write(line.rstrip() + "\n")
-        out.flush()
+        if hasattr(out, "flush"):  # a program's own stream may have none
+            out.flush()

@@ -177,6 +177,8 @@ class ExponentialShift(_Shift):
         target: float | None = None,
         optimizer: Any = None,
     ):
+        if rate < 0:
+            raise ValueError(f"ExponentialShift: rate: expected a factor of at least 0, got {rate}")
         super().__init__(attr, init, target, optimizer, lambda init: schedules.exponential(init, rate), rate > 1)
 
 
@@ -275,7 +277,7 @@ class MultistepShift(_Shift):
 
 
 class PolynomialShift(_Shift):
-    """`init * (1 - t / max_count)^rate`, down to `target`, or to zero.
+    """`init * (1 - t / max_count)^rate`, down to `target`, or to zero; a negative `rate` raises the value instead.
 
     Args:
         attr: name of the hyperparameter, such as 'lr'.
@@ -295,7 +297,9 @@ class PolynomialShift(_Shift):
         target: float | None = None,
         optimizer: Any = None,
     ):
-        super().__init__(attr, init, target, optimizer, lambda init: schedules.polynomial(init, max_count, rate))
+        super().__init__(
+            attr, init, target, optimizer, lambda init: schedules.polynomial(init, max_count, rate), rate < 0
+        )
 
 
 class WarmupShift(_Shift):

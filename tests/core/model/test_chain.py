@@ -38,3 +38,37 @@ def test_shared_parameters_are_added_and_counted_once():
     assert one.a.b.grad.tolist() == [0, 0]
     one.cleargrads()
     assert one.a.b.grad is None
+
+
+def double(x):
+    return x * 2
+
+
+def test_sequentials_are_added_and_shown_with_their_functions():
+    link = L.Linear(2, 2)
+    a, b = dbrdist.Sequential(link, double), dbrdist.Sequential(lambda x: x + 1)
+    both = a + b
+    assert [len(s) for s in (a, b, both)] == [2, 1, 3] and both[0] is link
+    x = np.ones((1, 2), "f")
+    np.testing.assert_allclose(both(x).array, link(x).array * 2 + 1)
+    a += b
+    assert len(a) == 3
+    for refused in (0, [double]):
+        with pytest.raises(ValueError, match=r"\+ expects another Sequential"):
+            a + refused
+    assert repr(dbrdist.Sequential()) == "Sequential()"
+    assert "(0): Linear(" in repr(both) and "(1): <function double" in repr(both) and "lambda x: x + 1" in repr(both)
+    assert "\n    (0): Linear(" in repr(dbrdist.Sequential(dbrdist.Sequential(link)))
+
+
+def test_mistakes_with_a_sequential():
+    with pytest.raises(RuntimeError, match="no layers"):
+        dbrdist.Sequential()(np.ones((1, 2), "f"))
+    with pytest.raises(ValueError, match="layer 0: expected a link or a function, got int"):
+        dbrdist.Sequential(0)
+    s = dbrdist.Sequential(double)
+    for place in (2, -2):
+        with pytest.raises(IndexError, match="a place from 0 to 1"):
+            s.insert(place, double)
+    s.insert(-1, L.Linear(2, 2))
+    assert isinstance(s[0], L.Linear)

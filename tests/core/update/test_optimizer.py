@@ -245,7 +245,7 @@ def test_errors_say_what_to_do():
         SGD().update()
     with pytest.raises(RuntimeError, match="setup"):
         SGD().add_hook(print, name="p")
-    with pytest.raises(TypeError, match="expected a Link, got list"):
+    with pytest.raises(TypeError, match="optimization target must be a link, got list"):
         SGD().setup([])
     with pytest.raises(AttributeError, match="no hyperparameter named 'speed'"):
         _ = SGD().hyperparam.speed
@@ -406,5 +406,5 @@ def test_an_optimizer_begins_at_zero_with_each_target():
     made.new_epoch(auto=True)
     assert made.epoch == 2
     made.setup(link).add_hook(lambda one: None, "mine")  # hooks of the target before are gone
-    with pytest.raises(TypeError, match="expected a Link, got int"):
+    with pytest.raises(TypeError, match="optimization target must be a link, got int"):
         made.setup(3)

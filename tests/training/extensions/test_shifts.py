@@ -161,3 +161,10 @@ def test_a_rate_of_zero_is_taken():
     assert Trainer.optimizer.lr == 3
     shift(Trainer)
     assert Trainer.optimizer.lr == 0
+
+
+def test_a_negative_exponent_raises_up_to_the_target():
+    shift = extensions.PolynomialShift("x", -0.5, 10, init=2.0, target=2.2)
+    assert [shift.value(t) for t in (0, 1, 2)] == [2.0, pytest.approx(2 * 0.9**-0.5), 2.2]
+    with pytest.raises(ValueError, match="rate: expected a number of 0 or more, got -1"):
+        extensions.ExponentialShift("x", -1)

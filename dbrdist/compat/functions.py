@@ -1,0 +1,42 @@
+"""Functions that Chainer checks more strictly, or calls deprecated, under Chainer's path."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from dbrdist import functions
+from dbrdist.core.tape.checks import ArgumentError
+from dbrdist.core.tape.variable import as_array
+
+
+def _of_one_type(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of two operands, which must be of one type, as in Chainer."""
+
+    @functools.wraps(function)
+    def checked(x1: Any, x2: Any) -> Any:
+        first, second = (getattr(as_array(x), "dtype", None) for x in (x1, x2))
+        if first != second and first is not None and second is not None:
+            raise ArgumentError(f"{function.__name__}: x2: expected type {first} as that of x1, got {second}")
+        return function(x1, x2)
+
+    return checked
+
+
+def _deprecated(function: Callable[..., Any], instead: str) -> Callable[..., Any]:
+    """A function that warns, as in Chainer, that another one took its place."""
+
+    @functools.wraps(function)
+    def warned(*args: Any, **kwargs: Any) -> Any:
+        warnings.warn(f"{function.__name__} is deprecated. Use {instead} instead.", DeprecationWarning, stacklevel=2)
+        return function(*args, **kwargs)
+
+    return warned
+
+
+maximum = _of_one_type(functions.maximum)
+minimum = _of_one_type(functions.minimum)
+batch_matmul = _deprecated(functions.batch_matmul, "matmul")
+fixed_batch_renormalization = _deprecated(functions.fixed_batch_renormalization, "fixed_batch_normalization")

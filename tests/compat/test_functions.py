@@ -1,0 +1,55 @@
+"""Functions that Chainer checks more strictly, or calls deprecated."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from tests.each import each
+
+X = np.arange(6, dtype="f").reshape(1, 2, 3)
+
+
+@each(name=["maximum", "minimum"])
+def test_operands_of_two_types_are_refused(name, installed):
+    import chainer.functions as F
+    from chainer.utils import type_check
+
+    function = getattr(F, name)
+    with pytest.raises(type_check.InvalidType, match=f"{name}: x2: expected type float32 as that of x1, got float64"):
+        function(X, X.astype("d"))
+    np.testing.assert_array_equal(function(X, X[:, ::-1]).array, getattr(np, name)(X, X[:, ::-1]))
+    np.testing.assert_array_equal(function(X, 2.0).array, getattr(np, name)(X, 2))
+
+
+def test_deprecated_functions_warn(installed):
+    import chainer.functions as F
+    from chainer.functions.math.matmul import batch_matmul
+
+    with pytest.warns(DeprecationWarning, match=r"batch_matmul is deprecated\. Use matmul instead\."):
+        y = batch_matmul(X, X, transb=True)
+    np.testing.assert_array_equal(y.array, X @ X.transpose(0, 2, 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        F.matmul(X, X, transb=True)
+
+
+def test_a_function_of_the_old_style_gets_gradients_that_were_set_of_its_other_outputs(installed):
+    import chainer
+
+    class Both(chainer.Function):
+        def forward(self, inputs):
+            return inputs[0] * 2, inputs[0] * 3
+
+        def backward(self, inputs, grads):
+            self.seen = [None if g is None else g.tolist() for g in grads]
+            return (sum(n * g for n, g in zip((2, 3), grads) if g is not None),)
+
+    for is_set, gradient in ((True, [14.0]), (False, [2.0])):
+        x, both = chainer.Variable(np.ones(1, "f")), Both()
+        a, b = both(x)
+        a.grad = np.ones(1, "f")
+        if is_set:
+            b.grad = np.full(1, 4, "f")
+        a.backward()
+        assert (both.seen, x.grad.tolist()) == ([[1.0], [4.0] if is_set else None], gradient)
