@@ -6,11 +6,14 @@ import collections.abc
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
+from dbrdist import optimizers
 from dbrdist.compat import windows
 from dbrdist.core.tape.node import VariableNode
 from dbrdist.datasets.loading.convert import stack
 from dbrdist.functions import log_softmax
-from dbrdist.links import initializers
+from dbrdist.links import initializers, n_step_rnn, rnn
 
 _workspace_bytes = [8 * 1024 * 1024]  # Chainer's default
 
@@ -40,6 +43,53 @@ def _log_softmax(x: Any, axis: int = 1) -> Any:
     return log_softmax(x, axis).array
 
 
+def _argsort_list_descent(xs: Any) -> Any:
+    """The places of sequences, the longest first."""
+    return np.argsort([-len(x) for x in xs]).astype(np.int32)
+
+
+def _permutate_list(xs: Any, places: Any, inv: bool) -> list[Any]:
+    """A list in another order; ``inv`` undoes that."""
+    if not inv:
+        return [xs[i] for i in places]
+    moved = [None] * len(xs)
+    for x, i in zip(xs, places):
+        moved[i] = x
+    return moved
+
+
+def _ravel(a: Any) -> Any:
+    """An array with one axis."""
+    return a.ravel() if a.ndim != 1 else a
+
+
+def _rows(a: Any) -> Any:
+    """An array with two axes: each example is a row."""
+    return a.reshape(len(a), -1) if a.ndim != 2 else a
+
+
+# Where the rules of optimizers are in Chainer.
+_RULES = {
+    f"chainer.optimizers.{module}.{name}Rule": getattr(optimizers, name).rule_class
+    for module, name in (
+        ("ada_delta", "AdaDelta"), ("ada_grad", "AdaGrad"), ("corrected_momentum_sgd", "CorrectedMomentumSGD"),
+        ("momentum_sgd", "MomentumSGD"), ("msvag", "MSVAG"), ("nesterov_ag", "NesterovAG"), ("rmsprop", "RMSprop"),
+        ("rmsprop_graves", "RMSpropGraves"), ("sgd", "SGD"), ("smorms3", "SMORMS3"),
+    )
+}  # fmt: skip
+_OF_RECURRENT_LINKS = {
+    "chainer.links.rnn.gru.GRUBase": rnn._GRUBase,
+    "chainer.links.rnn.lstm.LSTMBase": rnn._LSTMBase,
+    "chainer.links.rnn.mgu.MGUBase": rnn._MGUBase,
+    "chainer.links.rnn.n_step_rnn.argsort_list_descent": _argsort_list_descent,
+    "chainer.links.rnn.n_step_rnn.permutate_list": _permutate_list,
+    **{
+        f"chainer.links.rnn.n_step_{kind.lower()}.NStep{kind}Base": n_step_rnn._NStepBase
+        for kind in ("GRU", "LSTM", "RNN")
+    },
+}
+
+
 _BY_PATH: dict[str, Any] = {
     "chainer.backends.cuda.get_max_workspace_size": _get_max_workspace_size,
     "chainer.backends.cuda.set_max_workspace_size": _set_max_workspace_size,
@@ -56,7 +106,11 @@ _BY_PATH: dict[str, Any] = {
     "chainer.initializers._get_initializer": initializers.get_initializer,
     "chainer.utils.collections_abc": collections.abc,
     "chainer.variable.VariableNode": VariableNode,
+    "chainer.utils.array.as_mat": _rows,
+    "chainer.utils.array.as_vec": _ravel,
     **windows.NAMES,
+    **_RULES,
+    **_OF_RECURRENT_LINKS,
 }
 # In any module of a package.
 _BY_PACKAGE: dict[tuple[str, str], Callable[..., Any]] = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dbrdist.compat import function_classes
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.elementwise_table import ROWS
 from dbrdist.functions import (
@@ -159,4 +160,5 @@ def find(path: str, name: str) -> Any:
     """The class ``name`` of Chainer's module ``path``, or None."""
     below = f"{path}.{name}".removeprefix("chainer.functions.")
     row = _BY_ROW.get(below)
-    return ROWS[row].node if row is not None else _BY_CLASS.get(below)
+    found = ROWS[row].node if row is not None else _BY_CLASS.get(below)
+    return function_classes.find(f"{path}.{name}".removeprefix("chainer.")) if found is None else found
