@@ -14,6 +14,8 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy
+
 from dbrdist import functions
 from dbrdist.compat import absent, names, nodes
 from dbrdist.core.array.chainer_mode import as_chainer, labels
@@ -55,6 +57,9 @@ _SWITCHES = {("chainer", "disable_experimental_feature_warning")}
 # Where a path leads to another place than the one that its own name tells.
 _MOVED = {
     "chainer.cuda": "dbrdist.backends.cuda",
+    "chainer._backend": "dbrdist.backend",
+    "chainer.backends._cpu": "dbrdist.backend",
+    "chainer.training._updater": "dbrdist.training",
     "chainer.backends.intel64": "dbrdist.compat.intel64",
     "chainer.configuration": "dbrdist.core.array.config",
     "chainer.dataset.convert": "dbrdist.datasets.loading.convert",
@@ -113,6 +118,26 @@ def _is_over_a_module(path: str, name: str) -> bool:
     )
 
 
+def _is_there(module: ModuleType, name: str) -> bool:
+    try:
+        getattr(module, name)
+    except (AttributeError, ImportError):
+        return False
+    return True
+
+
+def _imported(path: str, name: str) -> Any:
+    """A module that Chainer's module imports, and programs take from there: ``from chainer.backend import cuda``."""
+    if not path.startswith("chainer.") or any(other.startswith(path + ".") for other in paths()):  # a package has none
+        return None
+    if name == "numpy":
+        return numpy
+    for room in ("chainer", "chainer.backends", "chainer.utils"):
+        if f"{room}.{name}" in paths() and f"{room}.{name}" != path:
+            return importlib.import_module(f"{room}.{name}")
+    return None
+
+
 def _public(found: Any) -> Any:
     """The function of ``dbrdist.functions`` that stands before ``found`` to explain its errors, else ``found``."""
     shown = getattr(functions, found.__name__, None) if isinstance(found, FunctionType) else None
@@ -149,6 +174,8 @@ class Alias(ModuleType):
         path = self.__name__
         if f"{path}.{name}" in paths() and not _is_over_a_module(path, name):
             return importlib.import_module(f"{path}.{name}")
+        if name == "__all__":  # of `from chainer.links import *`
+            return [n for n in self.__dir__() if not n.startswith("_") and _is_there(self, n)]
         if name.startswith("__"):  # asked for by Python itself
             raise AttributeError(f"module {path!r} has no attribute {name!r}")
         name = _CALLED_BY_COPIES.get((path, name), name)
@@ -161,7 +188,7 @@ class Alias(ModuleType):
                 continue
             self.__dict__[name] = found = _public(found)
             return found
-        other = nodes.find(path, name) or names.find(path, name)
+        other = nodes.find(path, name) or names.find(path, name) or _imported(path, name)
         if other is not None:
             self.__dict__[name] = other
             return other

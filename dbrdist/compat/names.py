@@ -10,6 +10,7 @@ import numpy as np
 
 from dbrdist import optimizers
 from dbrdist.compat import windows
+from dbrdist.core.model import pickles_of_chainer
 from dbrdist.core.tape.node import VariableNode
 from dbrdist.datasets.loading.convert import stack
 from dbrdist.functions import log_softmax
@@ -105,7 +106,11 @@ _BY_PATH: dict[str, Any] = {
     "chainer.initializer.get_fans": initializers.get_fans,
     "chainer.initializers._get_initializer": initializers.get_initializer,
     "chainer.utils.collections_abc": collections.abc,
+    "chainer.optimizer._Hookable": pickles_of_chainer.Hooks,
+    "chainer.optimizer._OptimizerHookable": pickles_of_chainer.Hooks,
     "chainer.variable.VariableNode": VariableNode,
+    "chainer.variable._create_variable": pickles_of_chainer.create_variable,
+    "chainer.variable._recover_parameter": pickles_of_chainer.recover_parameter,
     "chainer.utils.array.as_mat": _rows,
     "chainer.utils.array.as_vec": _ravel,
     **windows.NAMES,

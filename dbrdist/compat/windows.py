@@ -9,7 +9,7 @@ from typing import Any
 from dbrdist.core.array.backend import get_array_module
 from dbrdist.utils.conv import get_conv_outsize
 
-Sizes = Sequence[int]
+AxisSizes = Sequence[int]
 
 
 class WrongLength(ValueError, AssertionError):
@@ -25,15 +25,17 @@ def as_tuple(x: Any, n: int) -> tuple[Any, ...]:
     return (x,) * n
 
 
-def _places(ksize: Sizes, stride: Sizes, dilate: Sizes, outs: Sizes) -> Iterator[tuple[Any, tuple[slice, ...]]]:
+def _places(
+    ksize: AxisSizes, stride: AxisSizes, dilate: AxisSizes, outs: AxisSizes
+) -> Iterator[tuple[Any, tuple[slice, ...]]]:
     """Each place within a window, and what lies there of all windows of a padded image."""
     for place in itertools.product(*map(range, ksize)):
         yield place, tuple([slice(i * d, i * d + s * n, s) for i, d, s, n in zip(place, dilate, stride, outs)])
 
 
 def im2col_nd_cpu(
-    img: Any, ksize: Sizes, stride: Sizes, pad: Sizes, pval: float = 0, cover_all: bool = False, dilate: Any = 1,
-    outs: Sizes | None = None,
+    img: Any, ksize: AxisSizes, stride: AxisSizes, pad: AxisSizes, pval: float = 0, cover_all: bool = False,
+    dilate: Any = 1, outs: AxisSizes | None = None,
 ) -> Any:  # fmt: skip
     """The windows of images (N, C, d...), padded with ``pval``: (N, C, k..., out...)."""
     dims = img.shape[2:]
@@ -49,12 +51,14 @@ def im2col_nd_cpu(
     return col
 
 
-def im2col_nd(img: Any, ksize: Sizes, stride: Sizes, pad: Sizes, cover_all: bool = False, dilate: Any = 1) -> Any:
+def im2col_nd(
+    img: Any, ksize: AxisSizes, stride: AxisSizes, pad: AxisSizes, cover_all: bool = False, dilate: Any = 1
+) -> Any:
     """As :func:`im2col_nd_cpu`, padded with zeros."""
     return im2col_nd_cpu(img, ksize, stride, pad, 0, cover_all, dilate)
 
 
-def col2im_nd(col: Any, stride: Sizes, pad: Sizes, dims: Sizes, dilate: Any = 1) -> Any:
+def col2im_nd(col: Any, stride: AxisSizes, pad: AxisSizes, dims: AxisSizes, dilate: Any = 1) -> Any:
     """The sum of windows (N, C, k..., out...) where they lie in images (N, C, dims...)."""
     ndim = len(dims)
     ksize, outs = col.shape[2:-ndim], col.shape[-ndim:]

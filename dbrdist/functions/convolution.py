@@ -240,7 +240,7 @@ def deconvolution_2d(
     arguments = (x, W) if b is None else (x, W, b)
     g = _geometry("deconvolution_2d", window, *map(form, arguments))
     (h, w), (kh, kw) = x.shape[2:], W.shape[2:]
-    if outsize is None:
+    if outsize is None or tuple(outsize) == (None, None):
         outsize = (g.sh * (h - 1) + g.dh * (kh - 1) + 1 - 2 * g.ph, g.sw * (w - 1) + g.dw * (kw - 1) + 1 - 2 * g.pw)
     # Either rounding will do: Chainer lets outsize be what a convolution with cover_all would have come from.
     if (h, w) not in (g.out_hw(*outsize, kh, kw), g._replace(cover_all=True).out_hw(*outsize, kh, kw)):

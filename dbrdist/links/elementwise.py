@@ -90,9 +90,10 @@ class Scale(Chain):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         b = None if "bias" in state else state.pop("b", None)
-        self.__dict__.update(state)
+        super().__setstate__(state)
         if "_children" not in state:  # pickled when b was this link's own
             self._children = []
+        self.__dict__.setdefault("with_bias", "bias" in state)  # Chainer's has none
         if b is not None:
             self._params = [name for name in self._params if name != "b"]
             with self.init_scope():

@@ -51,6 +51,8 @@ class WeightDecay:
     call_for_each_param = True
     timing = "pre"
 
+    params: Any = None  # hooks that Chainer pickled have none
+
     def __init__(
         self,
         rate: Annotated[float, not_negative, "Decay per step, relative to the parameter."],
@@ -98,6 +100,8 @@ class DecoupledWeightDecay:
     call_for_each_param = True
     timing = "pre"
 
+    params: Any = None  # hooks that Chainer pickled have none
+
     def __init__(
         self,
         rate: Annotated[float, not_negative, _DECOUPLED],
@@ -141,6 +145,8 @@ class Lasso:
     keeps_zero = True
     call_for_each_param = True
     timing = "pre"
+
+    params: Any = None  # hooks that Chainer pickled have none
 
     def __init__(
         self,

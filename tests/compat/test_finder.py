@@ -12,6 +12,8 @@ import pytest
 
 import dbrdist.comm.functions
 import dbrdist.comm.links
+import dbrdist.functions as F
+import dbrdist.links as L
 from dbrdist import compat
 from dbrdist.compat import finder, numpy_names
 
@@ -239,3 +241,22 @@ def test_spawned_processes_have_the_names(tmp_path):
     )
     code, text = run("-m", "dbrdist.compat", str(tmp_path / "script.py"))
     assert (code, text) == (0, "[[9.0, 9.0]]\n")
+
+
+def test_star_imports_give_all_public_names(installed):
+    names = {}
+    exec("from chainer.links import *\nfrom chainer.functions import *\nfrom chainer import *", names)
+    assert names["Linear"] is L.Linear and names["relu"] is F.relu and names["Chain"] is dbrdist.Chain
+    assert names["optimizers"].Adam is dbrdist.optimizers.Adam and "_rooms" not in names
+
+
+def test_modules_that_chainers_modules_import(installed):
+    from chainer.backend import cuda
+    from chainer.functions.activation.relu import numpy, type_check
+
+    assert cuda.cupy is not None and numpy is np and type_check.expect
+    with pytest.raises(ImportError):
+        from chainer.functions import cuda
+    link = L.Linear(2, 2)
+    with cuda.get_device_from_id(link._device_id):  # of programs for Chainer 3
+        assert link._device_id is None

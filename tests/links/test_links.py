@@ -28,7 +28,7 @@ REFUSED = {
         lambda: L.Maxout(4, 2, 3, initialW=ones(2, 3, 5)), lambda: L.Maxout(4, 2, 3, initialW=ones(2, 3)),
         lambda: L.Maxout(4, 2, 3, initialW=ones(3, 2, 4))],
     "Maxout: initial_bias: expected shape (2, 3)": [lambda: L.Maxout(4, 2, 3, initial_bias=ones(6))],
-    "Classifier: label_key: expected an int or str, got float": [
+    "Classifier: label_key must be int or str, got float": [
         lambda: L.Classifier(L.Linear(2, 2), label_key=1.0)],
     "Linear: out_size: expected a number of outputs, got None for both sizes": [lambda: L.Linear(None)],
     "Convolution2D: in_channels: expected a multiple of groups=2": [lambda: L.Convolution2D(3, 4, 1, groups=2)],

@@ -8,9 +8,19 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array.backend import as_dtype
-from dbrdist.core.files.serializer import Deserializer, Serializer, as_saved, load_value, missing, replace_atomically
+from dbrdist.core.array.chainer_mode import loading
+from dbrdist.core.files.serializer import (
+    Deserializer,
+    Serializer,
+    as_saved,
+    load_file_of_chainer,
+    load_value,
+    missing,
+    replace_atomically,
+)
 from dbrdist.errors import CheckpointError, MissingEntryError
 
+_FORMAT = "dbrdist.format"  # an attribute of files that dbrdist wrote
 _DTYPE = "dbrdist.dtype"  # the attribute with the name of a type that HDF5 does not know (bfloat16)
 
 
@@ -100,6 +110,7 @@ def save_hdf5(filename: str | os.PathLike[str], obj: Any, compression: int | Non
 
     def make(temporary: str) -> None:
         with h5py.File(temporary, "w") as file:
+            file.attrs[_FORMAT] = 1
             serializer = HDF5Serializer(file, compression)
             if not isinstance(obj, dict):
                 serializer.save(obj)
@@ -122,7 +133,11 @@ def load_hdf5(filename: str | os.PathLike[str], obj: Any) -> None:
         raise FileNotFoundError(f"expected an HDF5 file, found nothing at {os.fspath(filename)}")
     try:
         with h5py.File(filename, "r") as file:
-            HDF5Deserializer(file).load(obj)
+            deserializer = HDF5Deserializer(file)
+            if _FORMAT in file.attrs or loading.file_of_chainer:
+                deserializer.load(obj)
+            else:
+                load_file_of_chainer(os.fspath(filename), deserializer, obj)
     except CheckpointError as error:
         raise type(error)(f"{os.fspath(filename)}: {error}") from error
     except OSError as error:

@@ -344,20 +344,36 @@ def load_npz(file: Any, obj: Any, path: str = "", strict: bool = True, ignore_na
     _check_serializable("load_npz", obj)
     if not strict and saved and ignore_names is None:
         _warn_where_nothing_fits(file, saved, path, obj)
-    if not isinstance(saved, SavedByOthers) or loading.file_of_chainer:
-        NpzDeserializer(saved, path, strict, ignore_names).load(obj)
-        return
+    deserializer = NpzDeserializer(saved, path, strict, ignore_names)
+    if isinstance(saved, SavedByOthers) and not loading.file_of_chainer:
+        load_file_of_chainer(file, deserializer, obj)
+    else:
+        deserializer.load(obj)
+
+
+def load_file_of_chainer(file: Any, deserializer: Deserializer, obj: Any) -> None:
+    """Load from a file that is not ours: a Sequential has the order of Chainer's or, where that does not fit, its own.
+
+    Where both fit, a warning says which was taken.
+    """
     loading.file_of_chainer = True
     late = [p for p in obj.params() if not p.is_initialized] if hasattr(obj, "params") else []
     try:
-        NpzDeserializer(saved, path, strict, ignore_names).load(obj)
-        return
+        deserializer.load(obj)
     except CheckpointError:  # not of Chainer's Sequential either, or wrong in another way, which is said
         for p in late:  # it may have got the shape of another
             p.array = None
+    else:
+        links = obj.links() if hasattr(obj, "links") else ()
+        if any(getattr(link, "has_two_orders", bool)() for link in links):
+            warn(
+                f"{file}: dbrdist did not write it, so it is read as Chainer's, whose Sequential numbers its links in "
+                "another order; the layers fit in their own order too: if it is that, load it into ChainList(*links)"
+            )
+        return
     finally:
         loading.file_of_chainer = False
-    NpzDeserializer(saved, path, strict, ignore_names).load(obj)
+    deserializer.load(obj)
 
 
 def _warn_of_no_values(obj: Any) -> None:

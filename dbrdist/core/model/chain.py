@@ -263,6 +263,11 @@ class Sequential(ChainList):
                 first = i if first is None else first
         return links
 
+    def has_two_orders(self) -> bool:
+        """Whether Chainer numbers the links in another order, and each finds the same shapes in both."""
+        pairs = list(zip(self._in_order_of_chainer(), self._list))
+        return any(a is not b for a, b in pairs) and all(_shapes(a) == _shapes(b) for a, b in pairs)
+
     def _renew(self) -> None:
         self._list = [layer for layer in self._layers if isinstance(layer, Link)]
         self._renumber()
@@ -396,6 +401,10 @@ def _copies(layers: Iterable[Any], mode: str) -> dict[int, Link]:
     """A copy of each link by the id of the original, so that a link used in several places is copied once."""
     links = {id(layer): layer for layer in layers if isinstance(layer, Link)}
     return {key: link.copy(mode) for key, link in links.items()}
+
+
+def _shapes(link: Link) -> list[tuple[str, Any]]:
+    return [(name, p.shape) for name, p in link.namedparams()]
 
 
 def _words_of(layer: Any) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 
 from dbrdist.core.array.backend import device_of, fill, is_array, on, to_device
 from dbrdist.core.array.current_device import On, current_number
+from dbrdist.core.model import pickles_of_chainer
 from dbrdist.core.model.device_resident import DeviceResident, DeviceResidentsVisitor
 from dbrdist.core.model.flat import unique
 from dbrdist.core.model.link_hook import ForwardPostprocessArgs, ForwardPreprocessArgs, LinkHook, seen, thread
@@ -353,6 +354,11 @@ class Link(DeviceResident):
         for p in self.params():
             p.freeze(True)
 
+    @property
+    def _device_id(self) -> int | None:
+        """The number of the GPU, or None: what programs of Chainer 3 look at."""
+        return self._gpu
+
     # ---- devices ----------------------------------------------------------------------------------------------------
 
     def device_resident_accept(self, visitor: DeviceResidentsVisitor) -> None:
@@ -369,6 +375,9 @@ class Link(DeviceResident):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_cleared"}  # of its own parameters
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(pickles_of_chainer.link_state(state) if pickles_of_chainer.is_link_state(state) else state)
 
     def copy(self: L, mode: str = "share") -> L:
         """A copy whose parameters share arrays (``share``), are copied (``copy``) or initialised again (``init``)."""

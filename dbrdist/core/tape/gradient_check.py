@@ -33,10 +33,10 @@ def assert_allclose(x: Any, y: Any, atol: float = 1e-5, rtol: float = 1e-4, verb
     np.testing.assert_allclose(a, b, atol=atol, rtol=rtol, verbose=verbose)
 
 
-Outputs = list[Any]  # of one evaluation: arrays of float64, None for an output whose gradient is None
+OutputArrays = list[Any]  # of one evaluation: arrays of float64, None for an output whose gradient is None
 
 
-def _slope(evaluate: Callable[[float], Outputs], gys: Outputs, eps: float, kinks: Kinks | None) -> float:
+def _slope(evaluate: Callable[[float], OutputArrays], gys: OutputArrays, eps: float, kinks: Kinks | None) -> float:
     """The derivative of ``sum(gy * y)`` at 0, from four points within ``eps``; the error is of order eps^4."""
     f = {k: evaluate(k * eps / 2) for k in (-2, -1, 1, 2)}
     if kinks is not None:
@@ -55,7 +55,7 @@ class Kinks:
         self.atol = atol
         self.rtol = rtol
 
-    def look(self, points: list[Outputs], eps: float) -> None:
+    def look(self, points: list[OutputArrays], eps: float) -> None:
         """Raise NondifferentiableError where five points in equal steps lie beside any parabola.
 
         What they have of third and fourth order is measured by the orthogonal polynomials over five points; an element
@@ -105,7 +105,7 @@ def _numerical_grad_of(f: Any, x: Array, gys: Any, eps: float, kinks: Kinks | No
     for i in np.ndindex(x.shape):
         original = x[i].copy()
 
-        def evaluate(step: float, i: Any = i, original: Any = original) -> Outputs:
+        def evaluate(step: float, i: Any = i, original: Any = original) -> OutputArrays:
             x[i] = original + step
             ys = _wide(f(), gys)
             x[i] = original
@@ -115,8 +115,8 @@ def _numerical_grad_of(f: Any, x: Array, gys: Any, eps: float, kinks: Kinks | No
     return gx
 
 
-def _wide(ys: Sequence[Any], gys: Sequence[Any]) -> Outputs:
-    """Outputs as new arrays of float64, those that have a gradient."""
+def _wide(ys: Sequence[Any], gys: Sequence[Any]) -> OutputArrays:
+    """OutputArrays as new arrays of float64, those that have a gradient."""
     return [None if gy is None else _float64(y) for y, gy in zip(ys, gys, strict=True)]
 
 
@@ -187,7 +187,7 @@ class _Problem:
     def slope(self, gys: Sequence[Any], eps: float, kinks: Kinks | None) -> float:
         """The numerical slope of ``sum(gy * y)`` along the direction."""
 
-        def at(step: float) -> Outputs:
+        def at(step: float) -> OutputArrays:
             with self.moved(step):
                 return _wide(self.outputs(), gys)
 

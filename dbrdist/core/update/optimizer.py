@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 from dbrdist.core.array.backend import Array, get_array_module, on
 from dbrdist.core.array.chainer_mode import as_chainer
-from dbrdist.core.model import flat
+from dbrdist.core.model import flat, pickles_of_chainer
 from dbrdist.core.model.flat import Run
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
@@ -459,6 +459,12 @@ class GradientMethod(Optimizer):
         # A plan's arrays are not those of a copy.
         own: dict[str, Any] = {"_parts": [], "_alone": [], "_nodes": [], "_watch": None, "_sharding": None}
         return {**self.__dict__, **own, "_first_updates": None, "_params_at_setup": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "_hookable" in state:  # Chainer pickled it
+            pickles_of_chainer.set_up(self, state)
+        else:
+            self.__dict__.update(state)
 
 
 def _is_finite(g: Array) -> bool:

@@ -1,10 +1,11 @@
 """Files written by a real Chainer 7.8.1 (NumPy 1.23, h5py), for test_files_of_chainer.py.
 
 python make.py    # in an environment with Chainer: writes model.npz, model.h5, optimizer.npz, results.npz,
-                  # trainer.npz and trainer-results.npz here
+                  # trainer.npz, trainer-results.npz, pickled.pkl, pickled-results.npz and sequential.h5 here
 """
 
 import pathlib
+import pickle
 
 import chainer
 import chainer.functions as F
@@ -67,6 +68,55 @@ def trainer():
     np.savez(HERE / "trainer-results.npz", x=x, t=t, y=y, order=iterator._state.order, lr=optimizer.lr)
 
 
+def links():
+    """Links, and for each what it is called with."""
+    x, images = np.random.randn(4, 3).astype(np.float32), np.random.randn(2, 2, 4, 4).astype(np.float32)
+    return {
+        "linear": (L.Linear(3, 2), (x,)),
+        "conv": (L.Convolution2D(2, 3, 3, pad=1), (images,)),
+        "deconv": (L.Deconvolution2D(2, 3, 3, stride=2), (images,)),
+        "bn": (L.BatchNormalization(3), (x,)),
+        "ln": (L.LayerNormalization(3), (x,)),
+        "scale": (L.Scale(1, (3,), True), (x,)),
+        "prelu": (L.PReLU(), (x,)),
+        "embed": (L.EmbedID(4, 2), (np.array([0, 3], np.int32),)),
+        "lstm": (L.LSTM(3, 2), (x,)),
+        "gru": (L.StatefulGRU(3, 2), (x,)),
+        "maxout": (L.Maxout(3, 2, 2), (x,)),
+        "mlp": (L.MLPConvolution2D(2, (3, 2), 1), (images,)),
+        "sequential": (chainer.Sequential(L.Linear(3, 3), F.relu, L.Linear(3, 3), F.tanh, L.Linear(3, 3)), (x,)),
+    }
+
+
+def pickled():
+    np.random.seed(5)
+    found = links()
+    x, t = np.random.randn(4, 3).astype(np.float32), np.array([0, 1, 1, 0], np.int32)
+    with chainer.using_config("train", False):
+        results = {name: link(*args).array for name, (link, args) in found.items()}
+    for link, _ in found.values():
+        if hasattr(link, "reset_state"):
+            link.reset_state()
+    chainer.serializers.save_hdf5(str(HERE / "sequential.h5"), found["sequential"][0])
+    objects = {name: link for name, (link, _) in found.items()}
+    objects["list"] = chainer.ChainList(L.Linear(None, 2), L.Linear(2, 2))
+    objects["parameter"], objects["variable"] = chainer.Parameter(np.arange(3.0), name="p"), chainer.Variable(x)
+    for name, optimizer in (("adam", chainer.optimizers.Adam(0.1)), ("momentum", chainer.optimizers.MomentumSGD(0.1))):
+        model = L.Classifier(L.Linear(3, 2))
+        optimizer.setup(model)
+        optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.01))
+        optimizer.update(model, x, t)
+        model.y = model.loss = model.accuracy = None
+        objects[name] = pickle.dumps(optimizer, 2)  # as it is now
+        optimizer.update(model, x, t)
+        results[name] = model.predictor.W.array
+    with open(HERE / "pickled.pkl", "wb") as file:
+        pickle.dump(objects, file, 2)
+    given = {f"{name}/{i}": a for name, (_, args) in found.items() for i, a in enumerate(args)}
+    np.savez(HERE / "pickled-results.npz", x=x, t=t, **given, **{f"{name}/y": y for name, y in results.items()})
+
+
 if __name__ == "__main__":
     main()
     trainer()
+    pickled()

@@ -73,11 +73,12 @@ class Group:
 class File(Group):
     def __init__(self, path, mode):
         super().__init__("/")
+        self.attrs = {}
         self.path, self.mode = os.fspath(path), mode
         if mode == "r":
             with open(path, "rb") as f:
                 try:
-                    self.entries = pickle.load(f)
+                    self.entries, self.attrs = pickle.load(f)
                 except Exception as error:
                     raise OSError("Unable to open file (file signature not found)") from error
 
@@ -87,4 +88,4 @@ class File(Group):
     def __exit__(self, *exc):
         if self.mode == "w":
             with open(self.path, "wb") as f:
-                pickle.dump(self.entries, f)
+                pickle.dump((self.entries, self.attrs), f)

@@ -1,0 +1,89 @@
+"""Pickles that a real Chainer wrote load under compat and compute what they did: files_of_chainer/make.py made them."""
+
+import itertools
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dbrdist
+import dbrdist.links as L
+from dbrdist.errors import CheckpointError
+from tests.each import each
+
+FILES = Path(__file__).with_name("files_of_chainer")
+RESULTS = np.load(FILES / "pickled-results.npz")
+LINKS = sorted({name.partition("/")[0] for name in RESULTS.files if name.endswith("/0")})
+
+
+def objects():
+    with open(FILES / "pickled.pkl", "rb") as file:
+        return pickle.load(file)
+
+
+@each(name=LINKS)
+def test_a_link_computes_what_it_did(name, installed):
+    link = objects()[name]
+    assert type(link) is type(pickle.loads(pickle.dumps(link))) and type(link).__module__.startswith("dbrdist.")
+    args = [RESULTS[f"{name}/{i}"] for i in range(sum(key.startswith(f"{name}/") for key in RESULTS.files) - 1)]
+    with dbrdist.using_config("train", False):
+        y = link(*args).array
+        if hasattr(link, "reset_state"):
+            link.reset_state()
+        np.testing.assert_allclose(y, RESULTS[f"{name}/y"], rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(pickle.loads(pickle.dumps(link))(*args).array, y)
+    assert dict(link.copy("copy").namedparams()).keys() == dict(link.namedparams()).keys()
+
+
+@each(name=["adam", "momentum"])
+def test_an_optimizer_goes_on_with_its_state_and_hooks(name, installed):
+    optimizer = pickle.loads(objects()[name])
+    assert optimizer.t == 1
+    optimizer.update(optimizer.target, RESULTS["x"], RESULTS["t"])
+    np.testing.assert_allclose(optimizer.target.predictor.W.array, RESULTS[f"{name}/y"], rtol=1e-5, atol=1e-6)
+
+
+def test_parameters_variables_and_lists(installed):
+    found = objects()
+    assert found["parameter"].name == "p" and found["parameter"].array.tolist() == [0, 1, 2]
+    np.testing.assert_array_equal(found["variable"].array, RESULTS["x"])
+    first, second = found["list"]
+    assert (first.name, second.name) == ("0", "1") and not first.W.is_initialized
+    assert found["list"][0](RESULTS["x"]).shape == (4, 2)
+
+
+def test_a_sequential_of_an_h5_file_of_chainer_has_chainers_order(installed):
+    h5py = pytest.importorskip("h5py")
+    import chainer
+    import chainer.functions as F
+
+    net = chainer.Sequential(L.Linear(3, 3), F.relu, L.Linear(3, 3), F.tanh, L.Linear(3, 3))
+    with pytest.warns(UserWarning, match=r"read as Chainer's, .* ChainList\(\*links\)"):  # for both orders fit
+        chainer.serializers.load_hdf5(str(FILES / "sequential.h5"), net)
+    np.testing.assert_allclose(net(RESULTS["sequential/0"]).array, RESULTS["sequential/y"], rtol=1e-5)
+    assert h5py.File(FILES / "sequential.h5").attrs.keys() == set()
+
+
+@each(kind=["npz", "h5"])
+def test_our_own_files_of_a_sequential_are_read_in_its_order(kind, tmp_path):
+    if kind == "h5":
+        pytest.importorskip("h5py")
+    name = "npz" if kind == "npz" else "hdf5"
+    save, load = getattr(dbrdist.serializers, f"save_{name}"), getattr(dbrdist.serializers, f"load_{name}")
+    a, b = (dbrdist.Sequential(*(L.Linear(3, 3) for _ in range(3))) for _ in range(2))
+    path = str(tmp_path / "a")
+    save(path, a)
+    load(path, b)
+    for p, q in zip(a.params(), b.params()):
+        np.testing.assert_array_equal(p.array, q.array)
+
+
+@each(sizes=[(3, 3, 3, 3), (3, 3, 4, 3)])
+def test_a_strangers_file_that_fits_in_two_orders_warns(sizes, tmp_path, recwarn):
+    net = dbrdist.Sequential(*(L.Linear(a, b) for a, b in itertools.pairwise(sizes)))
+    np.savez(tmp_path / "a.npz", **{name[1:]: p.array for name, p in net.namedparams()})
+    dbrdist.serializers.load_npz(str(tmp_path / "a.npz"), net)
+    assert any("in another order" in str(w.message) for w in recwarn) == (len(set(sizes)) == 1)
+    with pytest.raises(CheckpointError):
+        dbrdist.serializers.load_npz(str(tmp_path / "a.npz"), dbrdist.Sequential(L.Linear(2, 2)))
