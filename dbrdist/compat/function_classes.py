@@ -17,7 +17,7 @@ from dbrdist.core.tape.function_node import FunctionNode
 _NONE: Any = None
 
 
-class Composed(FunctionNode):
+class CallsFunction(FunctionNode):
     """A function that consists of several nodes here: its class makes the call, its nodes are others."""
 
     _make: Callable[..., Callable[..., Any]]
@@ -34,7 +34,7 @@ class Composed(FunctionNode):
         return tuple(y) if isinstance(y, (tuple, list)) else (y,)
 
 
-class Unknown(FunctionNode):
+class AbsentFunction(FunctionNode):
     """A class of Chainer's that has no counterpart: no node is an instance of it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -148,6 +148,6 @@ def find(path: str) -> type[FunctionNode] | None:
     make = _ROWS.get(below)
     if make is not None:
         return type(
-            name, (Composed,), {"_make": staticmethod(make), "__module__": f"chainer.{path.rpartition('.')[0]}"}
+            name, (CallsFunction,), {"_make": staticmethod(make), "__module__": f"chainer.{path.rpartition('.')[0]}"}
         )
-    return type(name, (Unknown,), {}) if path in _names() else None
+    return type(name, (AbsentFunction,), {}) if path in _names() else None

@@ -81,6 +81,7 @@ def test_our_own_files_of_a_sequential_are_read_in_its_order(kind, tmp_path):
 
 @each(sizes=[(3, 3, 3, 3), (3, 3, 4, 3)])
 def test_a_strangers_file_that_fits_in_two_orders_warns(sizes, tmp_path, recwarn):
+    recwarn.clear()
     net = dbrdist.Sequential(*(L.Linear(a, b) for a, b in itertools.pairwise(sizes)))
     np.savez(tmp_path / "a.npz", **{name[1:]: p.array for name, p in net.namedparams()})
     dbrdist.serializers.load_npz(str(tmp_path / "a.npz"), net)

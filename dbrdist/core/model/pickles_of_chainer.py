@@ -15,7 +15,7 @@ _UNUSED = ("_device", "_overridden_to_methods", "_Link__init_done", "_device_id"
 _rules: weakref.WeakKeyDictionary[Parameter, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
-class Hooks:
+class PickledHooks:
     """What Chainer pickles as the hooks of an optimizer or a rule."""
 
 
