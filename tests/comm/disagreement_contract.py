@@ -250,10 +250,10 @@ def check_equal_numbers_of_other_types_do_not_differ(comm):
     optimizer = create_multi_node_optimizer(optimizers.MomentumSGD(lr=1).setup(model), comm)
     for number in (1, 1.0, np.float32(1), np.int8(1), np.array(1.0)):
         if comm.rank == 0:
-            optimizer.hyperparam.note = number
-            model.l1.b.update_rule.hyperparam.note = number
+            optimizer.hyperparam.lr = number
+            model.l1.b.update_rule.hyperparam.lr = number
         else:
-            optimizer.hyperparam.note = model.l1.b.update_rule.hyperparam.note = 1
+            optimizer.hyperparam.lr = model.l1.b.update_rule.hyperparam.lr = 1
         optimizer.update(model, *batch)
 
 

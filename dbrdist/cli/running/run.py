@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import re
@@ -35,10 +34,11 @@ from dbrdist.cli.output.folder import (
     write_json,
 )
 from dbrdist.cli.output.provenance import facts
-from dbrdist.cli.output.refuse import Refused, RefusedHere, alike, code_of, told
+from dbrdist.cli.output.refuse import Refused, alike, code_of, told
 from dbrdist.cli.output.warned import Warned
 from dbrdist.cli.output.words import WIDTH, columns_of, counted, said
 from dbrdist.cli.running import loggers, resume
+from dbrdist.cli.running.endings import INTERRUPTED, STOPPED, as_ending, reason_of
 from dbrdist.cli.running.evaluation import check_classes
 from dbrdist.cli.running.lr_finder import FEWEST_STEPS, RangeTest
 from dbrdist.cli.running.meter import Meter
@@ -66,7 +66,6 @@ from dbrdist.core.files import strict_json
 from dbrdist.core.files.serializer import write_atomically
 from dbrdist.errors import (
     CheckpointError,
-    CommunicatorError,
     ConfigError,
     DbrdistError,
     NonFiniteLossError,
@@ -79,14 +78,6 @@ from dbrdist.training.extensions.log_report import Column
 from dbrdist.training.extensions.progress_bar import duration
 from dbrdist.training.runs import RECIPE, set_constants
 from dbrdist.training.triggers import AnyTrigger, EndTrigger, MaxValueTrigger, MinValueTrigger
-
-STOPPED = 75  # EX_TEMPFAIL: saved, to be started again with --resume
-INTERRUPTED = 130  # by Ctrl-C: saved too, but nobody is to start it again by itself
-
-# what every rank raises: the ranks agree on it first
-_AGREED = (NonFiniteLossError, CheckpointError, CommunicatorError)
-# what a disk says that takes no more
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 class Run:
@@ -360,10 +351,10 @@ class Run:
             ending, code = ("stopped", str(request)), INTERRUPTED if request.signal == signal.SIGINT else STOPPED
         except BaseException as error:
             if self._ends_a_test(error):
-                ending = "finished", _reason(error)
+                ending = "finished", reason_of(error)
             else:
-                ending = "failed", _reason(error)
-                raise self._as_ending(error) from error
+                ending = "failed", reason_of(error)
+                raise as_ending(error, self.folder, self.config.snapshot.background and self.comm.rank == 0) from error
         finally:
             if ending[0] == "failed":
                 if tracer is not None:
@@ -390,22 +381,6 @@ class Run:
             for line in found.lines():
                 self.say(line)
         return code
-
-    def _as_ending(self, error: BaseException) -> BaseException:
-        """The exception that ends the process as its reason deserves."""
-        if isinstance(error, CheckpointError) and self.config.snapshot.background and self.comm.rank == 0:
-            return RefusedHere(_reason(error), code_of(error))  # at the end of the run only this rank knows
-        if isinstance(error, _AGREED):
-            return Refused(told(error, _reason(error)), code_of(error))
-        if isinstance(error, DbrdistError):  # of this rank's data, say: the message has what a traceback would not add
-            return RefusedHere(_reason(error), code_of(error))
-        if isinstance(error, OSError) and error.errno in _FULL:
-            return RefusedHere(f"{self.folder.path}: {said(error)}; the snapshots in it are unharmed", code_of(error))
-        if isinstance(error, OSError) and self.folder.has(error.filename):  # a pipe or a folder in place of a file, say
-            return RefusedHere(said(error), code_of(error))
-        if isinstance(error, SystemExit) and error.code in (None, 0):
-            return SystemExit(f"dbrdist-train: {_reason(error)} before the run was over")
-        return error
 
     def _write_trace(self, tracer: trace.Trace) -> None:
         """On rank 0: the trace of all ranks, and what it says. Collective."""
@@ -516,11 +491,3 @@ def _short(value: Any) -> str:
 
 def _percent(value: Any) -> str:
     return f"{100 * value:.2f} %"
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted (Ctrl-C)"
-    if isinstance(error, SystemExit):
-        return f"the program called sys.exit({'' if error.code is None else repr(error.code)})"
-    return f"{type(error).__name__}: {said(error) if isinstance(error, Exception) else error}"

@@ -204,7 +204,8 @@ def _choose(ranks: dict[int, Rank], late: list[int]) -> tuple[int, str]:
                 return _furthest(ranks, group), f"{others} wait in a communication call, this rank does not"
     if early:
         return min(early), "the others wait for a rank that has left"
-    if unread and not waiting and any(number in late for number in busy):
+    is_shown = all(threads(ranks[number].stacks) for number in unread)  # one that could not be read may be anywhere
+    if unread and is_shown and not waiting and any(number in late for number in busy):
         why = "the stacks of the others do not show what they wait for"
         return _furthest(ranks, [number for number in busy if number in late]), why
     if len(late) == 1 and (len(running) == 1 or not waiting or late[0] in busy):

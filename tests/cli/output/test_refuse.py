@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import errno
-import re
 from types import SimpleNamespace
 
 import pytest
 
 from dbrdist.cli import train
-from dbrdist.cli.output import folder
-from dbrdist.cli.output.refuse import Refused, RefusedHere, alike
-from dbrdist.cli.running import run as runs
-from dbrdist.cli.running.run import Run
+from dbrdist.cli.output.refuse import Refused, alike
 from dbrdist.comm import create_communicator
-from dbrdist.errors import CheckpointError, ConfigError
+from dbrdist.errors import ConfigError
 from tests.each import each
 
 
@@ -37,28 +32,6 @@ def test_what_was_printed_goes_out_before_a_complaint(monkeypatch):
     train._complain("wrong \udcff")
     monkeypatch.undo()
     assert happened == ["flush", (2, b"wrong \\udcff\n")]
-
-
-def test_how_a_run_ends_for_each_error():
-    one = object.__new__(Run)
-    one.folder = folder.RunFolder("out")
-    one.config = SimpleNamespace(snapshot=SimpleNamespace(background=False))
-    for error, kind, words in (
-        (OSError(errno.ENOSPC, "No space left on device", "out/log.jsonl"), RefusedHere, "^out: .*are unharmed$"),
-        (IsADirectoryError(21, "Is a directory", "out/log.jsonl"), RefusedHere, "out/log.jsonl: Is a directory"),
-        (IsADirectoryError(21, "Is a directory", "elsewhere"), IsADirectoryError, "elsewhere"),
-        (OSError("words"), OSError, "words"),
-        (CheckpointError("torn"), Refused, "torn"), (ConfigError("wrong"), RefusedHere, "wrong"),
-        (SystemExit(0), SystemExit, "before the run was over"), (SystemExit(3), SystemExit, "3"),
-        (KeyError(5), KeyError, "5"),
-    ):  # fmt: skip
-        ending = one._as_ending(error)
-        assert type(ending) is kind and re.search(words, str(ending)), error
-        assert (ending is error) == (kind is type(error) and "before" not in words)
-    own = KeyError(5)
-    own.filename = "out/log.jsonl"
-    assert one._as_ending(own) is own
-    assert runs._FULL[0] == errno.ENOSPC
 
 
 @each(**{"error, kind": [(ValueError("v"), Refused), (OSError("o"), Refused), (ConfigError("c"), Refused),

@@ -177,13 +177,11 @@ def test_batches_are_those_of_concat_examples(kind, own, gpu):
     assert (sending is stream) == own and sending.non_blocking != own
 
 
-def test_the_last_two_batches_are_kept(gpu):
+def test_each_column_has_host_memory_of_its_own(gpu):
     convert = ConcatWithAsyncTransfer()
     for k in range(4):
         convert(rows(2, k), gpu)
-    kept = convert._sender._kept
-    assert [[int(a.flat[0]) for a in batch[:2]] for batch in kept] == [[2, 2], [3, 3]]
-    assert len(convert._sender._conveyors) == 3  # one for each column, which has its own memory
+    assert len(convert._sender._conveyors) == 3
 
 
 def test_one_device_each_and_hosts_as_ever(gpu):

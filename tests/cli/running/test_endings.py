@@ -1,0 +1,32 @@
+"""How a run ends that does not reach its end."""
+
+from __future__ import annotations
+
+import errno
+import re
+
+from dbrdist.cli.output import folder
+from dbrdist.cli.output.refuse import Refused, RefusedHere
+from dbrdist.cli.running import endings
+from dbrdist.errors import CheckpointError, ConfigError
+
+
+def test_how_a_run_ends_for_each_error():
+    out = folder.RunFolder("out")
+    for error, kind, words in (
+        (OSError(errno.ENOSPC, "No space left on device", "out/log.jsonl"), RefusedHere, "^out: .*are unharmed$"),
+        (IsADirectoryError(21, "Is a directory", "out/log.jsonl"), RefusedHere, "out/log.jsonl: Is a directory"),
+        (IsADirectoryError(21, "Is a directory", "elsewhere"), IsADirectoryError, "elsewhere"),
+        (OSError("words"), OSError, "words"),
+        (CheckpointError("torn"), Refused, "torn"), (ConfigError("wrong"), RefusedHere, "wrong"),
+        (SystemExit(0), SystemExit, "before the run was over"), (SystemExit(3), SystemExit, "3"),
+        (KeyError(5), KeyError, "5"),
+    ):  # fmt: skip
+        ending = endings.as_ending(error, out, False)
+        assert type(ending) is kind and re.search(words, str(ending)), error
+        assert (ending is error) == (kind is type(error) and "before" not in words)
+    own = KeyError(5)
+    own.filename = "out/log.jsonl"
+    assert endings.as_ending(own, out, False) is own
+    torn = endings.as_ending(CheckpointError("torn"), out, True)
+    assert type(torn) is RefusedHere and "torn" in str(torn)  # of what this rank alone was writing
