@@ -26,6 +26,7 @@ class PrefetchIterator(SerialIterator):
     """
 
     _num_ahead: int
+    _starts_again = False  # whether reset gives a finalized one new workers
 
     def __init__(self, dataset: Any, batch_size: int, *args: Any, **kwargs: Any) -> None:
         self._ahead: deque[_Ahead] = deque()
@@ -73,11 +74,12 @@ class PrefetchIterator(SerialIterator):
                     self._collect(ticket)
 
     def reset(self) -> None:
-        """Go back to the start of epoch 0; batches made ahead are dropped."""
-        if self._is_finalized:
+        """Go back to the start of epoch 0; batches made ahead are dropped, and threads that have ended start again."""
+        if self._is_finalized and not self._starts_again:
             raise NotImplementedError(
                 f"{type(self).__name__}.reset: the iterator is finalized, so its workers are gone; make a new one"
             )
+        self._is_finalized = False
         self._drop_ahead()
         super().reset()
 
@@ -115,6 +117,8 @@ class MultithreadIterator(PrefetchIterator):
 
     The other arguments are those of :class:`SerialIterator`.
     """
+
+    _starts_again = True
 
     def __init__(
         self,

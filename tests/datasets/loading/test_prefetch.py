@@ -103,6 +103,19 @@ def test_a_finalized_iterator_says_so():
         next(it)
 
 
+def test_threads_start_again_with_reset_and_processes_do_not():
+    it = threads(Numbers(10), 3, shuffle=False)
+    first = run(it, 2)
+    it.finalize()
+    it.reset()
+    assert run(it, 2) == first
+    it.finalize()
+    workers = processes(Numbers(10), 3)
+    workers.finalize()
+    with pytest.raises(NotImplementedError, match="make a new one"):
+        workers.reset()
+
+
 @pytest.mark.programs
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("how", "text"), [("kill", "was killed by SIGKILL"), ("exit", "ended with exit code 7")])
