@@ -90,6 +90,8 @@ class SpectralNormalization(WeightHook):
             del link.gamma
 
     def _prepare(self, link: Any, W: Any) -> None:
+        if 0 in W.shape:
+            raise expected("SpectralNormalization", self.weight_name, "a weight that has elements", W)
         if getattr(link, self.vector_name) is None:
             u = next_initializer_generator().standard_normal(W.shape[self.axis]).astype(W.dtype)
             setattr(link, self.vector_name, link.device.send(u))

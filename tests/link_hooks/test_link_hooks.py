@@ -395,3 +395,14 @@ def test_a_classifier_whose_other_call_ends_first():
     release.set()
     first.join(30)
     assert float(result[0].array) == float(F.softmax_cross_entropy(xs[0], t).array)
+
+
+@pytest.mark.filterwarnings("ignore:Linear. out_size is 0")
+def test_spectral_normalization_refuses_a_weight_without_elements():
+    for link, hook in (
+        (L.Linear(10, 0), link_hooks.SpectralNormalization()),
+        (L.Linear(None, 0), link_hooks.SpectralNormalization()),
+    ):
+        with pytest.raises(ValueError, match="SpectralNormalization: W: expected a weight that has elements"):
+            link.add_hook(hook)
+            link(np.zeros((1, 10), np.float32))
