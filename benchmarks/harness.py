@@ -236,6 +236,7 @@ def record(name: str, settings: dict[str, Any], results: dict[str, Any], about: 
         "command": ["python", *(os.path.relpath(a, ROOT) if os.path.isfile(a) else a for a in _shown_arguments())],
         "commit": commit(),
         "machine": here,
+        "load_average": [round(x, 2) for x in os.getloadavg()],  # over 1, 5 and 15 minutes: what else ran
         "settings": settings,
         "versions": about or {},
         "results": results,

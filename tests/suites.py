@@ -439,15 +439,15 @@ def _launch(step: Step) -> None:
 # Name, cores that it keeps busy, what it does; those of one core that follow each other run at the same time.
 STEPS: tuple[tuple[str, int, Callable[[Step], None]], ...] = (
     ("style", 1, _style),
-    ("launch", 1, _launch),  # mostly waits: on the other core run the short steps that follow
+    ("launch", 1, _launch),  # mostly waits: beside it run the steps that follow, and the fast suite too
     ("bare", 1, _bare),
     ("cupy", 1, _cupy),
     ("onnx", 1, _onnx),
     ("torch", 1, _torch),
     ("browser", 1, _browser),
     *((f"mpi-{number}", 1, _mpi(number)) for number in RANKS if number == "1"),
+    ("fast", 1, _fast),
     ("train", 2, _train),
-    ("fast", 2, _fast),
     ("programs", 2, _programs),
     *((f"mpi-{number}", 2, _mpi(number)) for number in RANKS if number != "1"),
     ("openmpi", 2, _openmpi),
