@@ -39,7 +39,7 @@ REFUSED = {
     "get_cross_validation_datasets got unknown arguments ['folds']": (
         lambda: datasets.get_cross_validation_datasets([1, 2], 2, folds=2)),
     "expected the number of folds, n_folds=...": lambda: datasets.get_cross_validation_datasets([1, 2]),
-    "expected num_ops of at least 0 and a magnitude from 0 to": lambda: datasets.RandAugment(-1),
+    "RandAugment: num_ops: expected an integer of 0 or more, got -1": lambda: datasets.RandAugment(-1),
     "expected at least one way to mix and one class, got 1 ways and 0 classes": (
         lambda: datasets.MixedDataset([], [datasets.Mixup()], 0)),
     "expected at least one way to mix and one class, got 0 ways and 1 classes": (
