@@ -92,6 +92,8 @@ def multi_node_batch_normalization(
 
     Batches may differ in length between ranks, and be empty on some. All other arguments are the same on all ranks.
     """
+    if (running_mean is None) != (running_var is None):
+        raise expected("multi_node_batch_normalization", "running_mean, running_var", "both or neither", "one of them")
     axis = checked_axis("multi_node_batch_normalization", x, gamma, axis, beta=beta)
     node = MultiNodeBatchNormalization(comm, eps, axis)
     ys = node.apply((x, gamma, beta))
