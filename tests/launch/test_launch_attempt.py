@@ -320,6 +320,7 @@ def test_signals_of_the_launcher(start, clock, monkeypatch):
     one._on_signal(signal.SIGINT)
     words = "dbrdist-launch: SIGINT: asking all ranks to save and stop within 8 s (press Ctrl-C again to stop now)"
     assert (one.asked, one.judge.stop_asked, one.output.said[-1]) == (signal.SIGINT, True, words)
+    assert one.judge.answers == (75, 130)
     assert sent(one, 0, "stop") == [{"signal": 2}] and sent(one, 1, "stop") == []
     assert one.stop_deadline == clock.now + 8.0 and one.end_deadline is None
     one._on_signal(signal.SIGTERM)

@@ -168,6 +168,16 @@ def test_waiting_in_finalize_after_saving_on_request_is_no_failure():
     assert made.verdict(NOW) is None
 
 
+def test_waiting_in_finalize_with_the_code_of_the_request_is_no_failure():
+    """After a Ctrl-C ranks that have saved end with 130: one that saves more slowly must not be killed for it."""
+    made = judge("a", "a", ended=False)
+    made.stop_asked, made.answers = True, (*made.answers, 130)
+    made.take_event(made.ranks[1], {"event": "finalizing", "code": 130, "own": True}, NOW)
+    assert made.verdict(NOW) is None
+    made.take_event(made.ranks[1], {"event": "finalizing", "code": 143, "own": True}, NOW)
+    assert made.verdict(NOW).code == 143
+
+
 def test_a_launcher_that_was_stopped_forgives():
     made = judge("a", "b", ended=False)
     for rank in made.ranks.values():

@@ -334,6 +334,7 @@ class Attempt:
         if self.asked or self.failure is not None:
             return
         self.asked, self.judge.stop_asked = number, True
+        self.judge.answers += (codes.from_signal(self._signal_for_ranks()),)
         self.events.tell("stop_asked", signal=codes.signal_name(number))
         self.stop_deadline = time.monotonic() + self.settings.grace
         again = " (press Ctrl-C again to stop now)" if number == signal.SIGINT else ""

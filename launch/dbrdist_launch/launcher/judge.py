@@ -44,6 +44,7 @@ class Judge:
     starter_ended_at: float | None = None
     starter_lines: list[str] = field(default_factory=list)
     stop_asked: bool = False
+    answers: tuple[int, ...] = (codes.PREEMPTED,)  # exit codes by which a rank says that it has saved
     pending: list[tuple[float, int, Told]] = field(default_factory=list)  # (when it counts, rank, event)
     late: list[int] = field(default_factory=list)  # ranks whose beat is overdue
     stacks_until: float | None = None  # set by the attempt once it has asked for stacks
@@ -74,7 +75,7 @@ class Judge:
         if kind == "leaving":
             rank.leaving = rank.leaving or bool(event.get("own"))
         elif kind == "finalizing":
-            if event.get("code") != codes.PREEMPTED:  # it has saved and waits for those that save more slowly
+            if event.get("code") not in self.answers:  # it has saved and waits for those that save more slowly
                 self.pending.append((now, rank.rank, event))
         elif kind in ("thread", "worker"):
             if kind in self.end_on:
