@@ -35,7 +35,10 @@ class OwnHooks:
         optimizer = self._optimizer
         self._rules, self._names = [], {}
         self._add(optimizer.hooks, "")
+        paths: dict[Any, str] = {}  # the first of each parameter: layers may share some
         for name, p in () if optimizer.target is None else optimizer.target.namedparams():
+            paths.setdefault(p, name)
+        for p, name in paths.items():
             if p.update_rule is not None and p.update_rule.hooks is not None:
                 self._rules += [p.update_rule] if self._add(p.update_rule.hooks, f" of {name}") else []
         self.are_there = bool(self._names)

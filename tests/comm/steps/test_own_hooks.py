@@ -48,6 +48,20 @@ def test_the_first_steps_and_one_in_fifty_are_looked_at(steps):
     assert bool(found.changing) == (steps < 3 or steps % 50 == 0) and optimizer.t == steps + 1
 
 
+def test_a_rule_of_a_layer_that_is_there_twice_is_watched_once():
+    found, optimizer = of_net()
+    model, seen = optimizer.target, []
+    with model.init_scope():
+        model.again = model.l1
+    model.l1.W.update_rule.add_hook(lambda rule, p: seen.append(p), "see")
+    model.l1.b.update_rule.add_hook(lambda rule, p: p.grad.fill(0.0), "spoil")
+    found.look()
+    for steps in (1, 2):
+        found.update()
+        assert seen == [model.l1.W] * steps and found.line().endswith(": 'spoil' of /l1/b")
+    assert "call_hooks" not in vars(model.l1.W.update_rule)
+
+
 def test_ours_and_those_that_know_of_parts_are_not_looked_at():
     def parts(optimizer):
         spoil(optimizer)
