@@ -89,7 +89,9 @@ class JointSteps(HandsOn):
         self, carried: Carried, introduction: Introduction, target: Any, known: set[Parameter] | None
     ) -> None:
         """Go on where another optimizer was, which had stepped with these parameters if ``known``."""
+        exposed_seconds = self.exposed_seconds
         self._carry(carried, self.zero_fill)
+        self.exposed_seconds = exposed_seconds
         self._steps.introduction = introduction
         if known is not None:
             self._is_synchronized, self._target, self._known = True, target, known

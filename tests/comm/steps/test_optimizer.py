@@ -1,5 +1,7 @@
 """Training over ranks that are threads, and what the multi-node optimizer hands on."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -37,6 +39,15 @@ def test_an_unknown_attribute_is_refused():
         make().learning_rate = 1.0
     with pytest.raises(AttributeError):
         make().alpha  # noqa: B018 - reading is the test
+
+
+def test_a_copy_counts_on_from_the_seconds_of_the_original():
+    optimizer = make().setup(training_contract.Net())
+    optimizer.exposed_seconds = 1.5
+    for twin in (copy.copy(optimizer), copy.deepcopy(optimizer)):
+        assert twin.exposed_seconds == 1.5
+        twin.exposed_seconds += 1.0
+    assert optimizer.exposed_seconds == 1.5
 
 
 def test_counters_hooks_and_loss_scale_are_handed_on():
