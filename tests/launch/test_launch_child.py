@@ -271,6 +271,20 @@ def test_who_sleeps_in_a_loop_says_what_the_loop_asks(loop, asked):
     assert found == {f"<string>:{at}": line + (stacks.IN_LOOP + asked if asked else "")}
 
 
+@pytest.mark.parametrize(
+    ("loop", "is_waiting"),
+    [
+        ("while not request.Test():\n    pass", True), ("while not comm.Iprobe(): pass", True),
+        ("while not request.Test():  # all\n    continue  # ask again", True), ("while not request.Test():", False),
+        ("while not request.Test():\n    compute()", False), ("while not done:\n    pass", False),
+    ],
+)  # fmt: skip
+def test_who_asks_without_a_pause_is_mostly_in_the_question(loop, is_waiting):
+    line = loop.partition("\n")[0]
+    found = stacks.sources('  File "<string>", line 1 in <module>\n  File "<string>", line 0 in f\n', loop)
+    assert found == {"<string>:1": line + (stacks.IN_LOOP + line if is_waiting else "")}
+
+
 def test_source_lines_are_read_where_the_program_runs(tmp_path):
     (tmp_path / "a.py").write_text("one\n  two()\n")
     text = f'Current thread 0x1 (most recent call first):\n  File "{tmp_path}/a.py", line 2 in f\n'

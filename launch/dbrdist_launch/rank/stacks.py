@@ -118,10 +118,13 @@ def sources(stacks: str, program: str | None = None) -> dict[str, str]:
 def _polled(lines: list[str], at: int) -> str:
     """What a loop around a pause asks, as a comment; '' for other lines."""
     text = lines[at].strip()
-    if "sleep(" not in text and text not in ("pass", "continue"):
+    is_asking = text.startswith("while ") and _begins_with_pause(lines, at)
+    if not is_asking and not _is_pause(text):
         return ""
     from re import search  # seldom needed, and it costs each rank's start 5 ms
 
+    if is_asking:  # without a sleep it is mostly here
+        return IN_LOOP + text[:_LINE_BYTES] if search(_POLLED, text) else ""
     for above in range(at - 1, max(-1, at - _LOOP_LINES), -1):
         if lines[above].lstrip().startswith("while ") and _indent(lines[above]) < _indent(lines[at]):
             end = next((n for n in range(at + 1, len(lines)) if _indent(lines[n]) <= _indent(lines[above])), len(lines))
@@ -129,6 +132,16 @@ def _polled(lines: list[str], at: int) -> str:
             asked = next((line.strip() for line in loop if search(_POLLED, line)), "")
             return IN_LOOP + asked[:_LINE_BYTES] if asked else ""
     return ""
+
+
+def _is_pause(text: str) -> bool:
+    return "sleep(" in text or text in ("pass", "continue")
+
+
+def _begins_with_pause(lines: list[str], at: int) -> bool:
+    """Whether what a loop does, on its own line or the next, is a pause first of all."""
+    body = lines[at].partition("#")[0].rpartition(":")[2].strip()
+    return _is_pause(body or "".join(lines[at + 1 : at + 2]).partition("#")[0].strip())
 
 
 def _indent(line: str) -> int:
