@@ -4,6 +4,7 @@ import errno
 import os
 import random
 import re
+import shutil
 import threading
 from types import SimpleNamespace
 
@@ -235,6 +236,37 @@ def test_what_is_typed_below_the_view_becomes_a_part_of_the_output(capfd, monkey
     clock.now += limits.VIEW_SECONDS
     output._on_idle(False, True, (1, 2))
     assert capfd.readouterr().out == "\x1b[2F\x1b[J"
+
+
+@pytest.mark.parametrize(
+    ("typed", "rows", "shown"),
+    [
+        (b"a" * 40 + b"\n", 1, "a" * 40), (b"a" * 41 + b"\n", 2, "a" * 41),
+        (b"\t" + b"a" * 33 + b"\n", 2, "\t" + "a" * 33),
+        ("漢".encode() * 21 + b"\n", 2, "漢" * 21), (b"\x1b[A\x7f\n", 1, "^[[A^?"), (b"\n", 1, ""),
+    ],
+)  # fmt: skip
+def test_long_lines_and_keys_are_typed_too(capfd, monkeypatch, typed, rows, shown):
+    """The view counts the rows that they took, and an arrow key does not move its cursor."""
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((40, 24)))
+    clock, output = Moments(monkeypatch), Output(view=True)
+    output.footer = ["one"]
+    output._show([Piece(0, "a", "out", b"> ")])
+    capfd.readouterr()
+    clock.now += limits.VIEW_SECONDS
+    output._show([Echo(typed)])
+    assert capfd.readouterr().out == f"\x1b[{1 + rows}F\x1b[J[0 a] > {shown}\none\n"
+
+
+def test_what_is_typed_for_a_rank_that_is_not_shown_is_erased(capfd, monkeypatch):
+    clock, output = Moments(monkeypatch), Output(view=True)
+    output.footer, output.shown = ["one"], [1]
+    output._show([Piece(1, "a", "out", b"x\n")])
+    capfd.readouterr()
+    clock.now += limits.VIEW_SECONDS
+    output.echo(b"y\n")
+    output._show([output._screen_writers[1]._queue.get_nowait()])
+    assert capfd.readouterr().out == "\x1b[2F\x1b[Jone\n"
 
 
 def test_a_copy_of_the_screen_goes_into_a_file(tmp_path, capfd):

@@ -24,6 +24,7 @@ from .pieces import SPAWNED, Echo, Folder, Item, Piece, Shown
 from .view import columns
 
 _ENDS = re.compile(rb"((?>\r\n|\n|\r))(?!\Z)")
+_CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]")  # what a terminal echoes as ^A
 
 
 class Screen:
@@ -202,7 +203,7 @@ class Output:
 
     def echo(self, data: bytes) -> None:
         """Something was typed for rank 0: with a view it becomes a part of the output, which the view stands below."""
-        if self.footer is not None and self.shows(0):
+        if self.footer is not None:
             self._screen_writers[1].put(Echo(data))
 
     def start(self) -> None:
@@ -258,9 +259,10 @@ class Output:
                 text = self._screens[descriptor].feed((item.rank, item.stream), front, item.data)
                 self._hand_to_tee(text, item)
             elif isinstance(item, Echo):
-                descriptor = 1
-                text = self._screens[1].feed((0, "out"), b"%s[0 %s] " % (stamp, self._host.encode()), item.data)
-                self._echoed += item.data.count(b"\n")
+                descriptor, shown = 1, _CONTROL.sub(lambda match: b"^%c" % (match[0][0] ^ 64), item.data)
+                front = b"%s[0 %s] " % (stamp, self._host.encode())
+                text = self._screens[1].feed((0, "out"), front, shown) if self.shows(0) else b""
+                self._echoed += _rows(shown)
             else:
                 continue
             if texts and texts[-1][0] == descriptor:
@@ -329,6 +331,13 @@ class Output:
                 if error.errno != errno.EPIPE and descriptor != 2:
                     self._write(2, f"dbrdist-launch: output is cut short here: {error.strerror}\n".encode())
                 return
+
+
+def _rows(text: bytes) -> int:
+    """How many lines of the terminal the ended lines of a text take."""
+    width = shutil.get_terminal_size().columns
+    lines = text.decode("utf-8", "replace").expandtabs().split("\n")[:-1]
+    return sum(max(1, -(-columns(line) // width)) for line in lines)
 
 
 def _same_place(one: int, other: int) -> bool:
