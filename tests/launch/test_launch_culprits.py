@@ -113,6 +113,16 @@ def test_who_does_not_wait_is_blamed_where_the_other_stacks_do_not_show_for_what
     assert failure.rank == 1 and "the stacks of the others do not show what they wait for" in failure.message
 
 
+@pytest.mark.parametrize(
+    ("frames", "words"), [(QUEUE, "its stack does not show what it waits for"), (None, "its stack could not be read")]
+)
+def test_why_a_rank_is_blamed_of_which_nothing_is_known(frames, words):
+    pool = [[(STDLIB + "concurrent/futures/thread.py", 58, "run")]]
+    ranks = [rank(0, [MAIN], "comm.allreduce(1)"), rank(1, frames, "future.result()", others=pool)]
+    failure = stalls.blame(ranks, [0, 1], NOW)
+    assert failure.rank == 1 and words in failure.message
+
+
 def test_a_rank_whose_supervisor_is_silent_is_not_late():
     silent = rank(0, None)
     silent.heard_at = NOW - 60.0

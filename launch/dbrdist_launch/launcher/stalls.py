@@ -213,8 +213,9 @@ def _choose(ranks: dict[int, Rank], late: list[int]) -> tuple[int, str]:
     if len({ranks[number].step for number in late}) > 1:
         return min(late, key=lambda number: (ranks[number].step, number)), "it is the furthest behind"
     if waiting and unread:
-        why = "its stack could not be read, and the other stacks show ranks that wait in a communication call"
-        return _oldest(ranks, unread), why
+        oldest = _oldest(ranks, unread)
+        lack = "does not show what it waits for" if threads(ranks[oldest].stacks) else "could not be read"
+        return oldest, f"its stack {lack}, and the other stacks show ranks that wait in a communication call"
     return _odd_one(ranks, late, running, others)
 
 
