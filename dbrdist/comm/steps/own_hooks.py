@@ -58,15 +58,22 @@ class OwnHooks:
         if optimizer.t >= _FIRST and optimizer.t % _EVERY:
             optimizer.update()
             return
-        call = optimizer.call_hook
-        optimizer.call_hook = lambda hook: self._watch(hook, optimizer.target.params, lambda: call(hook))
-        for rule in self._rules:
-            rule.call_hooks = partial(self._call_hooks_of_rule, rule)
+        self._begin()
         try:
             optimizer.update()
         finally:
-            for changed, name in ((optimizer, "call_hook"), *((rule, "call_hooks") for rule in self._rules)):
-                delattr(changed, name)
+            self._end()
+
+    def _begin(self) -> None:
+        optimizer, call = self._optimizer, type(self._optimizer).call_hook
+        optimizer.call_hook = lambda hook: self._watch(hook, optimizer.target.params, lambda: call(optimizer, hook))
+        for rule in self._rules:
+            rule.call_hooks = partial(self._call_hooks_of_rule, rule)
+
+    def _end(self) -> None:
+        vars(self._optimizer).pop("call_hook", None)
+        for rule in self._rules:
+            vars(rule).pop("call_hooks", None)
 
     def _call_hooks_of_rule(self, rule: Any, timing: str, param: Any) -> None:
         for hook in getattr(rule.hooks, timing).values():
@@ -74,12 +81,14 @@ class OwnHooks:
 
     def _watch(self, hook: Any, params: Callable[[], Iterable[Any]], call: Callable[[], Any]) -> None:
         name = self._names.get(id(hook))
-        if name is None or name in self.changing:
+        is_open = name is not None and name not in self.changing
+        before = _sample(params()) if is_open else []
+        self._end()  # a hook may copy or pickle the optimizer: as it is otherwise
+        try:
             call()
-            return
-        before = _sample(params())
-        call()
-        if _sample(params()) != before:
+        finally:
+            self._begin()
+        if name is not None and is_open and _sample(params()) != before:
             self.changing = sorted([*self.changing, name])
 
     def line(self) -> str:

@@ -1,5 +1,7 @@
 """Which hooks of the user's own change something, by a few elements of each array."""
 
+import copy
+
 import numpy as np
 
 from dbrdist import optimizers
@@ -60,6 +62,21 @@ def test_a_rule_of_a_layer_that_is_there_twice_is_watched_once():
         found.update()
         assert seen == [model.l1.W] * steps and found.line().endswith(": 'spoil' of /l1/b")
     assert "call_hooks" not in vars(model.l1.W.update_rule)
+
+
+def test_a_hook_may_copy_what_is_updated():
+    """As it is without those who watch, so that the copy updates and can be pickled like any other."""
+    found, optimizer = of_net()
+    copies = []
+    optimizer.target.l1.W.update_rule.add_hook(lambda rule, p: copies.append(copy.deepcopy(optimizer)), "rule")
+    optimizer.add_hook(lambda inner: copies.append(copy.deepcopy(inner)), "whole")
+    optimizer.add_hook(lambda inner: [spoil(inner), copies.append(copy.deepcopy(inner))], "spoil and copy")
+    found.look()
+    for _ in range(2):
+        found.update()
+    assert len(copies) == 6 and found.changing == ["'spoil and copy'"]
+    for one in (*copies, optimizer):
+        assert "call_hook" not in vars(one) and "call_hooks" not in vars(one.target.l1.W.update_rule)
 
 
 def test_ours_and_those_that_know_of_parts_are_not_looked_at():
