@@ -6,7 +6,7 @@ if TYPE_CHECKING:
 else:
     import _signal as signal
 
-__all__ = ["PASSED_ON", "STOPS", "signal"]
+__all__ = ["PASSED_ON", "REAL_TIME", "STOPS", "signal"]
 
 # Requests to save and stop, whoever sends them.
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -14,3 +14,4 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 PASSED_ON = (
     signal.SIGUSR2, signal.SIGXCPU, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO, signal.SIGPWR,
 )  # fmt: skip
+REAL_TIME = tuple(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))  # the same, sent to the launcher

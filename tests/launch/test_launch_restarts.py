@@ -45,13 +45,16 @@ def test_a_host_where_failures_begin_again_and_again_is_given_up(most, left):
 
 @pytest.mark.programs
 @pytest.mark.mpiexec
-def test_a_request_to_stop_ends_the_wait_for_a_restart(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGXCPU, "SIGXCPU"), (signal.SIGRTMIN + 3, "SIGRTMIN+3")]
+)
+def test_a_request_to_stop_ends_the_wait_for_a_restart(tmp_path, number, name):
     process = popen("-n", 1, "--max-restarts", 3, "--backoff", 500, "--record", tmp_path / "r", "sh", "-c", "exit 3")
     lines = []
     while "waiting 300 s before the restart" not in "".join(lines[-1:]):
         lines.append(process.stderr.readline())
         assert lines[-1], lines
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     _, err = process.communicate(timeout=40)
-    assert process.returncode == 143 and "SIGTERM: not restarted" in err
+    assert process.returncode == 128 + number and f"{name}: not restarted" in err
     assert json.loads((tmp_path / "r").read_text())["state"] == "failed"

@@ -14,7 +14,7 @@ from ..errors import place_of
 from ..inherited import Inherited
 from ..loop import Loop, Signals
 from ..rank.surroundings import ADDRESS, TOKEN
-from ..signals import PASSED_ON, STOPS
+from ..signals import PASSED_ON, REAL_TIME, STOPS
 from . import report
 from .endings import common_code, is_answer, working_folder
 from .events import Events
@@ -33,8 +33,7 @@ from .starter_output import StarterOutputs
 from .terminal import Typed
 from .view import table
 
-_REAL_TIME = tuple(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
-_CAUGHT = (*STOPS, *PASSED_ON, *_REAL_TIME, signal.SIGQUIT, signal.SIGTSTP, signal.SIGCHLD)
+_CAUGHT = (*STOPS, *PASSED_ON, *REAL_TIME, signal.SIGQUIT, signal.SIGTSTP, signal.SIGCHLD)
 _MOST_FAULTS = 5  # that are reported
 
 
@@ -318,7 +317,7 @@ class Attempt:
         elif number == signal.SIGINT and self.asked:
             self._say("interrupted again, stopping now")
             self._end_all(0.0)
-        elif number in PASSED_ON or number in _REAL_TIME:
+        elif number in PASSED_ON or number in REAL_TIME:
             for rank in self.ranks.values():
                 if rank.running:
                     rank.channel.send(messages.Signal(number))

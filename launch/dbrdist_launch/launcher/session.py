@@ -18,7 +18,7 @@ from ..errors import LaunchError
 from ..inherited import Inherited
 from ..loop import Loop, Signals
 from ..rank.surroundings import ADDRESS, TOKEN
-from ..signals import PASSED_ON, STOPS
+from ..signals import PASSED_ON, REAL_TIME, STOPS
 from ..wire import whole
 from . import binding, environment, report
 from .attempt import Attempt, Outcome, Plan
@@ -290,9 +290,8 @@ class Session:
             return outcome, True
         asked: list[int] = []
         loop = Loop()
-        signals = Signals(
-            loop, (*STOPS, *PASSED_ON), asked.append, Inherited()
-        )  # before a word of it: who reads it may ask at once
+        # Before a word of it: who reads it may ask at once.
+        signals = Signals(loop, (*STOPS, *PASSED_ON, *REAL_TIME), asked.append, Inherited())
         try:
             output.note(f"dbrdist-launch: waiting {seconds:g} s before the restart (--backoff)")
             self.events.tell("waiting", seconds=seconds)
