@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -47,17 +48,17 @@ class _ErrorWatch:
 
     def __init__(self, comm: Any, rank: int) -> None:
         self._comm, self._rank = comm, rank
-        self._is_over = threading.Event()
+        self.is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"NCCL errors of rank {rank}", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
         """Stop asking."""
-        self._is_over.set()
+        self.is_over.set()
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._is_over.wait(_LOOK_SECONDS):
+        while not self.is_over.wait(_LOOK_SECONDS):
             try:
                 self._comm.check_async_error()
             except Exception as error:  # CuPy's class comes with NCCL alone
@@ -85,6 +86,9 @@ class Ring:
         self._comm = nccl.NcclCommunicator(size, unique_id, rank)
         self.device = backend.current_device()
         self._errors = _ErrorWatch(self._comm, rank) if hasattr(self._comm, "check_async_error") else None
+        if self._errors is not None:
+            # Where nobody frees it: the thread would keep NCCL's part until the program ends.
+            weakref.finalize(self, self._errors.is_over.set).atexit = False
 
     def free(self) -> None:
         """Give it back. Collective."""

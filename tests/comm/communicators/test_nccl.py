@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import gc
 from types import SimpleNamespace
 
 import numpy as np
@@ -315,6 +316,17 @@ def test_an_error_of_a_collective_aborts_it_and_ends_the_thread_with_a_report(mo
     assert isinstance(args.exc_value, nccl.CommunicatorError)
     assert "rank 1: NCCL reports an error" in str(args.exc_value) and "REMOTE_ERROR" in str(args.exc_value)
     ring.free()
+
+
+def test_nobody_asks_for_a_ring_that_is_gone(monkeypatch):
+    monkeypatch.setattr(nccl, "_LOOK_SECONDS", 1000)
+    monkeypatch.setattr(backend, "current_device", lambda: "device 0")
+    ring = Ring(Failing(np.zeros(3)), 3, b"id", 1)
+    thread = ring._errors._thread
+    del ring
+    gc.collect()
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_nobody_asks_after_the_end(monkeypatch):
