@@ -13,7 +13,5 @@ def test_one_running_statistic_without_the_other_is_refused():
     x, one = np.ones((4, 3), np.float32), np.ones(3, np.float32)
     comm = create_communicator("single")
     for name in ("running_mean", "running_var"):
-        with pytest.raises(
-            ValueError, match="multi_node_batch_normalization: running_mean, running_var: expected both"
-        ):
+        with pytest.raises(ValueError, match="running_mean, running_var: expected both"):
             multi_node_batch_normalization(comm, x, one, one, **{name: one.copy()})
