@@ -17,11 +17,11 @@ import numpy as np
 def number_of(x: Any) -> int | None:
     """The number of the GPU that holds an array, a Variable or a deferred gradient; None for anything else."""
     a = getattr(x, "_array", x)
-    if a is None or isinstance(a, (np.ndarray, np.generic)):
+    if a is None or isinstance(a, (np.ndarray, np.generic)):  # whose data of bfloat16 Python cannot show
         return None
     data = getattr(a, "data", None)
     if data is None and hasattr(a, "part"):
-        data = getattr(a.part, "data", None)
+        return number_of(a.part)
     return getattr(data, "device_id", None)
 
 

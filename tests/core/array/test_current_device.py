@@ -7,9 +7,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
 from dbrdist.core.array import current_device
 from dbrdist.core.array.current_device import On, Visitor, elsewhere, elsewhere_in, number_of, on, several
+from dbrdist.core.tape.fusion import MaskedGradient
 
 
 class OnGpu:
@@ -45,6 +47,13 @@ def test_the_number_of_what_holds_an_array():
     a = OnGpu(2)
     variable, deferred = SimpleNamespace(_array=a), SimpleNamespace(part=a)
     assert (number_of(a), number_of(variable), number_of(deferred)) == (2, 2, 2)
+
+
+def test_a_deferred_gradient_of_bfloat16_is_on_the_host():
+    """Python refuses to show the data of such an array, so that nobody may ask for it."""
+    gy = np.ones((2, 3), bfloat16)
+    deferred = MaskedGradient(gy, np.negative, False)
+    assert number_of(deferred) is None and elsewhere([deferred]) is None
 
 
 def test_the_first_array_decides(used):
