@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from dbrdist.core.files.serializer import loads, saved_entry
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter as CoreParameter
+from dbrdist.core.tape.node import note_assignment
 from dbrdist.functions.activation import prelu, swish
 from dbrdist.functions.math import bias, scale
 from dbrdist.links.initializers import get_initializer
@@ -85,8 +84,9 @@ class Scale(Chain):
         if old is None:
             super().serialize(serializer)
         else:
-            self.bias.b.array = np.asarray(old, self.bias.b.dtype)
             Link.serialize(self, serializer)
+            serializer("b", self.bias.b.array)  # which fills it
+            note_assignment(self.bias.b)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         b = None if "bias" in state else state.pop("b", None)
@@ -97,8 +97,9 @@ class Scale(Chain):
         if b is not None:
             self._params = [name for name in self._params if name != "b"]
             with self.init_scope():
-                self.bias = Bias(self.axis, b.shape)
-            self.bias.b.array = b.array
+                self.bias = Bias(self.axis)
+            with self.bias.init_scope():
+                self.bias.b = b  # with its gradient and the state of its update
 
 
 class Parameter(Link):

@@ -88,16 +88,20 @@ def test_the_bias_of_scale_is_a_child_as_in_chainer(tmp_path):
         new = L.Scale(W_shape=(3,), bias_term=True)
         dbrdist.serializers.load_npz(path, new)
         assert new.W.array.tolist() == [4.0] * 3 and new.bias.b.array.tolist() == [5.0] * 3
+    np.savez(path, W=ones(3), b=ones(4))
+    with pytest.raises(dbrdist.errors.CheckpointError, match=r"b: expected shape \(3,\) .* found \(4,\)"):
+        dbrdist.serializers.load_npz(path, L.Scale(W_shape=(3,), bias_term=True))
 
 
 def test_a_pickle_of_scale_from_when_its_bias_was_its_own_loads():
     link = L.Scale(W_shape=(3,), bias_term=True)
     state = link.__getstate__()
-    state = {**state, "_params": ["W", "b"], "b": dbrdist.Parameter(np.array([1, 2, 3], "f"))}
+    b = dbrdist.Parameter(np.array([1, 2, 3], "f"))
+    state = {**state, "_params": ["W", "b"], "b": b}
     del state["bias"], state["_children"]
     old = L.Scale.__new__(L.Scale)
     old.__setstate__(state)
-    assert old.bias.b.array.tolist() == [1, 2, 3] and [n for n, _ in sorted(old.namedparams())] == ["/W", "/bias/b"]
+    assert old.bias.b is b and old.bias.b.array.tolist() == [1, 2, 3] and [n for n, _ in sorted(old.namedparams())] == ["/W", "/bias/b"]
     x = np.ones((2, 3), "f")
     np.testing.assert_array_equal(old(x).array, x + [1, 2, 3])
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(old))(x).array, old(x).array)
