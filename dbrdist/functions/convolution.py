@@ -240,6 +240,8 @@ def deconvolution_2d(
     arguments = (x, W) if b is None else (x, W, b)
     g = _geometry("deconvolution_2d", window, *map(form, arguments))
     (h, w), (kh, kw) = x.shape[2:], W.shape[2:]
+    if isinstance(outsize, (int, np.integer)):
+        outsize = pair(outsize)
     if outsize is None or tuple(outsize) == (None, None):
         outsize = (g.sh * (h - 1) + g.dh * (kh - 1) + 1 - 2 * g.ph, g.sw * (w - 1) + g.dw * (kw - 1) + 1 - 2 * g.pw)
     # Either rounding will do: Chainer lets outsize be what a convolution with cover_all would have come from.

@@ -101,6 +101,13 @@ def test_deconvolution_is_the_gradient_of_convolution():
     np.testing.assert_allclose(F.deconvolution_2d(gy, W, stride=2).array, gx.array, atol=1e-12)
 
 
+def test_one_number_is_the_outsize_of_both_axes():
+    x, W = draw(0, 1, 2, 3, 3), draw(1, 2, 3, 2, 2)
+    for one in (6, np.int64(6)):
+        y = F.deconvolution_2d(x, W, stride=2, outsize=one)
+        np.testing.assert_array_equal(y.array, F.deconvolution_2d(x, W, stride=2, outsize=(6, 6)).array)
+
+
 def test_deconvolution_grows_images():
     assert F.deconvolution_2d(np.ones((1, 8, 4, 4), "f"), np.ones((8, 3, 4, 4), "f"), stride=2, pad=1).shape == (
         1,

@@ -101,7 +101,11 @@ def test_a_pickle_of_scale_from_when_its_bias_was_its_own_loads():
     del state["bias"], state["_children"]
     old = L.Scale.__new__(L.Scale)
     old.__setstate__(state)
-    assert old.bias.b is b and old.bias.b.array.tolist() == [1, 2, 3] and [n for n, _ in sorted(old.namedparams())] == ["/W", "/bias/b"]
+    assert (
+        old.bias.b is b
+        and old.bias.b.array.tolist() == [1, 2, 3]
+        and [n for n, _ in sorted(old.namedparams())] == ["/W", "/bias/b"]
+    )
     x = np.ones((2, 3), "f")
     np.testing.assert_array_equal(old(x).array, x + [1, 2, 3])
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(old))(x).array, old(x).array)

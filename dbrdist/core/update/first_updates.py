@@ -73,7 +73,7 @@ class _WatchedDepth:
         if threading.get_ident() != self._thread:
             return
         ends = [y.node for y in outputs]
-        self._depths[-1] = max(self._depths[-1], *(node.rank for node in ends))
+        self._depths[-1] = max([self._depths[-1], *(node.rank for node in ends)])
         if len(self._depths) == 1:
             self._first.update(_computed(ends))
         elif len(self._depths) == _STEPS_OF_GROWTH and self._grows():

@@ -114,6 +114,14 @@ def test_graphs_of_one_step_are_right(program):
         program()
 
 
+def test_a_backward_pass_from_nothing_says_so_while_graphs_are_watched():
+    model = network(L.Linear(4, 5))
+    optimizer = optimizers.SGD(0.1).setup(model)
+    optimizer.update(lambda: F.softmax_cross_entropy(model(X), T))
+    with pytest.raises(RuntimeError, match=r"^backward: the output has no graph"):
+        dbrdist.backward([])
+
+
 def test_graphs_are_watched_as_long_as_they_grow_and_no_longer():
     updates(network(L.LSTM(4, 5)), 2)
     gc.collect()
