@@ -15,7 +15,7 @@ from dbrdist.core.array.backend import to_cpu
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config
 from dbrdist.core.tape.variable import Variable
-from dbrdist.core.usage.mistakes import warn
+from dbrdist.core.usage.mistakes import refuse, warn
 
 
 class _Stack(threading.local):
@@ -89,7 +89,8 @@ class Reporter:
         observation = self.observation
         for key, value in values.items():
             if not isinstance(key, str):
-                raise TypeError(f"report: expected names as keys, got {type(key).__name__} {key!r:.40}")
+                refuse(TypeError(f"report: expected names as keys, got {type(key).__name__} {key!r:.40}"))
+                key = str(key)
             if isinstance(value, Variable) and not config.keep_graph_on_report:
                 value = Variable(value.array, requires_grad=False) if as_chainer[0] else value.array
             observation[names[key]] = value

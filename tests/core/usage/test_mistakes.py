@@ -370,6 +370,7 @@ ACCEPTED_BY_CHAINER = {
     "evaluator": lambda: extensions.Evaluator(iterators.SerialIterator(DATA, 2), NET),
     "class in scope": lambda: within("kind", L.Linear),
     "parameter copy": lambda: within("copy", dbrdist.Parameter(0, 2)),
+    "number as a reported name": lambda: dbrdist.Reporter().report({3: 1.0}),
 }
 
 
