@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -51,12 +52,17 @@ class Maxout(Chain):
 def _with_rows(argument: str, initial: Any, shape: tuple[int | None, ...]) -> Any:
     """An array whose first two axes are one; a function gets an array that has them; anything else as it is."""
     if callable(initial) and not isinstance(initial, (Initializer, type)):
-        return lambda array: initial(array.reshape(*shape[:2], *array.shape[1:]))
+        return functools.partial(_fill_rows, initial, shape[:2])
     if not is_array(initial) or not initial.ndim:
         return initial
     if initial.ndim != len(shape) or any(n not in (None, m) for n, m in zip(shape, initial.shape)):
         raise expected("Maxout", argument, f"shape {shape}", initial)
     return initial.reshape(-1, *initial.shape[2:])
+
+
+def _fill_rows(initial: Callable[[Any], Any], rows: tuple[int | None, ...], array: Any) -> None:
+    """What is no lambda, so that the link can be pickled."""
+    initial(array.reshape(*rows, *array.shape[1:]))
 
 
 class Highway(Chain):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 
 import numpy as np
 import pytest
@@ -176,3 +177,14 @@ def test_an_initializer_of_maxout_gets_an_axis_for_the_pool():
     link = L.Maxout(2, 3, 4, fill, fill)
     assert seen == [(3, 4, 2), (3, 4)]
     np.testing.assert_array_equal(link.linear.W.array, np.arange(24).reshape(12, 2))
+
+
+def ones_and_first(array):
+    array[...] = 1
+    array[0] = 7
+
+
+def test_a_maxout_whose_initializer_is_a_function_can_be_pickled():
+    link = pickle.loads(pickle.dumps(L.Maxout(None, 3, 4, ones_and_first)))
+    link(np.ones((1, 2), "f"))
+    np.testing.assert_array_equal(link.linear.W.array, np.repeat([[7, 7], [1, 1], [1, 1]], 4, 0))
