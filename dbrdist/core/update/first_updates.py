@@ -57,6 +57,7 @@ class _WatchedGradient:
 
 
 _STEPS_OF_GROWTH = 4
+_MANY_PASSES = 16  # of one step: further ones are not looked at, as of a program that makes no second update
 
 
 class _WatchedDepth:
@@ -66,6 +67,7 @@ class _WatchedDepth:
         self._thread = threading.get_ident()
         self._depths = [0]  # of the deepest graph before each update
         self._first: weakref.WeakSet[VariableNode] = weakref.WeakSet()  # what the graphs of the first one consist of
+        self._num_passes = 0  # between the first two updates
         self._reaches_back = False
 
     def before(self, outputs: Sequence[Any]) -> None:
@@ -75,8 +77,10 @@ class _WatchedDepth:
         ends = [y.node for y in outputs]
         self._depths[-1] = max([self._depths[-1], *(node.rank for node in ends)])
         if len(self._depths) == 1:
-            self._first.update(_computed(ends))
-        elif len(self._depths) == _STEPS_OF_GROWTH and self._grows():
+            self._num_passes += 1
+            if self._num_passes <= _MANY_PASSES:
+                self._first.update(_computed(ends))
+        elif len(self._depths) == _STEPS_OF_GROWTH and not self._reaches_back and self._grows():
             self._reaches_back = any(node in self._first for node in _computed(ends))
 
     def after(self) -> None:

@@ -55,7 +55,14 @@ def by_function(model, num):
         optimizer.update(lambda: F.softmax_cross_entropy(model(X), T))
 
 
+def with_another_loss():
+    """Each step ends with a backward pass through another network."""
+    other = L.Linear(4, 3)
+    updates(network(L.LSTM(4, 5)), 8, lambda model, loss: F.sum(other(X)).backward())
+
+
 GROWING = {
+    "with another loss": with_another_loss,
     "LSTM": lambda: updates(network(L.LSTM(4, 5)), 8),
     "GRU": lambda: updates(network(L.StatefulGRU(4, 5)), 8),
     "own state": lambda: updates(network(Cell()), 8),
@@ -112,6 +119,16 @@ def test_graphs_of_one_step_are_right(program):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         program()
+
+
+def test_a_program_that_makes_one_update_alone_is_not_looked_at_forever():
+    model = network(L.Linear(4, 5))
+    optimizer, kept = optimizers.SGD(0.1).setup(model), []
+    optimizer.update(lambda: F.softmax_cross_entropy(model(X), T))
+    for _ in range(40):
+        kept.append(F.softmax_cross_entropy(model(X), T))
+        kept[-1].backward()
+    assert len(watching_backward[-1]._first) == 16 * 3
 
 
 def test_a_backward_pass_from_nothing_says_so_while_graphs_are_watched():
