@@ -11,6 +11,7 @@ import dbrdist.links as L
 from dbrdist import Variable, using_config
 from dbrdist.core.array import backend
 from dbrdist.core.array.ordered_sums import add_in_order
+from dbrdist.utils import CooMatrix
 
 INDEXES = {
     "an array": lambda rng: rng.integers(0, 5, 40),
@@ -56,9 +57,15 @@ def test_no_atomic_sums_with_the_switch(on, device, xp, rng, monkeypatch):
         F.sum(embed(ids) ** 2).backward()
         x = Variable(put(device, rng.standard_normal((4, 5))))
         F.sum(x[:, np.array([1, 1, 3])]).backward()
+        images = Variable(put(device, rng.standard_normal((2, 3, 4, 5))))  # whose gradient is channels-last
+        F.sum(images[:, :, np.array([1, 1, 3])]).backward()
+        assert backend.to_cpu(images.grad)[0, 0, :, 0].tolist() == [0, 2, 0, 1]
         return backend.to_cpu(embed.W.grad)
 
-    with pytest.raises(NotImplementedError, match=r"add\.at"):
-        gradient()
+    matrix = CooMatrix(*[put(device, np.array(a)) for a in ([1.0, 2.0, 4.0], [0, 0, 1], [1, 1, 0])], (2, 2))
+    for f in (gradient, matrix.to_dense):
+        with pytest.raises(NotImplementedError, match=r"add\.at"):
+            f()
     with using_config("cudnn_deterministic", True):
+        assert backend.to_cpu(matrix.to_dense()).tolist() == [[0, 3], [4, 0]]
         assert np.array_equal(gradient(), gradient())

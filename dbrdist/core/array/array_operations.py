@@ -146,7 +146,7 @@ def scattered(x: Array, slices: Any, shape: tuple[int, ...], to_images: bool, ou
         y[slices] = x
         return y
     wide = x.astype(y.dtype, copy=False)
-    if not isinstance(y, np.ndarray) and config.cudnn_deterministic and y.flags.c_contiguous:
+    if not isinstance(y, np.ndarray) and config.cudnn_deterministic:
         add_in_order(y, slices, wide)
     elif not _placed_by_row(y, slices, wide):
         xp.add.at(y, slices, wide)

@@ -10,7 +10,7 @@ from dbrdist.core.array.backend import Array, get_array_module
 
 
 def add_in_order(y: Array, slices: Any, x: Array) -> None:
-    """``add.at(y, slices, x)`` into zeros in C order on a GPU, with the same bits each time."""
+    """``add.at(y, slices, x)`` into zeros on a GPU, with the same bits each time."""
     xp = get_array_module(y)
     places = slices if isinstance(slices, tuple) else (slices,)
     if all(getattr(p, "dtype", None) is not None and p.dtype.kind in "iu" and p.ndim for p in places):

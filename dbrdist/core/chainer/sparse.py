@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from dbrdist.core.array.backend import Array, get_array_module
+from dbrdist.core.array.config import config
+from dbrdist.core.array.ordered_sums import add_in_order
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.variable import Variable
 
@@ -48,7 +52,11 @@ class CooMatrix:
         is_there = (self.row >= 0) & (self.col >= 0)
         x = xp.zeros((*data.shape[:-1], *self.shape), data.dtype)
         batch = () if data.ndim == 1 else (xp.broadcast_to(xp.arange(len(data))[:, None], data.shape)[is_there],)
-        xp.add.at(x, (*batch, self.row[is_there], self.col[is_there]), data[is_there])
+        places = (*batch, self.row[is_there], self.col[is_there])
+        if xp is not np and config.cudnn_deterministic:
+            add_in_order(x, places, data[is_there])
+        else:
+            xp.add.at(x, places, data[is_there])
         return x
 
 
