@@ -299,3 +299,15 @@ def test_a_thread_for_each_device(xp):
     for thread in threads:
         thread.join()
     assert not errors, errors
+
+
+def test_sparse_matrices_of_another_device():
+    x = np.array([[0, 2, 0], [3, 0, 4]], np.float32)
+    parts = np.array([2, 3, 4], np.float32), np.array([0, 1, 1]), np.array([1, 0, 2])
+    matrix = dbrdist.utils.CooMatrix(*map(on_1, parts), x.shape)
+    assert matrix.order == "C"
+    dense = matrix.to_dense()
+    assert device_of(dense) == get_device("@cupy:1")
+    np.testing.assert_array_equal(to_cpu(dense), x)
+    y = F.sparse_matmul(matrix, Variable(on_1(np.ones((3, 2), np.float32))))
+    np.testing.assert_array_equal(to_cpu(y.array), [[2, 2], [7, 7]])

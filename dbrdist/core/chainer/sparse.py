@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.array.backend import Array, get_array_module
+from dbrdist.core.array.backend import Array, get_array_module, on
 from dbrdist.core.array.config import config
 from dbrdist.core.array.ordered_sums import add_in_order
 from dbrdist.core.tape.checks import expected
@@ -38,16 +38,21 @@ class CooMatrix:
             raise expected("CooMatrix", "shape", "two numbers from 1 on", str(shape))
         if order not in ("C", "F", "other", None):
             raise expected("CooMatrix", "order", "'C', 'F', 'other' or None", repr(order))
-        for name, a, length in (("row", row, shape[0]), ("col", col, shape[1])):
-            if a.size and int(a.max()) >= length:
-                raise expected("CooMatrix", name, f"numbers below {length} for shape {shape}", f"{int(a.max())}")
+        with on(data):
+            for name, a, length in (("row", row, shape[0]), ("col", col, shape[1])):
+                if a.size and int(a.max()) >= length:
+                    raise expected("CooMatrix", name, f"numbers below {length} for shape {shape}", f"{int(a.max())}")
         self.data = data if isinstance(data, Variable) else Variable(data, requires_grad=requires_grad)
         self.row, self.col, self.shape = row, col, shape
-        self.order = get_order(row, col) if order is None else order
+        with on(data):
+            self.order = get_order(row, col) if order is None else order
 
     def to_dense(self) -> Array:
         """The matrix (rows, columns), or the batch of them, as an array."""
-        data = self.data.array
+        with on(self.data):
+            return self._dense_here(self.data.array)
+
+    def _dense_here(self, data: Array) -> Array:
         xp = get_array_module(data)
         is_there = (self.row >= 0) & (self.col >= 0)
         x = xp.zeros((*data.shape[:-1], *self.shape), data.dtype)
@@ -67,6 +72,11 @@ def to_coo(x: Array, ldnz: int | None = None, requires_grad: bool = False) -> Co
     """
     if x.ndim not in (2, 3):
         raise expected("to_coo", "x", "a matrix, or a batch of them", x)
+    with on(x):
+        return _to_coo_here(x, ldnz, requires_grad)
+
+
+def _to_coo_here(x: Array, ldnz: int | None, requires_grad: bool) -> CooMatrix:
     xp = get_array_module(x)
     batch = x if x.ndim == 3 else x[None]
     where = xp.nonzero(batch)
