@@ -107,7 +107,9 @@ def log_softmax(x: Operand, axis: int = 1) -> Variable:
 
 softplus = function(
     "softplus",
-    lambda x, beta: np.maximum(x, 0.0) + (_rest(x) if beta == 1 else _rest(x * beta) / beta),
+    lambda x, beta: (
+        (np.maximum if beta >= 0 else np.minimum)(x, 0.0) + (_rest(x) if beta == 1 else _rest(x * beta) / beta)
+    ),
     lambda x, beta: sigmoid.primitive(ops.mul(x, beta)),
     "y = ln(1 + exp(beta x)) / beta, a smooth relu, elementwise.",
     beta=1.0,

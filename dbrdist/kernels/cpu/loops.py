@@ -72,7 +72,7 @@ TABLE: dict[Any, CompiledLoop] = {
     ("sigmoid", 0): CompiledLoop("sigmoid_gradient", ("y", "gy")),
     "silu": CompiledLoop("silu", ("x",)),
     ("silu", 0): CompiledLoop("silu_gradient", ("x", "gy")),
-    "softplus": CompiledLoop("softplus", ("x",), lambda beta: _when(beta != 0, beta)),
+    "softplus": CompiledLoop("softplus", ("x",), lambda beta: _when(beta > 0, beta)),
     ("softplus", 0): CompiledLoop("softplus_gradient", ("x", "gy")),
     "bernoulli": CompiledLoop("bernoulli", ("p", "x")),
     ("bernoulli", 1): CompiledLoop("bernoulli_gradient", ("p", "x", "gy")),

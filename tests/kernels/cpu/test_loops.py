@@ -238,7 +238,7 @@ def test_exponentials_of_other_types_are_left_to_others(key, dtype):
 
 @compiled
 @each(case=[("leaky_relu", (1.5,)), ("leaky_relu", (-0.1,)), ("huber", (-1.0,)), ("softplus", (0.0,)),
-            ("elu", (np.inf,)), ("elu", (np.nan,)), ("elu", ("a",))])  # fmt: skip
+            ("softplus", (-1.0,)), ("elu", (np.inf,)), ("elu", (np.nan,)), ("elu", ("a",))])  # fmt: skip
 def test_numbers_that_a_loop_is_not_meant_for(case):
     name, values = case
     names = loops.TABLE[name].operands
