@@ -44,7 +44,8 @@ DIFF_SRC, DIFF_DST, DIFF_WEIGHTS, DIFF_SCALE, DIFF_SHIFT = 129, 145, 161, 255, 2
 QUERY_WEIGHTS, QUERY_DIFF_WEIGHTS, QUERY_WORKSPACE, QUERY_SCRATCHPAD, QUERY_IMPLEMENTATION = 131, 132, 135, 136, 8
 _AVX512, _BFLOAT16 = 0x27, 0xE7  # bits of dnnl_cpu_isa_t: AVX-512, and its instructions for bfloat16, as AMX has
 _UNIMPLEMENTED = 3
-_Dims = c_int64 * 12
+_MOST_AXES = 12
+_Dims = c_int64 * _MOST_AXES
 _OWN_SCRATCH_BYTES = 1 << 14  # up to here a primitive keeps its own, which takes a call less than to share one
 _pointer_at = c_void_p.from_address
 _POINTER_OFFSET = object.__basicsize__  # PyArrayObject's first field is its data pointer
@@ -241,6 +242,8 @@ def cache_length() -> int:
 
 def dims(values: Sequence[int]) -> Any:
     """A dnnl_dims_t."""
+    if len(values) > _MOST_AXES:
+        raise Unsupported("more axes than the library takes")
     return _Dims(*values)
 
 

@@ -222,7 +222,8 @@ def test_stacks_of_matrices_are_multiplied_as_they_lie(name):
 
 
 @needs_onednn
-@each(change=["broadcast", "other lead", "narrow", "double", "backwards", "repeated", "overlapping", "sparse", "empty"])
+@each(change=["broadcast", "other lead", "narrow", "double", "backwards", "repeated", "overlapping", "sparse", "empty",
+              "many axes"])  # fmt: skip
 def test_stacks_that_are_left_to_numpy(change):
     a, b = STACKS["rows"](np.random.default_rng(0))
     if change == "broadcast":
@@ -241,6 +242,8 @@ def test_stacks_that_are_left_to_numpy(change):
         a = as_strided(a, a.shape, (200, 200, 4))
     elif change == "sparse":
         a, b = a[:, :, ::2], b[:, ::2]
+    elif change == "many axes":  # more than oneDNN takes
+        a, b = (m.reshape((1,) * 10 + m.shape) for m in (a, b))
     else:
         a, b = a[:0], b[:0]
     assert kernels.provider_of("stacked_matmul", a, b) == "numpy"
