@@ -72,6 +72,14 @@ def _after(function: Callable[..., Any], count: int = 1) -> Callable[..., Any]:
     return lambda *args, **kwargs: lambda *xs: function(*xs[:count], *args, **kwargs)
 
 
+def _average_pooling_nd(
+    ndim: int, ksize: Any, stride: Any = None, pad: Any = 0, cover_all: bool = False, pad_value: Any = 0
+) -> Callable[..., Any]:
+    if cover_all:
+        raise ValueError("AveragePoolingND: cover_all: expected False, got True")
+    return lambda x: F.average_pooling_nd(x, ksize, stride, pad, pad_value)
+
+
 _ROWS: dict[str, Callable[..., Callable[..., Any]]] = {
     "activation.prelu.PReLUFunction": lambda: F.prelu,
     "array.broadcast.Broadcast": lambda: F.broadcast,
@@ -122,9 +130,7 @@ _ROWS: dict[str, Callable[..., Callable[..., Any]]] = {
     "normalization.l2_normalization.NormalizeL2": _after(F.normalize),
     "normalization.layer_normalization.LayerNormalization": _after(F.layer_normalization, 3),
     "normalization.local_response_normalization.LocalResponseNormalization": _after(F.local_response_normalization),
-    "pooling.average_pooling_nd.AveragePoolingND": lambda ndim, *args, **kwargs: (
-        lambda x: F.average_pooling_nd(x, *args, **kwargs)
-    ),
+    "pooling.average_pooling_nd.AveragePoolingND": _average_pooling_nd,
     "pooling.roi_pooling_2d.ROIPooling2D": _after(F.roi_pooling_2d, 2),
     "pooling.unpooling_2d.Unpooling2D": _after(F.unpooling_2d),
     "pooling.upsampling_2d.Upsampling2D": _after(F.upsampling_2d),

@@ -29,6 +29,10 @@ def made(path, *args, **kwargs):
     (lambda: made("loss.mean_absolute_error.MeanAbsoluteError"), (X, X + 2), np.float32(2)),
     (lambda: made("connection.convolution_nd.ConvolutionND", 2, 1, 0), (X, np.ones((1, 3, 4, 4), "f")),
      X.sum((1, 2, 3)).reshape(2, 1, 1, 1)),
+    (lambda: made("pooling.average_pooling_nd.AveragePoolingND", 2, 4, 1, 0, False, None), (X,),
+     X.mean((2, 3), keepdims=True)),
+    (lambda: made("pooling.average_pooling_nd.AveragePoolingND", 2, 4, cover_all=False), (X,),
+     X.mean((2, 3), keepdims=True)),
     (lambda: made("pooling.roi_pooling_2d.ROIPooling2D", 1, 1, 1.0), (X, ROIS),
      np.stack([X[0].max((1, 2)), X[1][:, 1:3, 1:3].max((1, 2))])[:, :, None, None]),
 ])  # fmt: skip
@@ -95,3 +99,8 @@ def test_rules_and_bases_by_chainers_paths(installed):
     assert [len(x) for x in by_length] == [4, 3, 2]
     assert all(a is b for a, b in zip(n_step_rnn.permutate_list(by_length, order, inv=True), xs))
     assert as_mat(X).shape == (2, 48) and as_vec(X).shape == (96,)
+
+
+def test_average_pooling_does_not_cover_all_as_in_chainer(installed):
+    with pytest.raises(ValueError, match="cover_all"):
+        made("pooling.average_pooling_nd.AveragePoolingND", 2, 4, 1, 0, True)
