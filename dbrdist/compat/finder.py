@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import importlib.machinery
 import importlib.util
@@ -126,6 +127,13 @@ def _is_there(module: ModuleType, name: str) -> bool:
     return True
 
 
+def _is_for_star(path: str, name: str) -> bool:
+    """Unless our module's own name would hide a module of Python's, or a builtin, where Chainer's has no such name."""
+    if name not in sys.stdlib_module_names and not hasattr(builtins, name):
+        return True
+    return f"{path}.{name}" in paths() or name in missing_names.chainer_names().get(path, ())
+
+
 def _imported(path: str, name: str) -> Any:
     """A module that Chainer's module imports, and programs take from there: ``from chainer.backend import cuda``."""
     if not path.startswith("chainer.") or any(other.startswith(path + ".") for other in paths()):  # a package has none
@@ -175,7 +183,7 @@ class Alias(ModuleType):
         if f"{path}.{name}" in paths() and not _is_over_a_module(path, name):
             return importlib.import_module(f"{path}.{name}")
         if name == "__all__":  # of `from chainer.links import *`
-            return [n for n in self.__dir__() if not n.startswith("_") and _is_there(self, n)]
+            return [n for n in self.__dir__() if not n.startswith("_") and _is_for_star(path, n) and _is_there(self, n)]
         if name.startswith("__"):  # asked for by Python itself
             raise AttributeError(f"module {path!r} has no attribute {name!r}")
         name = _CALLED_BY_COPIES.get((path, name), name)

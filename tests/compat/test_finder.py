@@ -250,6 +250,15 @@ def test_star_imports_give_all_public_names(installed):
     assert names["optimizers"].Adam is dbrdist.optimizers.Adam and "_rooms" not in names
 
 
+def test_star_imports_hide_no_module_of_python(installed):
+    names = {"random": 1, "profile": 2, "max": 3}
+    exec("from chainer import *\nfrom chainer.training.triggers import *\nfrom chainer.training import *", names)
+    exec("from chainer.functions.math.basic_math import *", names)
+    assert (names["random"], names["profile"], names["max"]) == (1, 2, 3) and "json" not in names
+    exec("from chainer.functions import *", names)
+    assert names["max"] is F.max  # as in Chainer
+
+
 def test_modules_that_chainers_modules_import(installed):
     from chainer.backend import cuda
     from chainer.functions.activation.relu import numpy, type_check
