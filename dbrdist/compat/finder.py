@@ -40,6 +40,7 @@ _INSTEAD = {
     ("chainer.iterators.multiprocess_iterator", "MultiprocessIterator"): "dbrdist.compat.iterators",
     ("chainermn.functions", "pseudo_connect"): "dbrdist.compat.communication",
     ("chainermn.functions.pseudo_connect", "pseudo_connect"): "dbrdist.compat.communication",
+    ("chainer.links.connection.parameter", "Parameter"): "dbrdist.links",  # not the parameters of links
     ("chainer.training.extensions", "LogReport"): "dbrdist.compat.extensions",
     ("chainer.training.extensions.log_report", "LogReport"): "dbrdist.compat.extensions",
 }

@@ -59,8 +59,9 @@ class _FiltersND(Link):
 
     def _expect_axes(self, x: Any) -> None:
         """Look at the first batch before W takes its size from it."""
-        if len(x.shape) != self.ndim + 2:
-            raise self._refused("x", f"{self.ndim + 2} axes (N, C, ...)", f"shape {tuple(x.shape)}")
+        ndim = len(self.ksize)  # the link's own is not among what Chainer pickled
+        if len(x.shape) != ndim + 2:
+            raise self._refused("x", f"{ndim + 2} axes (N, C, ...)", f"shape {tuple(x.shape)}")
         if not self.W.is_initialized:
             self._initialize_params(x.shape[1])
 
@@ -319,6 +320,8 @@ class DilatedConvolution2D(Convolution2D):
         initialW: initializer of the weights, an array or a number; None for LeCunNormal.
         initial_bias: initializer of the bias; None for zeros.
     """
+
+    groups = 1  # of links that Chainer pickled, too
 
     def __init__(
         self, in_channels: Whole, out_channels: Sizes, ksize: Sizes = None, stride: Sizes = 1, pad: Sizes = 0,

@@ -450,6 +450,6 @@ class StatefulMGU(_Stateful, _MGUBase):
     def forward(self, x: Any) -> Any:
         """x (N, in_size): the new state (N, out_size)."""
         h = self._continued(x)
-        h = zeros_beside(x, len(x), self.state_size) if h is None else h
+        h = zeros_beside(x, len(x), self.W_f.b.size) if h is None else h  # what Chainer pickled has no state_size
         h = self.h = self._step(h, x)
         return h

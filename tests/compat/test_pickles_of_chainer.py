@@ -48,6 +48,9 @@ def test_parameters_variables_and_lists(installed):
     found = objects()
     assert found["parameter"].name == "p" and found["parameter"].array.tolist() == [0, 1, 2]
     np.testing.assert_array_equal(found["variable"].array, RESULTS["x"])
+    link = found["link of a parameter"]
+    assert type(link) is L.Parameter
+    np.testing.assert_array_equal(link().array, RESULTS["x"])
     first, second = found["list"]
     assert (first.name, second.name) == ("0", "1") and not first.W.is_initialized
     assert found["list"][0](RESULTS["x"]).shape == (4, 2)

@@ -84,6 +84,11 @@ def links():
         "gru": (L.StatefulGRU(3, 2), (x,)),
         "maxout": (L.Maxout(3, 2, 2), (x,)),
         "mlp": (L.MLPConvolution2D(2, (3, 2), 1), (images,)),
+        "conv1d": (L.Convolution1D(2, 3, 2), (images[:, :, 0],)),
+        "convnd": (L.ConvolutionND(2, 2, 3, 3), (images,)),
+        "deconvnd": (L.DeconvolutionND(2, 2, 3, 3), (images,)),
+        "dilated": (L.DilatedConvolution2D(2, 3, 2, dilate=2), (images,)),
+        "mgu": (L.StatefulMGU(3, 2), (x,)),
         "sequential": (chainer.Sequential(L.Linear(3, 3), F.relu, L.Linear(3, 3), F.tanh, L.Linear(3, 3)), (x,)),
     }
 
@@ -100,6 +105,7 @@ def pickled():
     chainer.serializers.save_hdf5(str(HERE / "sequential.h5"), found["sequential"][0])
     objects = {name: link for name, (link, _) in found.items()}
     objects["list"] = chainer.ChainList(L.Linear(None, 2), L.Linear(2, 2))
+    objects["link of a parameter"] = L.Parameter(x)
     objects["parameter"], objects["variable"] = chainer.Parameter(np.arange(3.0), name="p"), chainer.Variable(x)
     for name, optimizer in (("adam", chainer.optimizers.Adam(0.1)), ("momentum", chainer.optimizers.MomentumSGD(0.1))):
         model = L.Classifier(L.Linear(3, 2))
