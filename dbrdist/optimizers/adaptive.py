@@ -216,6 +216,10 @@ class SMORMS3Rule(UpdateRule):
 
     state_names = ("age", "g", "g2")
 
+    def state_of_chainer(self, state: dict[str, Any]) -> dict[str, Any]:
+        """With the age of its ``mem``."""
+        return {"age": state["mem"] - 1, "g": state["g"], "g2": state["g2"]}
+
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
         age, mean, g2 = state
         w = workspace(g)

@@ -36,12 +36,20 @@ def test_a_link_computes_what_it_did(name, installed):
     assert dict(link.copy("copy").namedparams()).keys() == dict(link.namedparams()).keys()
 
 
-@each(name=["adam", "momentum"])
+@each(name=["adam", "momentum", "smorms3", "own"])
 def test_an_optimizer_goes_on_with_its_state_and_hooks(name, installed):
     optimizer = pickle.loads(objects()[name])
     assert optimizer.t == 1
     optimizer.update(optimizer.target, RESULTS["x"], RESULTS["t"])
     np.testing.assert_allclose(optimizer.target.predictor.W.array, RESULTS[f"{name}/y"], rtol=1e-5, atol=1e-6)
+
+
+def test_an_optimizer_keeps_what_is_set_for_one_parameter_and_its_loss_scale(installed):
+    optimizer = pickle.loads(objects()["own"])
+    layer = optimizer.target.predictor
+    assert (layer.W.update_rule.hyperparam.lr, layer.b.update_rule.hyperparam.lr) == (0.5, 0.1)
+    assert list(layer.W.update_rule.hooks.pre) == ["Lasso"] and layer.b.update_rule.hooks is None
+    assert optimizer.has_dynamic_loss_scale and optimizer.loss_scale == 2.0
 
 
 def test_parameters_variables_and_lists(installed):

@@ -61,19 +61,30 @@ def set_up(optimizer: Any, state: dict[str, Any]) -> None:
     for name, value in vars(state["hyperparam"]).items():
         if name != "_parent":
             setattr(optimizer.hyperparam, name, value)
+    if state.get("_use_fp32_update"):
+        optimizer.use_fp32_update()
     if state.get("target") is not None:
         optimizer.setup(state["target"])
     hooks = vars(state["_hookable"])
-    for name, hook in (*hooks.get("_pre_update_hooks", {}).items(), *hooks.get("_post_update_hooks", {}).items()):
-        optimizer.add_hook(hook, name)
+    for timing in ("pre", "post"):
+        for name, hook in hooks.get(f"_{timing}_update_hooks", {}).items():
+            optimizer.add_hook(hook, name, timing)
+    _set_loss_scale(optimizer, state)
     optimizer.t, optimizer.epoch = state["t"], state["epoch"]
     for param in () if optimizer.target is None else optimizer.target.params():
         saved = _rules.get(param)
         if saved is not None and param.update_rule is not None:
-            rule = param.update_rule
-            rule.t, rule.enabled = saved["t"], saved["enabled"]
-            if saved["_state"] is not None:
-                rule.put_state(dict(saved["_state"]), None)
+            param.update_rule.follow_chainer(saved)
+
+
+def _set_loss_scale(optimizer: Any, state: dict[str, Any]) -> None:
+    scale = state.get("_loss_scale")
+    if scale is None:
+        return
+    optimizer.set_loss_scale(scale)
+    if state.get("_loss_scaling_is_dynamic"):
+        optimizer._loss_scale_growth = state["_loss_scaling_multiplier"]
+        optimizer._was_unsafe = state["_loss_scaling_isnan_ever"]
 
 
 def create_variable(array: Any, name: str | None, grad: Any, requires_grad: bool, *device: Any) -> Variable:

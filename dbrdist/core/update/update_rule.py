@@ -197,6 +197,27 @@ class UpdateRule:
         """Take the place of the state: these arrays, for these elements of the parameter; None is all."""
         self._state, self.piece = state, piece
 
+    def follow_chainer(self, saved: dict[str, Any]) -> None:
+        """Become what a rule was that Chainer pickled, given its attributes."""
+        self.t, self.enabled = saved["t"], saved["enabled"]
+        self.use_fp32_update(saved.get("_use_fp32_update", False))
+        for name, value in vars(saved["hyperparam"]).items():
+            if name != "_parent":
+                setattr(self.hyperparam, name, value)
+        hooks = vars(saved["_hookable"]) if "_hookable" in saved else {}
+        for timing in ("pre", "post"):
+            for name, hook in hooks.get(f"_{timing}_update_hooks", {}).items():
+                self.add_hook(hook, name, timing)
+        if saved["_state"] is not None:
+            self.put_state(self.state_of_chainer(dict(saved["_state"])), None)
+            copy = saved.get("_fp32_param")
+            if copy is not None and copy.array is not None:
+                self._state[FP32_PARAM] = copy.array  # type: ignore[index]
+
+    def state_of_chainer(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The state arrays, given those of Chainer's rule of this name."""
+        return state
+
     @property
     def hooks(self) -> Hooks | None:
         """The hooks of this rule alone; None is none."""

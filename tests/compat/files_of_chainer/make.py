@@ -107,10 +107,18 @@ def pickled():
     objects["list"] = chainer.ChainList(L.Linear(None, 2), L.Linear(2, 2))
     objects["link of a parameter"] = L.Parameter(x)
     objects["parameter"], objects["variable"] = chainer.Parameter(np.arange(3.0), name="p"), chainer.Variable(x)
-    for name, optimizer in (("adam", chainer.optimizers.Adam(0.1)), ("momentum", chainer.optimizers.MomentumSGD(0.1))):
+    for name, optimizer in (
+        ("adam", chainer.optimizers.Adam(0.1)), ("momentum", chainer.optimizers.MomentumSGD(0.1)),
+        ("smorms3", chainer.optimizers.SMORMS3(0.1)), ("own", chainer.optimizers.MomentumSGD(0.1)),
+    ):  # fmt: skip
         model = L.Classifier(L.Linear(3, 2))
         optimizer.setup(model)
         optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.01))
+        if name == "own":
+            rule = model.predictor.W.update_rule
+            rule.hyperparam.lr = 0.5
+            rule.add_hook(chainer.optimizer_hooks.Lasso(0.1))
+            optimizer.loss_scaling(interval=10)
         optimizer.update(model, x, t)
         model.y = model.loss = model.accuracy = None
         objects[name] = pickle.dumps(optimizer, 2)  # as it is now
