@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from dbrdist.core.model import pickles_of_chainer
 from dbrdist.core.tape.node import VariableNode
 from dbrdist.datasets.loading.convert import stack
 from dbrdist.functions import log_softmax
-from dbrdist.links import initializers, n_step_rnn, rnn
+from dbrdist.links import initializers, local_convolution, n_step_rnn, rnn
 
 _workspace_bytes = [8 * 1024 * 1024]  # Chainer's default
 
@@ -57,6 +58,12 @@ def _permutate_list(xs: Any, places: Any, inv: bool) -> list[Any]:
     for x, i in zip(xs, places):
         moved[i] = x
     return moved
+
+
+def _linear_filter(size: int, ndim: int, upsampling: bool = True) -> Any:
+    """The weights of linear interpolation over ``ndim`` axes."""
+    kind = initializers.UpsamplingDeconvFilter if upsampling else initializers.DownsamplingConvFilter
+    return functools.reduce(np.multiply.outer, [kind().window(size)] * ndim, np.ones(()))
 
 
 def _ravel(a: Any) -> Any:
@@ -104,7 +111,9 @@ _BY_PATH: dict[str, Any] = {
     "chainer.functions.math.basic_math.pow": lambda a, b: a**b,
     "chainer.functions.math.basic_math.sub": lambda a, b: a - b,
     "chainer.initializer.get_fans": initializers.get_fans,
+    "chainer.initializers.sampling._get_linear_filter": _linear_filter,
     "chainer.initializers._get_initializer": initializers.get_initializer,
+    "chainer.links.connection.deformable_convolution_2d.DeformableConvolution2DSampler": local_convolution._Sampler,
     "chainer.utils.collections_abc": collections.abc,
     "chainer.optimizer._Hookable": pickles_of_chainer.PickledHooks,
     "chainer.optimizer._OptimizerHookable": pickles_of_chainer.PickledHooks,

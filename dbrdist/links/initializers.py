@@ -51,6 +51,8 @@ class Constant(Initializer):
 class Zero(Constant):
     """Zeros."""
 
+    fill_value = 0.0  # of those that Chainer pickled, too
+
     def __init__(self, dtype: Any = None) -> None:
         super().__init__(0.0, dtype)
 
@@ -58,12 +60,16 @@ class Zero(Constant):
 class One(Constant):
     """Ones."""
 
+    fill_value = 1.0  # of those that Chainer pickled, too
+
     def __init__(self, dtype: Any = None) -> None:
         super().__init__(1.0, dtype)
 
 
 class NaN(Constant):
     """NaN: for parameters that are loaded later."""
+
+    fill_value = math.nan  # of those that Chainer pickled, too
 
     def __init__(self, dtype: Any = None) -> None:
         super().__init__(math.nan, dtype)

@@ -51,10 +51,11 @@ class LocalConvolution2D(Link):
             self._initialize_params(in_channels, pair(in_size))
 
     def _initialize_params(self, in_channels: int, in_size: tuple[int, int]) -> None:
-        out = tuple((n - k) // s + 1 for n, k, s in zip(in_size, self.ksize, self.stride))
+        ksize = pair(self.ksize)  # Chainer pickled a number
+        out = tuple((n - k) // s + 1 for n, k, s in zip(in_size, ksize, self.stride))
         if min(out) < 1:
-            raise expected("LocalConvolution2D", "in_size", f"at least the window {self.ksize}", str(tuple(in_size)))
-        self.W.initialize((self.out_channels, *out, in_channels, *self.ksize))
+            raise expected("LocalConvolution2D", "in_size", f"at least the window {ksize}", str(tuple(in_size)))
+        self.W.initialize((self.out_channels, *out, in_channels, *ksize))
         if self.b is not None:
             self.b.initialize((self.out_channels, *out))
 
@@ -103,8 +104,12 @@ class DeformableConvolution2D(Chain):
 class _Sampler(Convolution2D):
     """A convolution at places that are given."""
 
+    dilate, groups = (1, 1), 1  # of links that Chainer pickled, too
+
     def forward(self, x: Any, offset: Any) -> Any:  # type: ignore[override]
         """(N, in_channels, H, W) and offsets (N, 2 kh kw, OH, OW) to (N, out_channels, OH, OW)."""
         if not self.W.is_initialized:
             self._initialize_params(x.shape[1])
+            if self.b is not None and not self.b.is_initialized:  # as Chainer pickled it
+                self.b.initialize(self.out_channels)
         return F.deformable_convolution_2d_sampler(x, offset, self.W, self.b, self.stride, self.pad)

@@ -89,6 +89,13 @@ class BatchNormalization(Link):
             if p is not None and not p.is_initialized:
                 p.initialize(shape)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_highprec_dtype" in state:  # Chainer pickled it
+            self.dtype = np.dtype(state["_highprec_dtype"])
+            means = state.get("_initial_avg_mean"), state.get("_initial_avg_var")
+            self._initial_avg = self._initializer(means[0], 0), self._initializer(means[1], 1)
+
     def start_finetuning(self) -> None:
         """Forget how many batches the statistics have seen; see ``finetune``."""
         self.N = 0

@@ -64,6 +64,22 @@ def test_parameters_variables_and_lists(installed):
     assert found["list"][0](RESULTS["x"]).shape == (4, 2)
 
 
+def test_links_that_had_seen_no_batch(installed):
+    bn, local, deformable = objects()["without sizes"]
+    images = np.ones((2, 2, 4, 4), "f")
+    with dbrdist.using_config("train", False):
+        np.testing.assert_allclose(bn(RESULTS["x"]).array, RESULTS["x"] / 2, rtol=1e-4)
+    assert local(images).shape == deformable(images).shape == (2, 3, 2, 2)
+
+
+@each(name=["Zero", "One", "NaN"])
+def test_initializers_of_parameters_without_a_shape(name, installed):
+    pickled = f"cchainer.initializers.constant\n{name}\n)\x81}}(X\x05\x00\x00\x00dtypeNub.".encode("latin-1")
+    link = L.Linear(None, 2, initialW=pickle.loads(pickled))
+    link(np.ones((2, 3), "f"))
+    np.testing.assert_array_equal(link.W.array, np.full((2, 3), {"Zero": 0, "One": 1, "NaN": np.nan}[name]))
+
+
 def test_a_sequential_of_an_h5_file_of_chainer_has_chainers_order(installed):
     h5py = pytest.importorskip("h5py")
     import chainer

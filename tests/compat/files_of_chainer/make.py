@@ -88,6 +88,12 @@ def links():
         "convnd": (L.ConvolutionND(2, 2, 3, 3), (images,)),
         "deconvnd": (L.DeconvolutionND(2, 2, 3, 3), (images,)),
         "dilated": (L.DilatedConvolution2D(2, 3, 2, dilate=2), (images,)),
+        "plain_bn": (L.BatchNormalization(3, use_gamma=False, use_beta=False), (x,)),
+        "deformable": (L.DeformableConvolution2D(2, 3, 3, 1, 1), (images,)),
+        "upsampling": (
+            L.Deconvolution2D(2, 2, 4, 2, 1, initialW=chainer.initializers.UpsamplingDeconvFilter()),
+            (images,),
+        ),
         "mgu": (L.StatefulMGU(3, 2), (x,)),
         "sequential": (chainer.Sequential(L.Linear(3, 3), F.relu, L.Linear(3, 3), F.tanh, L.Linear(3, 3)), (x,)),
     }
@@ -105,6 +111,10 @@ def pickled():
     chainer.serializers.save_hdf5(str(HERE / "sequential.h5"), found["sequential"][0])
     objects = {name: link for name, (link, _) in found.items()}
     objects["list"] = chainer.ChainList(L.Linear(None, 2), L.Linear(2, 2))
+    objects["without sizes"] = [
+        L.BatchNormalization(axis=0, initial_avg_var=4), L.LocalConvolution2D(None, 3, None, 3),
+        L.DeformableConvolution2D(None, 3, 3),
+    ]  # fmt: skip
     objects["link of a parameter"] = L.Parameter(x)
     objects["parameter"], objects["variable"] = chainer.Parameter(np.arange(3.0), name="p"), chainer.Variable(x)
     for name, optimizer in (
