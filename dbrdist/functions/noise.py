@@ -178,7 +178,7 @@ def zoneout(h: Operand, x: Operand, ratio: float = 0.5) -> Variable:
     if h.shape != x.shape:
         raise expected("zoneout", "x", f"shape {h.shape} to match h", x)
     if not config.train:
-        return ops.add(ops.mul(h, ratio), ops.mul(x, 1.0 - ratio))
+        return x if as_chainer[0] else ops.add(ops.mul(h, ratio), ops.mul(x, 1.0 - ratio))
     if as_chainer[0]:
         return Zoneout(get_array_module(h.array).random.rand(*x.shape) < ratio).apply((h, x))[0]
     return Zoneout(elementwise(lambda bits: bits < ratio * 2.0**32, _bits(h.array))).apply((h, x))[0]

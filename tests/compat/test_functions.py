@@ -53,3 +53,11 @@ def test_a_function_of_the_old_style_gets_gradients_that_were_set_of_its_other_o
             b.grad = np.full(1, 4, "f")
         a.backward()
         assert (both.seen, x.grad.tolist()) == ([[1.0], [4.0] if is_set else None], gradient)
+
+
+def test_zoneout_outside_of_training_is_the_new_state(installed):
+    import chainer
+    import chainer.functions as F
+
+    with chainer.using_config("train", False):
+        np.testing.assert_array_equal(F.zoneout(X, 2 * X, 0.25).array, 2 * X)
