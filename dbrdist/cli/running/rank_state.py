@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -12,7 +13,8 @@ from dbrdist.core.files import strict_json
 from dbrdist.training import Extension
 from dbrdist.training.extensions.snapshots import PRIORITY_SNAPSHOT
 
-_FILE_BYTES, _MAX_ERROR = 1024, 300
+_FILE_BYTES, _MAX_ERROR = 4096, 300
+_MAX_ERROR_BYTES = 3000  # of the error in JSON, where a letter beyond ASCII takes 6 or 12
 _SECONDS = 2.0  # between two states of a rank, at least
 _FILES_PER_SECOND = 100  # of all ranks together, at most: they share a file system
 
@@ -63,13 +65,15 @@ class RankState(Extension):
         self._write(self._measured(trainer, now))
 
     def on_error(self, trainer: Any, exception: BaseException, traceback: Any) -> None:
-        self._known["error"] = f"{type(exception).__name__}: {exception}"[:_MAX_ERROR]
+        words = f"{type(exception).__name__}: {exception}"[:_MAX_ERROR]
+        while len(strict_json.dumps(words)) > _MAX_ERROR_BYTES:
+            words = words[: len(words) * 3 // 4]
+        self._known["error"] = words
 
     def finalize(self) -> None:
         if self._descriptor >= 0:
             self._write({**self._measured(self._trainer, time.monotonic()), "ended": True})
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._close()
 
     def _position(self, trainer: Any) -> tuple[int, float, float, float, float]:
         seconds, examples, waited, exposed = self._meter.position()
@@ -98,8 +102,13 @@ class RankState(Extension):
             if len(text) < _FILE_BYTES:
                 os.pwrite(self._descriptor, text.ljust(_FILE_BYTES), 0)
         except OSError:
-            os.close(self._descriptor)
-            self._descriptor = -1
+            self._close()
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):  # a network file system may tell here that the disk is full
+                os.close(descriptor)
 
 
 def empty_states(folder: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 from types import SimpleNamespace
@@ -110,3 +111,27 @@ def test_states_of_an_earlier_start_are_removed(tmp_path):
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
     (tmp_path / "file").write_text("")
     empty_states(str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("letter", ["\u753b", "\U0001f600", "\0", '"', "\udcff"])
+def test_an_error_in_any_script_is_told(tmp_path, letter):
+    empty_states(str(tmp_path / "ranks"))
+    extension, trainer, _ = run_of(tmp_path)
+    extension.initialize(trainer)
+    extension.on_error(trainer, ValueError(letter * 5000), None)
+    extension.finalize()
+    found = state(tmp_path)
+    assert found["ended"] is True and found["error"].startswith(f"ValueError: {letter * 150}")
+
+
+def test_a_disk_that_is_full_at_the_end_is_no_error(tmp_path, monkeypatch):
+    empty_states(str(tmp_path / "ranks"))
+    extension, trainer, _ = run_of(tmp_path)
+    extension.initialize(trainer)
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(rank_state.os, "pwrite", full)
+    extension.finalize()
+    extension.finalize()
