@@ -54,8 +54,10 @@ def own_charts(runs: Sequence[RunRecord]) -> list[tuple[str, str, tuple[tuple[st
     for run in runs:
         log = as_log(run.log)
         for key in log.names():
-            if key not in known and len(own) < _MAX_CHARTS and len(log.column(key)[0]):
-                own.setdefault(key.removeprefix("validation/").removeprefix("main/"), []).append(key)
+            title = key.removeprefix("validation/").removeprefix("main/")
+            has_room = title in own or len(own) < _MAX_CHARTS
+            if key not in known and has_room and len(log.column(key)[0]):
+                own.setdefault(title, []).append(key)
     charts, taken = [], {name for _, name, _ in CHARTS}
     for title in own:
         name = re.sub(r"[^\w.-]+", "_", title)

@@ -43,3 +43,9 @@ def test_one_chart_by_its_name():
 def test_a_log_of_many_keys_gives_as_many_charts_as_one_can_read():
     log = [{f"main/{k}": 1.0 for k in range(5000)}]
     assert len(list(curves.curves([record("a", log)]))) == 24
+
+
+def test_each_of_many_charts_has_its_line_of_the_test():
+    log = [{f"main/{k}": 1.0 for k in range(30)} | {f"validation/main/{k}": 2.0 for k in range(30)}]
+    found = list(curves.curves([record("a", log)]))
+    assert [[line.name for line in lines] for _, _, lines in found] == [["training", "test"]] * 24
