@@ -29,6 +29,7 @@ _MAX_TEXT_BYTES = 1 << 20  # of a configuration, and of the end of the messages
 _MAX_LINE_BYTES = 1 << 20  # of the log
 _MAX_FILE_BYTES = 1 << 25  # of any other file
 _MAX_MESSAGES = 200  # lines
+_HEAD_BYTES = 512  # by which a log is known: the first line has the time that it took
 _MAX_RANKS = 1 << 16
 _MAX_KEYS = 1000  # of a log
 
@@ -130,6 +131,7 @@ class RunReader:
         """Forget the log; the next lines come from another file, which device and inode name."""
         self._log, self._log_file = LogLines(), file
         self._at = 0  # bytes of it that were read
+        self._log_head = b""  # its first bytes: a file system gives a new file the number of one that was removed
         self._num_unreadable = 0
 
     def _cached(self, name: str, read: Callable[[str], Any], missing: Any) -> Any:
@@ -156,12 +158,14 @@ class RunReader:
         try:
             with open(path, "rb", opener=regular) as file:
                 status = os.fstat(file.fileno())
-                if (status.st_dev, status.st_ino) != self._log_file or status.st_size < self._at:
+                is_same = (status.st_dev, status.st_ino) == self._log_file and status.st_size >= self._at
+                if not is_same or file.read(len(self._log_head)) != self._log_head:
                     self._begin_log((status.st_dev, status.st_ino))
                 file.seek(self._at)
                 for line in file:
                     if not line.endswith(b"\n"):
                         break
+                    self._log_head = self._log_head or line[:_HEAD_BYTES]
                     self._at += len(line)
                     self._add(line)
         except FileNotFoundError:

@@ -149,3 +149,15 @@ def test_columns_grow_with_their_log():
     assert log.names()[-1] == "c"
     assert [list(c) for c in log.column("b")] == [[1.5, 3.0], [2.0, 5.0]]
     assert [list(c) for c in log.column("c")] == [[], []]
+
+
+def test_another_log_in_the_file_of_the_one_before_is_read_anew(tmp_path):
+    def written(first, num):
+        return "".join(f'{{"epoch": {k}, "elapsed_time": {first + k}}}\n' for k in range(num))
+
+    (tmp_path / LOG).write_text(written(1.5, 3))
+    reader = RunReader(str(tmp_path))
+    assert len(reader.read().log) == 3
+    (tmp_path / LOG).write_text(written(12.25, 9))  # longer, with the number of the file before
+    run = reader.read()
+    assert [e["elapsed_time"] for e in run.log] == [12.25 + k for k in range(9)] and not run.problems
