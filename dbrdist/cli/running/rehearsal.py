@@ -103,8 +103,9 @@ def small(config: Config, origin: Origin, folder: str, trial: Trial) -> Config:
     data["batch_norm"] |= {"group": 1, "batches": 1}
     data["snapshot"] |= {"best": None, "every": "1 epoch"}
     data["evaluation"] |= {"batch": None, "every": "1 epoch", "offset": 0.0}
-    data["log"] |= {"every": "1 iteration"}
+    data["log"] |= {"every": "1 iteration", "wandb": None, "mlflow": None}  # nobody wants to see this run there
     data |= {"iterations": _NUM_STEPS, "out": os.path.join(folder, "run"), "init_from": None, "extends": None}
+    data |= {"stop": None, "lr_finder": None}
     return Config.model_validate(data)
 
 

@@ -87,3 +87,12 @@ def test_memory_and_time_are_those_of_the_largest_images():
     assert small.memory_bytes < large.memory_bytes / 2
     assert large.seconds_per_example > 0
     assert large.update_seconds > 0
+
+
+def test_the_trial_goes_to_no_service_and_is_no_range_test(tmp_path):
+    words = ("lr_finder: {steps: 50}", "log: {csv: true, wandb: {project: p}, mlflow: {run_name: n}}")
+    config, origin = configured(
+        "model: {name: resnet20, num_classes: 10}", "data: {name: image_folder, root: x}", *words
+    )
+    found = rehearsal.small(config, origin, str(tmp_path), rehearsal.Trial())
+    assert (found.log.wandb, found.log.mlflow, found.log.csv, found.lr_finder) == (None, None, True, None)
