@@ -41,6 +41,8 @@ def optimizer(config: Config, origin: Origin, task: Link) -> Any:
             raise _mistake(origin, ("optimizer", "schedule"), f"{type(made).__name__} has no lr to set")
     else:
         made = made_by(settings)(**arguments(settings, "hooks", "schedule"))
+    if config.lr_finder is not None and not hasattr(made, "lr"):
+        raise _mistake(origin, ("lr_finder",), f"{type(made).__name__} has no learning rate to find")
     made.setup(task)
     if config.dtype in ("float16", "bfloat16") and hasattr(made, "use_fp32_update"):
         made.use_fp32_update()

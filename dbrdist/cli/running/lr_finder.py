@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import os
 from collections.abc import Callable
@@ -31,22 +32,31 @@ class RangeTest(Extension):
         lowest: the first rate.
         highest: the last rate, of step `steps`.
         steps: number of steps; more than one.
+        key: of the learning rate in a configuration.
     """
 
     trigger = (1, "iteration")
     priority = PRIORITY_SNAPSHOT + 1
 
-    def __init__(self, lowest: float, highest: float, steps: int):
+    def __init__(self, lowest: float, highest: float, steps: int, key: str = "optimizer.lr"):
+        self.key = key
         self.rates = np.geomspace(lowest, highest, steps)
         self.losses: list[float] = []
 
     def initialize(self, trainer: Any) -> None:
-        trainer.updater.get_optimizer("main").lr = float(self.rates[0])
+        self._set_rate(trainer)
 
     def __call__(self, trainer: Any) -> None:
         self.losses.append(as_number(trainer.observation["main/loss"]))
+        self._set_rate(trainer)
+
+    def _set_rate(self, trainer: Any) -> None:
         if len(self.losses) < len(self.rates):
             trainer.updater.get_optimizer("main").lr = float(self.rates[len(self.losses)])
+
+    def serialize(self, serializer: Any) -> None:
+        """The losses so far: a test that was stopped on request goes on at the rate that comes next."""
+        self.losses = json.loads(str(serializer("losses", json.dumps(self.losses))))
 
     def is_over(self) -> bool:
         """Whether the loss has grown so much that higher rates say nothing more; the same on every rank."""
@@ -67,7 +77,7 @@ class RangeTest(Extension):
         else:
             say(
                 f"learning-rate finder: the loss fell fastest at {found:.2g} and was lowest at "
-                f"{rates[np.nanargmin(means)]:.2g}; begin with optimizer.lr={found:.2g}"
+                f"{rates[np.nanargmin(means)]:.2g}; begin with {self.key}={found:.2g}"
             )
         if plotting.is_installed():
             _draw(os.path.join(folder, PICTURE), rates, self.losses, means, found)

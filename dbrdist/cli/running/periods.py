@@ -18,7 +18,10 @@ _ANY_LENGTH = 1e9  # epochs, where the steps end the run
 def range_test_of(config: Config) -> RangeTest | None:
     """The learning-rate range test that the configuration asks for."""
     settings = config.lr_finder
-    return None if settings is None else RangeTest(settings.lowest, settings.highest, settings.steps)
+    if settings is None:
+        return None
+    key = next((f"optimizer.{name}" for name in ("lr", "alpha") if hasattr(config.optimizer, name)), "the rate")
+    return RangeTest(settings.lowest, settings.highest, settings.steps, key)
 
 
 def planned(config: Config) -> Config:

@@ -7,11 +7,12 @@ import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from dbrdist.cli.running.lr_finder import smoothed, suggestion
+from dbrdist.cli.running.lr_finder import RangeTest, smoothed, suggestion
 from tests.each import each
 
 
@@ -46,6 +47,33 @@ def test_the_suggestion_is_where_the_loss_falls_fastest():
 )
 def test_where_the_loss_does_not_fall_there_is_no_suggestion(means):
     assert suggestion(np.geomspace(1e-5, 1, max(len(means), 2))[: len(means)], means) is None
+
+
+def test_a_test_that_was_stopped_goes_on_at_the_rate_that_comes_next():
+    def trainer_of(optimizer, loss):
+        return SimpleNamespace(
+            updater=SimpleNamespace(get_optimizer=lambda name: optimizer), observation={"main/loss": loss}
+        )
+
+    stored, optimizer = {}, SimpleNamespace(lr=None)
+    before, after = RangeTest(1e-4, 1.0, 5), RangeTest(1e-4, 1.0, 5)
+    before.initialize(trainer_of(optimizer, None))
+    for loss in (2.5, 0.1):
+        before(trainer_of(optimizer, loss))
+    before.serialize(lambda key, value: stored.setdefault(key, value))
+    after.serialize(lambda key, value: stored[key])
+    optimizer.lr = None
+    after.initialize(trainer_of(optimizer, None))
+    assert after.losses == [2.5, 0.1] and optimizer.lr == pytest.approx(1e-2)
+
+
+def test_the_rate_is_named_as_in_configurations(run):
+    words = ("run.yaml", "model=mlp", "transforms.train=[]", "lr_finder={lowest: 1e-4, steps: 40}")
+    code, out, err = run(*words, "optimizer={name: adam}", "snapshot.best=validation/main/loss")
+    assert code == 0, err
+    assert "; begin with optimizer.alpha=0.0" in out and "snapshot_best" not in out
+    code, _, err = run(*words, "optimizer={name: ada_delta}", "out=other")
+    assert code == 2 and "lr_finder: AdaDelta has no learning rate to find" in err
 
 
 @pytest.mark.slow

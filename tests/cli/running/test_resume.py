@@ -72,6 +72,7 @@ def contents_of(folder):
         (["dtype=float64"], "dtype: the run began with float32"),
         (["optimizer.name=nesterov_ag"], "optimizer.name: the run began with momentum_sgd"),
         (["loss_scale=4"], "loss_scale: the run began with auto"),
+        (["lr_finder={}"], "lr_finder: the run began with nothing and cannot continue with {lowest: 1.0e-06"),
         (["seed=1", "dtype=float64"], "dtype: the run began with float32"),
     ],
 )
