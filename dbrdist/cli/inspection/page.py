@@ -263,8 +263,6 @@ def _state_of_rank(run: RunRecord, state: dict[str, Any], now: float | None) -> 
     """What a rank does, and the class of the words."""
     if isinstance(state.get("error"), str):
         return f"ended: {state['error']}", "failed"
-    if isinstance(state.get("error"), str):
-        return f"ended: {state['error']}", "failed"
     if state.get("ended"):
         return "ended", "finished" if run.summary["status"] == "finished" else ""
     if run.summary["status"] != "running":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -27,7 +28,8 @@ from dbrdist.errors import CheckpointError
 
 _MAX_TEXT_BYTES = 1 << 20  # of a configuration, and of the end of the messages
 _MAX_LINE_BYTES = 1 << 20  # of the log
-_MAX_FILE_BYTES = 1 << 25  # of any other file
+_MAX_FILE_BYTES = 1 << 27  # of any other file: 2,000 pictures take up to 80 MB
+_MAX_RANK_BYTES = 1 << 16  # of the state of a rank
 _MAX_MESSAGES = 200  # lines
 _HEAD_BYTES = 512  # by which a log is known: the first line has the time that it took
 _MAX_RANKS = 1 << 16
@@ -182,7 +184,7 @@ class RunReader:
         except (ValueError, RecursionError):
             entry = None
         if isinstance(entry, dict):
-            self._log.append(entry)
+            self._log.append({sys.intern(key): value for key, value in entry.items()})  # each key once in memory
         elif line.strip():
             self._num_unreadable += 1
 
@@ -194,7 +196,7 @@ class RunReader:
             for name in names[:_MAX_RANKS]:
                 stem, _, kind = name.partition(".")
                 if kind == "json" and stem.isascii() and stem.isdecimal() and len(stem) < 7:
-                    state = read_json(os.path.join(self.path, RANKS, name))
+                    state = _state_in(os.path.join(self.path, RANKS, name))
                     if state:
                         self._ranks[int(stem)] = state
                     if int(stem) in self._ranks:
@@ -227,6 +229,14 @@ def distinct(runs: Sequence[RunRecord]) -> list[RunRecord]:
 
 def _name(path: str) -> str:
     return os.path.basename(os.path.abspath(path))
+
+
+def _state_in(path: str) -> dict[str, Any]:
+    """The state of a rank; an empty one where the file is gone, damaged or too large."""
+    with contextlib.suppress(OSError):
+        if os.stat(path).st_size <= _MAX_RANK_BYTES:
+            return read_json(path)
+    return {}
 
 
 def _text(path: str) -> str:

@@ -13,6 +13,7 @@ import hmac
 import html
 import importlib.util
 import json
+import logging
 import math
 import os
 import secrets
@@ -87,7 +88,8 @@ class Dashboard:
             return _refusal("403 Forbidden", "ask for 127.0.0.1 or localhost")
         if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):
             return _refusal("405 Method Not Allowed", "this server only answers GET")
-        _, token, *rest = (environ.get("PATH_INFO") or "/").split("/", 2)
+        _, _, place = (environ.get("PATH_INFO") or "").partition("/")
+        token, *rest = place.split("/", 1)
         if not hmac.compare_digest(token.encode(errors="replace"), self.token.encode()):
             return _refusal("403 Forbidden", "use the whole address that dbrdist-train --watch printed")
         words = parse_qs(environ.get("QUERY_STRING", ""), max_num_fields=100)
@@ -268,6 +270,7 @@ def server_of(application: Any, listening: socket.socket) -> Callable[[], None]:
     """A function that answers questions until an exception ends it: by waitress, or by Python's own server."""
     if importlib.util.find_spec("waitress") is not None:
         waitress = importlib.import_module("waitress")
+        logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # several pages that ask at once are no trouble
         server = waitress.create_server(application, sockets=[listening], threads=4, ident=None)
         return server.run
     own = _Threads((HOST, 0), _Silent, bind_and_activate=False)
@@ -294,6 +297,8 @@ def watch(paths: Sequence[str], port: int | None) -> Iterator[str]:
         yield "charts are pictures; for charts to zoom into: pip install dbrdist[watch]"
     try:
         server_of(application, listening)()
+    except KeyboardInterrupt:  # waitress takes it for an end; it is one for Python's own server too
+        pass
     except OSError as error:
         raise ConfigError(f"dbrdist-train: the server ended: {said(error)}") from error
     finally:

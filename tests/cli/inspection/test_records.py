@@ -10,7 +10,7 @@ import pytest
 
 from dbrdist.cli.inspection import records
 from dbrdist.cli.inspection.records import LogLines, RunReader
-from dbrdist.cli.output.folder import CONFIG, LOG, RANKS, SUMMARY, WORDS
+from dbrdist.cli.output.folder import CONFIG, LOG, RANKS, SUMMARY, TEST_EXAMPLES, WORDS
 from dbrdist.cli.output.lock import Lock
 from dbrdist.errors import CheckpointError
 from tests.cli.inspection.records_helpers import record
@@ -115,6 +115,15 @@ def test_states_of_ranks_come_in_their_order_and_are_kept_while_one_is_written(t
     assert reader.read().ranks == expected
     os.remove(folder / "2.json")
     assert [state["rank"] for state in reader.read().ranks] == [0, 10]
+
+
+def test_what_is_too_large_for_a_state_is_not_read_and_pictures_are(tmp_path):
+    (tmp_path / RANKS).mkdir()
+    (tmp_path / RANKS / "0.json").write_text('{"step": 1}')
+    (tmp_path / RANKS / "1.json").write_text('{"step": "' + "x" * (1 << 17) + '"}')
+    (tmp_path / TEST_EXAMPLES).write_text('{"first": []}'.ljust(74 << 20))
+    run = RunReader(str(tmp_path)).read()
+    assert run.ranks == [{"step": 1, "rank": 0}] and run.examples == {"first": []}
 
 
 def test_of_the_messages_the_last_are_kept(tmp_path):

@@ -82,6 +82,7 @@ def test_the_page_shows_the_run_and_loads_nothing_from_elsewhere(held):
         ({"path": "/"}, 403), ({"path": "/wrong/"}, 403), ({"path": ""}, 403), ({"path": f"/{TOKEN[:-1]}/"}, 403),
         ({"path": f"/{TOKEN}"}, 404), ({"path": f"/{TOKEN}/../log.jsonl"}, 404), ({"path": f"/{TOKEN}/log.jsonl"}, 404),
         ({"path": f"/{TOKEN}//etc/passwd"}, 404), ({"path": f"/{TOKEN}/watch.py"}, 404), ({"path": "/\udc80/"}, 403),
+        ({"path": "x"}, 403), ({"path": TOKEN}, 403),
         ({"host": "evil.example"}, 403), ({"host": "evil.example:8040"}, 403), ({"host": ""}, 403),
         ({"host": "127.0.0.1.evil.example"}, 403), ({"host": "127.0.0.1:8040@evil.example"}, 403),
         ({"method": "POST"}, 405), ({"method": "PUT"}, 405), ({"method": "DELETE"}, 405), ({"method": "OPTIONS"}, 405),
@@ -162,6 +163,18 @@ def test_a_port_in_use_is_a_sentence_and_without_one_a_free_one_is_found():
     second.close()
 
 
+def test_ctrl_c_is_the_end_with_every_server(tmp_path, monkeypatch):
+    def interrupted(application, listening):
+        def serve():
+            raise KeyboardInterrupt
+
+        return serve
+
+    monkeypatch.setattr(watch, "server_of", interrupted)
+    words, *_ = watch.watch([str(tmp_path)], None)
+    assert words.startswith(f"watching {tmp_path}: http://127.0.0.1:")
+
+
 def test_a_folder_that_is_not_there_is_a_sentence(tmp_path):
     with pytest.raises(ConfigError, match="nowhere: expected the folder of a run, there is no such folder"):
         list(watch.watch([str(tmp_path), str(tmp_path / "nowhere")], None))
@@ -187,6 +200,17 @@ def get(port, path, **headers):
     text = answer.read().decode()
     connection.close()
     return answer.status, text
+
+
+def test_many_pages_that_ask_at_once_are_no_warning(served, caplog):
+    with caplog.at_level("WARNING", logger="waitress"):
+        asked = [socket.create_connection(("127.0.0.1", served), timeout=10) for _ in range(30)]
+        for one in asked:
+            one.sendall(f"GET /{TOKEN}/state HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
+        for one in asked:
+            assert b" 200 " in one.makefile("rb").readline()
+            one.close()
+    assert not caplog.records
 
 
 def test_a_server_answers_many_at_once_and_outlives_those_who_go_away(served):
