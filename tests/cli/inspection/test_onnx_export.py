@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import numpy as np
 import pytest
@@ -25,7 +26,12 @@ DIGITS = str(ROOT / "examples" / "digits" / "config.yaml")
 def run(tmp_path, monkeypatch):
     """A run of two steps on the digits."""
     monkeypatch.chdir(tmp_path)
-    assert command.main([DIGITS, "iterations=2", "batch=30", "out=run"], standalone_mode=False) == 0
+    heard = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        assert command.main([DIGITS, "iterations=2", "batch=30", "out=run"], standalone_mode=False) == 0
+    finally:
+        for number, handler in heard.items():  # a command keeps its own to the end of its process
+            signal.signal(number, handler)
     return "run"
 
 
