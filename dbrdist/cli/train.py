@@ -197,11 +197,17 @@ def _check_options(evaluate: str | None, resume: bool, overwrite: bool, dry_run:
         )
 
 
+# what says how to train, and has no meaning beside what does not
+_OF_TRAINING = ("resume", "overwrite", "evaluate", "trace", "profile", "schedule", "rehearse", "dry_run")
+
+
 def _aside(words: list[str], port: int | None, **asked: Any) -> Iterable[str] | None:
     """The lines of what is not training; None where training is asked for."""
     chosen = [name for name, value in asked.items() if value]
+    given = click.get_current_context().params
+    chosen += [name for name in _OF_TRAINING if chosen and given[name]]
     if len(chosen) > 1:
-        raise click.UsageError(f"--{chosen[0]} cannot be combined with --{chosen[1]}")
+        raise click.UsageError(f"--{chosen[0]} cannot be combined with --{chosen[1].replace('_', '-')}")
     if port is not None and not asked["watch"]:
         raise click.UsageError("--port goes with --watch")
     if asked["version"]:

@@ -257,6 +257,8 @@ def test_mixed_types_keep_parameters_in_float32_and_resume_exactly(run, dtype, n
         (["run.yaml", "optimizer.lr=1e30", "iterations=9"], 1, "NonFiniteLossError: iteration"),
         (["--evaluate", "nowhere"], 2, "nowhere/config.yaml: the configuration cannot be read"),
         (["--evaluate", "x", "--resume"], 2, "--evaluate cannot be combined with"),
+        (["--watch", "x", "--resume"], 2, "--watch cannot be combined with --resume"),
+        (["--report", "x", "--dry-run"], 2, "--report cannot be combined with --dry-run"),
     ],
 )
 def test_bad_input(run, words, code, message):

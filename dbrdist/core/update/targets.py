@@ -52,6 +52,9 @@ def check_parameters(optimizer: str, link: Link, params: Sequence[Parameter]) ->
         )
 
 
+_MOST_LOOKED_AT = 10_000  # values of one attribute
+
+
 def _unregistered(owner: Link, known: set[Parameter]) -> Iterator[str]:
     """The attributes of a link, such as ``Net.fc (Linear)``, with parameters that are not those of the target."""
     for name, value in owner.__dict__.items():
@@ -63,15 +66,21 @@ def _unregistered(owner: Link, known: set[Parameter]) -> Iterator[str]:
             yield f"{type(owner).__name__}.{name} ({what})"
 
 
-def _parts(value: Any, depth: int = 3) -> Iterator[Any]:
-    """The links and parameters in a value of an attribute, and in its lists and dictionaries."""
-    if isinstance(value, (Link, Parameter)):
-        yield value
-    elif isinstance(value, dict):
-        yield from _parts(list(value.values()), depth)
-    elif isinstance(value, (list, tuple, set, frozenset)) and len(value) <= 1000 and depth:
-        for x in value:
-            yield from _parts(x, depth - 1)
+def _parts(value: Any) -> Iterator[Any]:
+    """The links and parameters in a value of an attribute, and in its lists and dictionaries, three deep.
+
+    What a program keeps in lists may be millions of numbers, so that no more than `_MOST_LOOKED_AT` are looked at.
+    """
+    waiting, num_seen = [(value, 3)], 0
+    while waiting and num_seen < _MOST_LOOKED_AT:
+        found, depth = waiting.pop()
+        num_seen += 1
+        if isinstance(found, (Link, Parameter)):
+            yield found
+        elif isinstance(found, dict):
+            found = list(found.values())
+        if depth and isinstance(found, (list, tuple, set, frozenset)) and len(found) <= 1000:
+            waiting += [(x, depth - 1) for x in reversed(list(found))]
 
 
 def _is_forgotten(x: Any, known: set[Parameter]) -> bool:

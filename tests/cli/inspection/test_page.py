@@ -126,17 +126,20 @@ BROKEN_GUESSES = {"image": "AA", "label": [], "likeliest": [1, [2], [1, "x"], [1
 
 
 @each(
-    examples=[
-        {},
-        {"first": 3},
-        {"first": [1, None, "x", []]},
-        {"worst": [{"image": 1}]},
-        {"first": [{"image": "AA", "label": 1}]},
-        {"first": [BROKEN_GUESSES], "classes": 5, "epoch": "x"},
-    ]
+    **{
+        "examples, num_shown": [
+            ({}, 0),
+            ({"first": 3}, 0),
+            ({"first": [1, None, "x", []]}, 0),
+            ({"worst": [{"image": 1}]}, 0),
+            ({"first": [{"image": "AA", "label": 1}]}, 0),  # nothing is said of it
+            ({"first": [BROKEN_GUESSES], "classes": 5, "epoch": "x"}, 1),
+        ]
+    }
 )
-def test_examples_of_any_shape_are_shown_as_far_as_they_go(examples):
-    page._examples([record("a", [])._replace(examples=examples)])
+def test_examples_of_any_shape_are_shown_as_far_as_they_go(examples, num_shown):
+    text = page._examples([record("a", [])._replace(examples=examples)])
+    assert text.count("<img") == num_shown and bool(text) == bool(num_shown)
 
 
 def test_names_of_classes_and_predictions():

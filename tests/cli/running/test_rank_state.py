@@ -88,9 +88,11 @@ def test_without_its_folder_a_rank_writes_nothing_and_goes_on(tmp_path, monkeypa
     extension.initialize(trainer)
     extension(trainer)
     extension.finalize()
+    assert list(tmp_path.iterdir()) == []
     (tmp_path / "ranks").mkdir()
     extension, trainer, _ = run_of(tmp_path)
     extension.initialize(trainer)
+    trainer.updater.iteration = 7
 
     def full(*args):
         raise OSError(28, "No space left on device")
@@ -100,6 +102,7 @@ def test_without_its_folder_a_rank_writes_nothing_and_goes_on(tmp_path, monkeypa
     extension(trainer)
     extension(trainer)
     extension.finalize()
+    assert state(tmp_path)["step"] == 0  # as it was before the disk was full
 
 
 def test_states_of_an_earlier_start_are_removed(tmp_path):
@@ -135,3 +138,4 @@ def test_a_disk_that_is_full_at_the_end_is_no_error(tmp_path, monkeypatch):
     monkeypatch.setattr(rank_state.os, "pwrite", full)
     extension.finalize()
     extension.finalize()
+    assert "ended" not in state(tmp_path)

@@ -408,3 +408,23 @@ def test_an_optimizer_begins_at_zero_with_each_target():
     made.setup(link).add_hook(lambda one: None, "mine")  # hooks of the target before are gone
     with pytest.raises(TypeError, match="optimization target must be a link, got int"):
         made.setup(3)
+
+
+class _Looked(list):
+    """A list that counts who looks at it."""
+
+    def __init__(self, values):
+        super().__init__(values)
+        self.times = 0
+
+    def __iter__(self):
+        self.times += 1
+        return super().__iter__()
+
+
+def test_setup_does_not_walk_millions_of_numbers_that_a_link_keeps():
+    rows = [_Looked(range(1000)) for _ in range(1000)]
+    net = L.Linear(2, 2)
+    net.table = rows
+    optimizers.SGD().setup(net)
+    assert sum(row.times for row in rows) <= 10
