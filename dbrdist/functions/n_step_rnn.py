@@ -356,13 +356,27 @@ _SHAPES = """
         dropout_ratio: the probability that elements of the input of each layer but the first are dropped in training.
         hx{states}: {what} before the first step, shape ({layers}, N, U); both directions of a layer
             stand next to each other.
-        ws: for each layer{both} a list of {n} weights, the first half (U, I) for the input and the other half (U, U)
-            for the state; I is {width} from the second layer on.
+        ws: for each layer{both} a list of {n} weights, the first half (U, I) for the input and the other
+            half (U, U) for the state; I is {width} from the second layer on.
         bs: likewise {n} biases (U,).
-        xs: the steps, a list of (N_t, I) arrays with N_t falling: the longest sequences first.
+        xs: the steps, a list of (N_t, I) arrays with N_t falling: the longest sequences first.{activation}
+        kwargs: accepted for no name; Chainer 1's ``train`` and ``use_cudnn`` raise a TypeError with a hint.
 
-    Returns ({result}ys): the last states in the shape of hx, and ys, a list of (N_t, {units}) arrays.
+    Returns:
+        ({result}ys): the last states in the shape of hx, and ys, a list of (N_t, {units}) arrays.
+
+    Raises:
+        ValueError: N_t grows, or the number or shape of states, weights or biases does not match.
+
+    Example:
+        >>> h, x = np.zeros(({first}, 3, 2)), [np.ones((3, 4)), np.ones((1, 4))]  # sequences of 2, 1 and 1 steps
+        >>> ws, bs = {weights}, {biases}
+        >>> *states, ys = F.{name}(1, 0.0, {given}, ws, bs, x)
+        >>> states[0].shape, [y.shape for y in ys]
+        (({first}, 3, 2), [(3, {twice}), (1, {twice})])
     """
+_ACTIVATION = """
+        activation: ``"tanh"`` or ``"relu"``."""
 
 _LSTM = """{kind} of long short-term memory (Hochreiter and Schmidhuber 1997) over sequences.
 
@@ -380,10 +394,14 @@ _RNN = """{kind} of plain recurrent units (Elman 1990) over sequences.
 
 def _documented(function: Any, text: str, is_both: bool, n: int) -> Any:
     has_cell = n == 8
+    weights, biases = (f"[np.zeros((2, 4))] * {n // 2} + [np.zeros((2, 2))] * {n // 2}", f"[np.zeros(2)] * {n}")
     function.__doc__ = text.format(kind="Layers in both directions" if is_both else "Layers") + _SHAPES.format(
         states=", cx" if has_cell else "", what="outputs and cells" if has_cell else "outputs", n=n,
         layers="2 n_layers" if is_both else "n_layers", both=" and direction" if is_both else "",
         width="2 U" if is_both else "U", units="2 U" if is_both else "U", result="hy, cy, " if has_cell else "hy, ",
+        activation=_ACTIVATION if n == 2 else "", name=function.__name__, given="h, h" if has_cell else "h",
+        first=1 + is_both, twice=2 + 2 * is_both, weights=f"[{weights}] * {1 + is_both}",
+        biases=f"[{biases}] * {1 + is_both}",
     )  # fmt: skip
     return function
 

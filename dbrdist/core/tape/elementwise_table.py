@@ -24,6 +24,7 @@ from dbrdist.core.array.backend import Array, is_floating
 from dbrdist.core.array.chainer_mode import labels
 from dbrdist.core.array.elementwise import KERNEL_ELEMENTS, at_once, elementwise, fused, kernels
 from dbrdist.core.tape.checks import ArgumentError, Operands
+from dbrdist.core.tape.elementwise_examples import EXAMPLES
 from dbrdist.core.tape.function_node import FunctionNode
 from dbrdist.core.tape.named_errors import naming_errors
 from dbrdist.core.tape.node import Value
@@ -334,7 +335,11 @@ def _documentation(entry: Row) -> str:
     lines = [f"    {', '.join(entry.args)}: array or Variable of {kind}, any shape{several}."]
     lines += [f"    {n}: {_NUMBERS.get(n, 'a number')}; default {d}." for n, d in entry.numbers.items()]
     shape = "the shape to which the operands broadcast" if several else f"the shape of {entry.args[0]}"
-    return f"{entry.doc}\n\nArgs:\n" + "\n".join(lines) + f"\n\nReturns:\n    A Variable of {shape}."
+    text = f"{entry.doc}\n\nArgs:\n" + "\n".join(lines) + f"\n\nReturns:\n    A Variable of {shape}."
+    if entry.name in EXAMPLES:
+        values, result = EXAMPLES[entry.name]
+        text += f"\n\nExample:\n    >>> F.{entry.name}({values}).array.round(4)\n    {result}"
+    return text
 
 
 def matched(xs: tuple[Any, ...]) -> tuple[Any, ...]:
