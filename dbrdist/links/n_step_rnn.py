@@ -123,12 +123,22 @@ _ARGUMENTS = """
         out_size: U, units of a layer{both}.
         dropout: the probability that elements of the input of each layer but the first are dropped in training.
         initialW, initial_bias: initializers; default LeCunNormal and 0.
+        kwargs: accepted for no name; Chainer 1's ``use_cudnn`` raises a TypeError with a hint.
+
+    Example:
+        >>> xs = [np.ones((5, 3), np.float32), np.ones((2, 3), np.float32)]  # two sequences
+        >>> *states, ys = L.{name}(1, 3, 4, 0.0)({states}, xs)
+        >>> states[0].shape, [y.shape for y in ys]
+        (({layers}, 2, 4), [(5, {width}), (2, {width})])
     """
 
 
 def _n_step(name: str, base: Any, rnn: Any, n_weights: int, is_both: bool, what: str) -> Any:
     doc = f"{what} over sequences of different lengths, in any order; see :func:`dbrdist.functions.{rnn.__name__}`."
-    doc += _ARGUMENTS.format(both=", in each direction" if is_both else "")
+    doc += _ARGUMENTS.format(
+        both=", in each direction" if is_both else "", name=name, states="None, None" if base is _WithCell else "None",
+        layers=1 + is_both, width=4 + 4 * is_both,
+    )  # fmt: skip
     body = {"n_weights": n_weights, "use_bi_direction": is_both, "__doc__": doc, "__module__": __name__}
     return type(name, (base,), {**body, "rnn": lambda self, *args: rnn(*args)})
 
