@@ -67,4 +67,8 @@ class ConfigError(DbrdistError):
 
 
 class DataSizeError(DbrdistError):
-    """A dataset has too few examples to be divided over the ranks; raised alike on every rank."""
+    """A dataset has too few examples to be divided over the ranks; raised alike on every rank.
+
+    Example:
+        >>> raise dbrdist.comm.DataSizeError("no examples")  # doctest: +SKIP
+    """

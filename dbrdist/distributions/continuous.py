@@ -33,7 +33,22 @@ _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 class Uniform(Elementwise):
-    """Equal density from ``low`` to ``high``; or from ``loc`` to ``loc + scale``."""
+    """Equal density from ``low`` to ``high``, or from ``loc`` to ``loc + scale``.
+
+    Args:
+        loc: lower bounds, together with ``scale``.
+        scale: widths of the intervals.
+        low: lower bounds, together with ``high``.
+        high: upper bounds. The two that are given broadcast against each other.
+
+    Raises:
+        ValueError: neither low and high nor loc and scale are given, or more than one pair.
+
+    Example:
+        >>> d = D.Uniform(low=0.0, high=4.0)
+        >>> float(d.prob(1.0).array), float(d.mean.array)
+        (0.25, 2.0)
+    """
 
     def __init__(self, *, loc: Any = None, scale: Any = None, low: Any = None, high: Any = None) -> None:
         by_ends = low is not None and high is not None and loc is None and scale is None
@@ -119,7 +134,19 @@ class _Positive(Elementwise):
 
 
 class Exponential(_Positive):
-    """Density lam exp(-lam x) for x >= 0."""
+    """The exponential distribution with density lam exp(-lam x) for x >= 0.
+
+    Args:
+        lam: the rates above 0, any shape.
+
+    Raises:
+        ValueError: a parameter on the host is out of range.
+
+    Example:
+        >>> d = D.Exponential(2.0)
+        >>> float(d.mean.array), float(d.variance.array)
+        (0.5, 0.25)
+    """
 
     def __init__(self, lam: Any) -> None:
         (self.lam,) = parameters(lam)
@@ -168,7 +195,22 @@ class Exponential(_Positive):
 
 
 class Gamma(_Positive):
-    """Density x^(k - 1) exp(-x / theta) / (Gamma(k) theta^k); samples carry no gradient to k."""
+    """The gamma distribution with density x^(k - 1) exp(-x / theta) / (Gamma(k) theta^k).
+
+    Samples carry no gradient to k.
+
+    Args:
+        k: the shapes above 0.
+        theta: the scales above 0; k and theta broadcast against each other.
+
+    Raises:
+        ValueError: a parameter on the host is out of range.
+
+    Example:
+        >>> d = D.Gamma(2.0, 3.0)
+        >>> float(d.mean.array), float(d.variance.array)
+        (6.0, 18.0)
+    """
 
     def __init__(self, k: Any, theta: Any) -> None:
         self.k, self.theta = parameters(k, theta)
@@ -202,7 +244,19 @@ class Gamma(_Positive):
 
 
 class Chisquare(_Positive):
-    """The sum of the squares of k standard normal numbers."""
+    """The distribution of the sum of the squares of k standard normal numbers.
+
+    Args:
+        k: the degrees of freedom above 0, any shape.
+
+    Raises:
+        ValueError: a parameter on the host is out of range.
+
+    Example:
+        >>> d = D.Chisquare(3.0)
+        >>> float(d.mean.array), float(d.variance.array)
+        (3.0, 6.0)
+    """
 
     def __init__(self, k: Any) -> None:
         (self.k,) = parameters(k)
@@ -238,7 +292,21 @@ class Chisquare(_Positive):
 
 
 class Beta(Elementwise):
-    """Density x^(a - 1) (1 - x)^(b - 1) / B(a, b) on [0, 1]; samples carry no gradient."""
+    """The beta distribution with density x^(a - 1) (1 - x)^(b - 1) / B(a, b) on [0, 1].
+
+    Samples carry no gradient.
+
+    Args:
+        a, b: the two shapes above 0, which broadcast against each other.
+
+    Raises:
+        ValueError: a parameter on the host is out of range.
+
+    Example:
+        >>> d = D.Beta(2.0, 2.0)
+        >>> float(d.mean.array), round(float(d.prob(0.5).array), 4)
+        (0.5, 1.5)
+    """
 
     support = "[0, 1]"
 
@@ -282,7 +350,20 @@ class Beta(Elementwise):
 
 
 class Pareto(Elementwise):
-    """Density alpha scale^alpha / x^(alpha + 1) for x >= scale."""
+    """The Pareto distribution with density alpha scale^alpha / x^(alpha + 1) for x >= scale.
+
+    Args:
+        scale: the lower bounds, above 0.
+        alpha: the exponents above 0; both broadcast against each other.
+
+    Raises:
+        ValueError: a parameter on the host is out of range.
+
+    Example:
+        >>> d = D.Pareto(1.0, 3.0)
+        >>> float(d.mean.array)
+        1.5
+    """
 
     support = "[scale, inf]"
 

@@ -43,10 +43,21 @@ def _times(x: Any, y: Variable) -> Variable:
 
 
 class Bernoulli(Elementwise):
-    """1 with probability p, else 0; ``logit``, log(p / (1 - p)), may be given in place of p.
+    """1 with probability p, else 0.
 
-    With ``binary_check`` the probability of anything but 0 and 1 is 0; without it numbers between them are taken as
-    given, as in the cross entropy of pictures with grey values, and those beyond have the probability 0.
+    Args:
+        p: the probabilities of 1, from 0 to 1, any shape.
+        logit: log(p / (1 - p)), instead of p.
+        binary_check: True gives outcomes other than 0 and 1 the probability 0; False takes numbers between them as
+            given, as in the cross entropy of pictures with grey values, and gives those beyond the probability 0.
+
+    Raises:
+        ValueError: not exactly one of p and logit is given, or a parameter on the host is out of range.
+
+    Example:
+        >>> d = D.Bernoulli(np.array([0.25]))
+        >>> d.prob(np.array([1.0])).array, d.mean.array
+        (array([0.25]), array([0.25]))
     """
 
     support = "{0, 1}"
@@ -121,7 +132,19 @@ class Bernoulli(Elementwise):
 
 
 class Geometric(Elementwise):
-    """The number of trials up to the first success, 1, 2, ...; each succeeds with probability p."""
+    """The number of trials up to the first success: 1, 2, ...
+
+    Args:
+        p: the probability of success in each trial, from 0 to 1, any shape.
+
+    Raises:
+        ValueError: a parameter on the host is out of range.
+
+    Example:
+        >>> d = D.Geometric(0.5)
+        >>> float(d.prob(2.0).array), float(d.mean.array)
+        (0.25, 2.0)
+    """
 
     support = "positive integer"
 
@@ -160,7 +183,19 @@ class Geometric(Elementwise):
 
 
 class Poisson(Elementwise):
-    """The number of events, 0, 1, ..., where lam are expected."""
+    """The number of independent events: 0, 1, ...
+
+    Args:
+        lam: the expected numbers above 0, any shape.
+
+    Raises:
+        ValueError: a parameter on the host is out of range.
+
+    Example:
+        >>> d = D.Poisson(2.0)
+        >>> round(float(d.prob(0.0).array), 4), float(d.mean.array)
+        (0.1353, 2.0)
+    """
 
     support = "non negative integer"
 
@@ -195,7 +230,21 @@ class Poisson(Elementwise):
 
 
 class Categorical(Distribution):
-    """The number i with probability p[..., i]; ``logit`` may be given in place of p (a softmax makes p of it)."""
+    """One of n categories: the number i with probability p[..., i].
+
+    Args:
+        p: the probabilities, the last axis over the categories.
+        logit: scores whose softmax is p, instead of p.
+
+    Raises:
+        ValueError: p and logit are both given or both missing, or without an axis, or a parameter on the host is out of
+            range.
+
+    Example:
+        >>> d = D.Categorical(np.array([0.25, 0.75]))
+        >>> d.prob(np.array(1)).array
+        array(0.75)
+    """
 
     support = "{0, ..., n - 1}"
 
@@ -260,7 +309,19 @@ class Categorical(Distribution):
 
 
 class OneHotCategorical(Categorical):
-    """A vector with a single 1, at the place i with probability p[..., i]."""
+    """One of n categories as a vector: a single 1 at the place i with probability p[..., i].
+
+    Args:
+        p: the probabilities, the last axis over the categories.
+
+    Raises:
+        ValueError: a parameter on the host is out of range.
+
+    Example:
+        >>> d = D.OneHotCategorical(np.array([0.25, 0.75]))
+        >>> d.prob(np.array([0.0, 1.0])).array
+        array(0.75)
+    """
 
     support = "unit vectors"
 

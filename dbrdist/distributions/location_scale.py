@@ -49,7 +49,21 @@ class _LocationScale(Elementwise):
 
 
 class Normal(_LocationScale):
-    """N(loc, scale^2); ``log_scale`` may be given in place of ``scale``."""
+    """The normal distribution N(loc, scale^2).
+
+    Args:
+        loc: the means, any shape.
+        scale: the standard deviations above 0; broadcasts against loc.
+        log_scale: the logarithms of the standard deviations, instead of ``scale``.
+
+    Raises:
+        ValueError: not exactly one of ``scale`` and ``log_scale`` is given, or a parameter on the host is out of range.
+
+    Example:
+        >>> d = D.Normal(np.zeros(2), np.array([1.0, 2.0]))
+        >>> d.log_prob(np.zeros(2)).array.round(4), d.variance.array
+        (array([-0.9189, -1.6121]), array([1., 4.]))
+    """
 
     def __init__(self, loc: Any, scale: Any = None, *, log_scale: Any = None) -> None:
         name, value = one_of("Normal", scale=scale, log_scale=log_scale)
@@ -106,7 +120,20 @@ class Normal(_LocationScale):
 
 
 class Laplace(_LocationScale):
-    """Density exp(-|x - loc| / scale) / (2 scale)."""
+    """The Laplace distribution with density exp(-|x - loc| / scale) / (2 scale).
+
+    Args:
+        loc: the locations, any shape.
+        scale: the scales above 0; loc and scale broadcast against each other.
+
+    Raises:
+        ValueError: a parameter on the host is out of range.
+
+    Example:
+        >>> d = D.Laplace(0.0, 1.0)
+        >>> float(d.prob(0.0).array), float(d.variance.array)
+        (0.5, 2.0)
+    """
 
     @property
     def mean(self) -> Variable:
@@ -160,7 +187,22 @@ class Laplace(_LocationScale):
 
 
 class Cauchy(_LocationScale):
-    """Density 1 / (pi scale (1 + z^2)) with z = (x - loc) / scale; mean and variance do not exist and are NaN."""
+    """The Cauchy distribution with density 1 / (pi scale (1 + z^2)), z = (x - loc) / scale.
+
+    Mean and variance do not exist: they are NaN, with a RuntimeWarning.
+
+    Args:
+        loc: the locations, any shape.
+        scale: the scales above 0; loc and scale broadcast against each other.
+
+    Raises:
+        ValueError: a parameter on the host is out of range.
+
+    Example:
+        >>> d = D.Cauchy(0.0, 1.0)
+        >>> round(float(d.prob(0.0).array), 4)
+        0.3183
+    """
 
     @property
     def mean(self) -> Variable:
@@ -227,7 +269,20 @@ class Cauchy(_LocationScale):
 
 
 class Gumbel(_LocationScale):
-    """Density exp(-z - exp(-z)) / scale with z = (x - loc) / scale: the largest of many."""
+    """The Gumbel distribution with density exp(-z - exp(-z)) / scale, z = (x - loc) / scale: the largest of many.
+
+    Args:
+        loc: the locations, any shape.
+        scale: the scales above 0; loc and scale broadcast against each other.
+
+    Raises:
+        ValueError: a parameter on the host is out of range.
+
+    Example:
+        >>> d = D.Gumbel(0.0, 1.0)
+        >>> round(float(d.mean.array), 4)
+        0.5772
+    """
 
     @property
     def mean(self) -> Variable:
@@ -275,7 +330,20 @@ class Gumbel(_LocationScale):
 
 
 class LogNormal(Elementwise):
-    """exp of a Normal(mu, sigma)."""
+    """The distribution of exp(y) for a normal y.
+
+    Args:
+        mu: the means of y, any shape.
+        sigma: the standard deviations of y, above 0; mu and sigma broadcast against each other.
+
+    Raises:
+        ValueError: a parameter on the host is out of range.
+
+    Example:
+        >>> d = D.LogNormal(0.0, 1.0)
+        >>> round(float(d.mean.array), 4)
+        1.6487
+    """
 
     support = "positive"
 

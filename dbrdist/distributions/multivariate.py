@@ -25,7 +25,21 @@ _FROM_ONE = 1e-2  # how far the sum of probabilities may be from 1, which rounde
 
 
 class Dirichlet(Distribution):
-    """Density prod x_i^(alpha_i - 1) / B(alpha) over probabilities x with sum 1; samples carry no gradient."""
+    """The Dirichlet distribution over probabilities x with sum 1, density prod x_i^(alpha_i - 1) / B(alpha).
+
+    Samples carry no gradient.
+
+    Args:
+        alpha: the concentrations above 0, the last axis over the components.
+
+    Raises:
+        ValueError: alpha has no axis.
+
+    Example:
+        >>> d = D.Dirichlet(np.array([1.0, 3.0]))
+        >>> d.mean.array
+        array([0.25, 0.75])
+    """
 
     support = "[0, 1]"
 
@@ -96,7 +110,20 @@ class Dirichlet(Distribution):
 
 
 class MultivariateNormal(Distribution):
-    """N(loc, L L^T), with the lower triangular matrix L = ``scale_tril`` over the last two axes."""
+    """The normal distribution of vectors, N(loc, L L^T).
+
+    Args:
+        loc: the means, shape (..., K).
+        scale_tril: the lower triangular matrices L, shape (..., K, K); what is above the diagonal does not count.
+
+    Raises:
+        ValueError: ``scale_tril`` is missing or does not match loc.
+
+    Example:
+        >>> d = D.MultivariateNormal(np.zeros(2), scale_tril=np.eye(2))
+        >>> d.log_prob(np.zeros(2)).array.round(4)
+        np.float64(-1.8379)
+    """
 
     support = "real"
 
@@ -171,7 +198,20 @@ class MultivariateNormal(Distribution):
 
 
 class Independent(Distribution):
-    """A distribution whose last ``reinterpreted_batch_ndims`` batch axes (default: all but one) are one outcome."""
+    """A distribution whose last batch axes count as one outcome, with independent parts.
+
+    Args:
+        distribution: the distribution of the parts.
+        reinterpreted_batch_ndims: how many of its last batch axes are one outcome; None takes all but the first.
+
+    Raises:
+        ValueError: the distribution has fewer batch axes.
+
+    Example:
+        >>> d = D.Independent(D.Normal(np.zeros((5, 3)), np.ones((5, 3))))
+        >>> d.batch_shape, d.event_shape
+        ((5,), (3,))
+    """
 
     def __init__(self, distribution: Distribution, reinterpreted_batch_ndims: int | None = None) -> None:
         ndim = len(distribution.batch_shape)

@@ -11,7 +11,12 @@ from dbrdist.function_hooks.report import Report, in_units, print_table
 
 
 class CupyMemoryProfileHook(Report, FunctionHook):
-    """The memory that each function takes from CuPy's pool, and that the pool takes from the GPU, in bytes."""
+    """The memory that each function takes from CuPy's pool, and that the pool takes from the GPU, in bytes.
+
+    Example:
+        >>> with dbrdist.function_hooks.CupyMemoryProfileHook() as hook:  # doctest: +SKIP
+        ...     model(x)
+    """
 
     name = "CupyMemoryProfileHook"
 
@@ -66,7 +71,12 @@ class CupyMemoryProfileHook(Report, FunctionHook):
 
 
 class CUDAProfileHook(FunctionHook):
-    """A named range for each function in NVIDIA's profiler."""
+    """A named range for each function in NVIDIA's profiler.
+
+    Example:
+        >>> with dbrdist.function_hooks.CUDAProfileHook():  # doctest: +SKIP
+        ...     model(x)
+    """
 
     name = "CUDAProfileHook"
 

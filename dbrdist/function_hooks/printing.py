@@ -12,7 +12,18 @@ from dbrdist.core.tape.variable import Variable
 
 
 class PrintHook(FunctionHook):
-    """Prints each function with its inputs, and in backward with the gradients of its outputs."""
+    """Prints each function with its inputs, and in backward with the gradients of its outputs.
+
+    Args:
+        sep: what separates the parts of a line; None is a blank.
+        end: what ends a line.
+        file: the stream; None is the standard output.
+        flush: flush the stream after each line.
+
+    Example:
+        >>> with dbrdist.function_hooks.PrintHook():  # doctest: +SKIP
+        ...     F.relu(np.ones(1))
+    """
 
     name = "PrintHook"
 

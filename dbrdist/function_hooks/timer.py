@@ -80,7 +80,14 @@ class Stopwatch(Report):
 
 
 class TimerHook(Stopwatch, FunctionHook):
-    """The time of each function, forward and backward apart in ``call_history``, together in ``summary``."""
+    """The time of each function, forward and backward apart in ``call_history``, together in ``summary``.
+
+    Example:
+        >>> with dbrdist.function_hooks.TimerHook() as hook:
+        ...     y = F.relu(np.ones(1))
+        >>> hook.total_time() > 0
+        True
+    """
 
     name = "TimerHook"
 

@@ -91,6 +91,10 @@ def softmax(x: Operand, axis: int = 1) -> Variable:
     Args:
         x: scores, of a floating type.
         axis: axis of the classes; default 1.
+
+    Example:
+        >>> F.softmax(np.array([[0.0, 0.0]])).array
+        array([[0.5, 0.5]])
     """
     return Softmax(_axis_of("softmax", x, axis)).apply((x,))[0]
 
@@ -101,6 +105,10 @@ def log_softmax(x: Operand, axis: int = 1) -> Variable:
     Args:
         x: scores, of a floating type.
         axis: axis of the classes; default 1.
+
+    Example:
+        >>> F.log_softmax(np.zeros((1, 2))).array.round(4)
+        array([[-0.6931, -0.6931]])
     """
     return LogSoftmax(_axis_of("log_softmax", x, axis)).apply((x,))[0]
 
@@ -198,6 +206,10 @@ def prelu(x: Operand, W: Operand) -> Variable:
     Args:
         x: array or Variable of a floating type.
         W: slopes for x < 0; their axes are those of x from 1 on.
+
+    Example:
+        >>> F.prelu(np.array([[2.0, -2.0]]), np.array([0.1, 0.1])).array
+        array([[ 2. , -0.2]])
     """
     x, W = together("prelu", x=x, W=W)
     stop = 1 + len(W.shape)
@@ -240,7 +252,19 @@ def _swish_slope(z: Any) -> Any:
 
 
 def swish(x: Operand, beta: Operand) -> Variable:
-    """x sigmoid(beta x); the axes of beta are those of x from 1 on (Ramachandran et al. 2017)."""
+    """x sigmoid(beta x) (Ramachandran et al. 2017).
+
+    Args:
+        x: array or Variable of a floating type, shape (N, ...).
+        beta: factors whose axes are those of x from 1 on; a 0-d array for one factor.
+
+    Raises:
+        ValueError: the axes of beta are not those of x from 1 on.
+
+    Example:
+        >>> F.swish(np.array([[1.0, -1.0]]), np.array(0.0)).array
+        array([[ 0.5, -0.5]])
+    """
     x, beta = together("swish", x=x, beta=beta)
     stop = 1 + beta.ndim
     if x.shape[1:stop] != beta.shape:
@@ -315,6 +339,10 @@ def gelu(x: Operand, approximate: str = "none") -> Variable:
     Args:
         x: array or Variable of a floating type, any shape.
         approximate: 'none' for the exact function, 'tanh' for the approximation; default 'none'.
+
+    Example:
+        >>> F.gelu(np.array([-1.0, 0.0, 1.0])).array.round(4)
+        array([-0.1587,  0.    ,  0.8413])
     """
     one_of("gelu", "approximate", ("none", "tanh"), approximate)
     return (_gelu_by_tanh if approximate == "tanh" else _gelu).row.applied((x,))
@@ -356,6 +384,10 @@ def crelu(x: Operand, axis: int = 1) -> Variable:
     Args:
         x: array or Variable of a floating type.
         axis: axis along which both halves are concatenated; default 1.
+
+    Example:
+        >>> F.crelu(np.array([[1.0, -2.0]])).array
+        array([[1., 0., 0., 2.]])
     """
     floating("crelu", x=x)
     return CReLU(_axis_of("crelu", x, axis)).apply((x,))[0]
@@ -368,6 +400,10 @@ def maxout(x: Operand, pool_size: int, axis: int = 1) -> Variable:
         x: array or Variable of a floating type.
         pool_size: number of neighbours, a divisor of the length of the axis.
         axis: axis of the neighbours; default 1.
+
+    Example:
+        >>> F.maxout(np.array([[1.0, 3.0, 5.0, 2.0]]), 2).array
+        array([[3., 5.]])
     """
     floating("maxout", x=x)
     x = as_variable(x)

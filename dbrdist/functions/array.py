@@ -61,6 +61,10 @@ def concat(xs: Sequence[Any], axis: int = 1) -> Variable:
     Args:
         xs: arrays or Variables whose other axes are equal.
         axis: axis along which they are joined; default 1.
+
+    Example:
+        >>> F.concat([np.zeros((1, 2)), np.ones((1, 1))]).array
+        array([[0., 0., 1.]])
     """
     xs = tuple(as_variable(x) for x in matched(tuple(xs)))
     if not xs:
@@ -79,6 +83,11 @@ def stack(xs: Sequence[Any], axis: int = 0) -> Variable:
     Args:
         xs: arrays or Variables of one shape.
         axis: position of the new axis; default 0.
+
+    Example:
+        >>> F.stack([np.array([1.0, 2.0]), np.array([3.0, 4.0])], axis=1).array
+        array([[1., 3.],
+               [2., 4.]])
     """
     xs = tuple(as_variable(x) for x in matched(tuple(xs)))
     if not xs:
@@ -95,6 +104,11 @@ def vstack(xs: Sequence[Any]) -> Variable:
 
     Args:
         xs: arrays or Variables.
+
+    Example:
+        >>> F.vstack([np.array([1.0, 2.0]), np.array([3.0, 4.0])]).array
+        array([[1., 2.],
+               [3., 4.]])
     """
     xs = [as_variable(x) for x in matched(tuple(xs))]
     if as_chainer[0] and len({x.ndim for x in xs}) > 1:
@@ -107,6 +121,10 @@ def hstack(xs: Sequence[Any]) -> Variable:
 
     Args:
         xs: arrays or Variables.
+
+    Example:
+        >>> F.hstack([np.array([1.0]), np.array([2.0, 3.0])]).array
+        array([1., 2., 3.])
     """
     xs = [reshape(x, (1,)) if x.ndim == 0 else x for x in map(as_variable, matched(tuple(xs)))]
     return concat(xs, axis=0 if xs and xs[0].ndim == 1 else 1)
@@ -117,6 +135,11 @@ def dstack(xs: Sequence[Any]) -> Variable:
 
     Args:
         xs: arrays or Variables.
+
+    Example:
+        >>> F.dstack([np.array([1.0, 2.0]), np.array([3.0, 4.0])]).array
+        array([[[1., 3.],
+                [2., 4.]]])
     """
     return concat([_with_depth(as_variable(x)) for x in matched(tuple(xs))], axis=2)
 
@@ -152,9 +175,20 @@ class SplitAxis(FunctionNode):
 
 
 def split_axis(x: Operand, indices_or_sections: Any, axis: int, force_tuple: bool = True) -> Any:
-    """Pieces along an axis, as a tuple: a number of equal ones, or cut before the given indices.
+    """Pieces along an axis, as a tuple.
 
-    A single piece comes without the tuple where ``force_tuple`` is False.
+    Args:
+        x: array or Variable, any shape.
+        indices_or_sections: a number of equal pieces, or the ascending indices before which to cut.
+        axis: the axis along which to cut.
+        force_tuple: False returns a single piece without the tuple.
+
+    Raises:
+        ValueError: the number does not divide the length of the axis, or the indices do not ascend.
+
+    Example:
+        >>> [y.array.tolist() for y in F.split_axis(np.arange(5.0), [2, 4], 0)]
+        [[0.0, 1.0], [2.0, 3.0], [4.0]]
     """
     x = as_variable(x)
     axis = one_axis("split_axis", x.ndim, axis)
@@ -180,6 +214,10 @@ def separate(x: Operand, axis: int = 0) -> tuple[Variable, ...]:
     Args:
         x: array or Variable.
         axis: axis that is taken apart; default 0.
+
+    Example:
+        >>> [y.array.tolist() for y in F.separate(np.array([[1.0, 2.0], [3.0, 4.0]]))]
+        [[1.0, 2.0], [3.0, 4.0]]
     """
     x = as_variable(x)
     axis = one_axis("separate", x.ndim, axis)
@@ -191,7 +229,20 @@ def separate(x: Operand, axis: int = 0) -> tuple[Variable, ...]:
 
 
 def repeat(x: Operand, repeats: Any, axis: int | None = None) -> Variable:
-    """Each element repeated along an axis (of the flattened array where None), a number of times or one per element."""
+    """Each element repeated along an axis.
+
+    Args:
+        x: array or Variable, any shape.
+        repeats: how often, a number for all or one per element of the axis.
+        axis: the axis; None repeats the elements of the flattened array.
+
+    Raises:
+        ValueError: a negative number, or not one per element.
+
+    Example:
+        >>> F.repeat(np.array([1.0, 2.0]), [2, 1], axis=0).array
+        array([1., 1., 2.])
+    """
     x = as_variable(x)
     if axis is None or not x.ndim:
         x, axis = flatten(x), 0 if axis is None else axis
@@ -217,6 +268,10 @@ def tile(x: Operand, reps: Any) -> Variable:
     Args:
         x: array or Variable.
         reps: number of repetitions, or one for each axis, the last first.
+
+    Example:
+        >>> F.tile(np.array([1.0, 2.0]), 2).array
+        array([1., 2., 1., 2.])
     """
     x = as_variable(x)
     reps = (reps,) if isinstance(reps, (int, np.integer)) else tuple(reps)
@@ -254,10 +309,21 @@ class Pad(FunctionNode):
 
 
 def pad(x: Operand, pad_width: Any, mode: str, **keywords: Any) -> Variable:
-    """x within a frame; ``pad_width``: a number, (before, after), or a pair for each axis.
+    """x within a frame of a constant.
 
-    ``mode``: 'constant', with ``constant_values`` as in :func:`numpy.pad`: one number (default 0), (before, after),
-    or a pair for each axis.
+    Args:
+        x: array or Variable, any shape.
+        pad_width: how many elements to add: a number, a pair (before, after), or a pair for each axis.
+        mode: 'constant'; NumPy's other modes are not supported.
+        keywords: ``constant_values``, as in :func:`numpy.pad`: a number (default 0), a pair (before, after), or a pair
+            for each axis.
+
+    Raises:
+        ValueError: another mode, or widths that do not fit the axes of x.
+
+    Example:
+        >>> F.pad(np.array([1.0, 2.0]), (1, 2), "constant").array
+        array([0., 1., 2., 0., 0.])
     """
     x = as_variable(x)
     value = keywords.pop("constant_values", 0)
@@ -279,6 +345,10 @@ def cast(x: Operand, typ: Any) -> Variable:
     Args:
         x: array or Variable of a floating type.
         typ: the new type, a name or a NumPy dtype.
+
+    Example:
+        >>> F.cast(np.ones(2), np.float32).dtype
+        dtype('float32')
     """
     return ops.cast(as_variable(x), as_dtype(typ))
 
@@ -306,6 +376,10 @@ def copy(x: Operand, dst: Any) -> Variable:
     Args:
         x: array or Variable.
         dst: the device: a Device, its name, or the number of a GPU, -1 for the host.
+
+    Example:
+        >>> F.copy(np.array([1.0]), "@numpy").array
+        array([1.])
     """
     return Copy(get_device(dst)).apply((x,))[0]
 
@@ -315,6 +389,10 @@ def identity(*inputs: Any) -> Any:
 
     Args:
         inputs: arrays or Variables.
+
+    Example:
+        >>> F.identity(np.array([1.0])).array
+        array([1.])
     """
     outputs = tuple(as_variable(x) for x in inputs)
     return outputs[0] if len(outputs) == 1 else outputs

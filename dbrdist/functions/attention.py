@@ -42,6 +42,11 @@ def scaled_dot_product_attention(
 
     In float32 and float64 on the CPU, the scores of heads with L S of 2^18 and more are made in blocks of queries and
     never stored, so that memory grows with L and not with L S (a mask whose gradient is wanted needs them all).
+
+    Example:
+        >>> q = np.ones((2, 5, 8), np.float32)
+        >>> F.scaled_dot_product_attention(q, q, q, is_causal=True).shape
+        (2, 5, 8)
     """
     name = "scaled_dot_product_attention"
     query, key, value = together(name, query=query, key=key, value=value)
@@ -121,6 +126,11 @@ def multi_head_attention(
         dropout_ratio, is_causal: as in :func:`scaled_dot_product_attention`.
 
     Returns (B, L, V).
+
+    Example:
+        >>> x = np.ones((2, 5, 8), np.float32)
+        >>> F.multi_head_attention(x, x, x, n_heads=2).shape
+        (2, 5, 8)
     """
     name = "multi_head_attention"
     query, key, value = together(name, query=query, key=key, value=value)
@@ -180,6 +190,10 @@ def rms_normalization(x: Operand, gamma: Operand, eps: float = 1e-6) -> Variable
         x: input, shape (..., K).
         gamma: scale, shape (K,).
         eps: added to the mean of squares.
+
+    Example:
+        >>> F.rms_normalization(np.array([[3.0, -3.0]]), np.ones(2)).array.round(3)
+        array([[ 1., -1.]])
     """
     name = "rms_normalization"
     x, gamma = together(name, x=x, gamma=gamma)

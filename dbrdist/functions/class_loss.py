@@ -222,6 +222,10 @@ def softmax_cross_entropy(
         soft_target_loss: 'cross-entropy', or 'kl-divergence' with sum t ln t added; for probabilities.
         label_smoothing: from 0 to 1; this part of each label's weight is spread evenly over all K classes
             (Szegedy et al. 2016).
+
+    Example:
+        >>> F.softmax_cross_entropy(np.zeros((1, 2)), np.array([0])).array.round(4)
+        np.float64(0.6931)
     """
     if type(t) is not ndarray:
         t = t.array if isinstance(t, Variable) else t

@@ -32,6 +32,10 @@ def binary_cross_entropy(
         threshold: targets become 1 where they are above it, else 0, after smoothing: every class that is in a mixed
             image counts as whole (Wightman et al. 2021, arXiv 2110.00476).
         sum_classes: sum over classes and take the mean over examples; by default it is the mean over both.
+
+    Example:
+        >>> F.binary_cross_entropy(np.array([[0.0]]), np.array([[1.0]])).array.round(4)
+        np.float64(0.6931)
     """
     floating("binary_cross_entropy", x=x)
     x, t = as_variable(x), as_array(t)
@@ -64,11 +68,25 @@ def _weights(function: str, x: Any, t: Array) -> Array:
 
 
 def top_k_accuracy(y: Operand, t: Operand, k: int = 5) -> Variable:
-    """The fraction of labels that are among the k classes with the highest scores, 0-d in the type of y.
+    """The fraction of labels that are among the k classes with the highest scores.
 
-    y: scores, shape (N, K); t: integer labels (N,), or weights of the classes (N, K), of which the greatest is the
-    label. A class of equal score counts as higher where it has a lower number, as with :func:`accuracy`. An example
-    whose label has a score that is no number is a miss. 0 where there are no examples.
+    A class of equal score counts as higher if its number is lower, as with :func:`accuracy`. An example whose label has
+    the score NaN is a miss.
+
+    Args:
+        y: scores, shape (N, K).
+        t: integer labels, shape (N,), or weights of the classes (N, K), whose largest marks the label.
+        k: how many classes are looked at, 1 or more.
+
+    Returns:
+        A 0-d Variable in the type of y, from 0 to 1, without a gradient; 0 if there are no examples.
+
+    Raises:
+        ValueError: y or t has another shape, or k is no whole number of 1 or more.
+
+    Example:
+        >>> F.top_k_accuracy(np.array([[0.5, 0.3, 0.2]]), np.array([1]), k=2)
+        variable(1.0)
     """
     y, t = as_array(y), as_array(t)
     if y.ndim != 2 or not is_floating(y.dtype):

@@ -174,8 +174,21 @@ def activation(x: Any) -> Any:
 def linear(x: Operand, W: Operand, b: Operand | None = None, n_batch_axes: int = 1) -> Variable:
     """y = x W^T + b.
 
-    x: the first ``n_batch_axes`` axes count examples, the others together have I elements; W (O, I); b (O,) or None.
-    The result has the batch axes of x, then O.
+    Args:
+        x: the first ``n_batch_axes`` axes count examples, the others together have I elements.
+        W: weights, shape (O, I).
+        b: biases, shape (O,); None for none.
+        n_batch_axes: how many axes of x count examples.
+
+    Returns:
+        A Variable with the batch axes of x, then O.
+
+    Raises:
+        ValueError: the shapes do not match, or ``n_batch_axes`` is not from 1 to the number of axes of x less 1.
+
+    Example:
+        >>> F.linear(np.array([[1.0, 2.0]]), np.array([[3.0, 4.0]]), np.array([0.5])).array
+        array([[11.5]])
     """
     if type(n_batch_axes) is not int:
         n_batch_axes = whole_batch_axes(n_batch_axes)
@@ -229,9 +242,23 @@ def _mismatch(x: Array, W: Array, b: Array | None = None) -> Exception:
 
 
 def embed_id(x: Operand, W: Operand, ignore_label: int | None = None) -> Variable:
-    """y = W[x]: one row of W (V, E) per id; x of any shape holds integers from 0 to V - 1.
+    """Rows of a matrix by number, y = W[x].
 
-    Ids equal to ``ignore_label`` give zeros and no gradient.
+    Args:
+        x: integers from 0 to V - 1, any shape; takes no gradient.
+        W: one row per id, shape (V, E).
+        ignore_label: ids equal to it give zeros and no gradient; None ignores nothing.
+
+    Returns:
+        A Variable with the axes of x, then E.
+
+    Raises:
+        ValueError: x has no integers, or ids outside of W.
+
+    Example:
+        >>> F.embed_id(np.array([2, 0]), np.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]])).array
+        array([[4., 5.],
+               [0., 1.]])
     """
     ids = x.array if isinstance(x, Variable) else x
     if ids.dtype.kind not in "iu":
@@ -254,7 +281,22 @@ def bilinear(
 ) -> Variable:
     """y[n, k] = sum over i, j of e1[n, i] e2[n, j] W[i, j, k] (+ e1 V1 + e2 V2 + b).
 
-    e1 (N, I), e2 (N, J), W (I, J, K), V1 (I, K), V2 (J, K), b (K,); further axes of e1 and e2 are flattened.
+    Args:
+        e1: the first inputs, shape (N, I); further axes are flattened.
+        e2: the second inputs, shape (N, J); further axes are flattened.
+        W: weights, shape (I, J, K).
+        V1, V2: weights of the linear terms, shapes (I, K) and (J, K).
+        b: biases, shape (K,). V1, V2 and b are given together or not at all.
+
+    Returns:
+        A Variable of shape (N, K).
+
+    Raises:
+        ValueError: some of V1, V2 and b are missing, or the shape of W does not match e1 and e2.
+
+    Example:
+        >>> F.bilinear(np.ones((1, 2)), np.ones((1, 3)), np.ones((2, 3, 1))).array
+        array([[6.]])
     """
     given = [v is not None for v in (V1, V2, b)]
     if any(given) and not all(given):

@@ -158,6 +158,10 @@ def convolution_2d(
     A value of x that is not finite reaches every output whose window covers it, one of W every output whose
     window has an element of x there. Whether 0 times such a weight counts in the padding depends on the provider:
     oneDNN leaves padding out, as PyTorch does.
+
+    Example:
+        >>> F.convolution_2d(np.ones((1, 3, 8, 8)), np.ones((16, 3, 3, 3)), stride=2, pad=1).shape
+        (1, 16, 4, 4)
     """
     window = _hashable(stride), _hashable(pad), _hashable(dilate), groups, cover_all
     x = activation(x)
@@ -234,6 +238,10 @@ def deconvolution_2d(
 
     Returns:
         (N, O) + outsize, by default OH = stride (H - 1) + dilate (kh - 1) + 1 - 2 pad.
+
+    Example:
+        >>> F.deconvolution_2d(np.ones((1, 16, 4, 4)), np.ones((16, 3, 4, 4)), stride=2, pad=1).shape
+        (1, 3, 8, 8)
     """
     window = _hashable(stride), _hashable(pad), _hashable(dilate), groups, False
     x = activation(x)

@@ -85,6 +85,10 @@ def convolution_nd(
         cover_all: let the last window reach beyond the input, so that every element is covered; default False.
         dilate: distance between elements of a window; default 1.
         groups: number of groups into which channels are split; default 1.
+
+    Example:
+        >>> F.convolution_nd(np.arange(4.0).reshape(1, 1, 4), np.ones((1, 1, 2))).array
+        array([[[1., 3., 5.]]])
     """
     return _convolution("convolution_nd", None, x, W, b, stride, pad, cover_all, dilate, groups)
 
@@ -104,6 +108,10 @@ def convolution_1d(
         cover_all: let the last window reach beyond the input, so that every element is covered; default False.
         dilate: distance between elements of a window; default 1.
         groups: number of groups into which channels are split; default 1.
+
+    Example:
+        >>> F.convolution_1d(np.arange(4.0).reshape(1, 1, 4), np.ones((1, 1, 2))).array
+        array([[[1., 3., 5.]]])
     """
     return _convolution("convolution_1d", 1, x, W, b, stride, pad, cover_all, dilate, groups)
 
@@ -123,6 +131,10 @@ def convolution_3d(
         cover_all: let the last window reach beyond the input, so that every element is covered; default False.
         dilate: distance between elements of a window; default 1.
         groups: number of groups into which channels are split; default 1.
+
+    Example:
+        >>> F.convolution_3d(np.ones((1, 2, 4, 4, 4)), np.ones((5, 2, 3, 3, 3))).shape
+        (1, 5, 2, 2, 2)
     """
     return _convolution("convolution_3d", 3, x, W, b, stride, pad, cover_all, dilate, groups)
 
@@ -198,6 +210,10 @@ def deconvolution_nd(
         outsize: sizes of the output; None for the smallest that fit.
         dilate: distance between elements of a window; default 1.
         groups: number of groups into which channels are split; default 1.
+
+    Example:
+        >>> F.deconvolution_nd(np.ones((1, 1, 2)), np.ones((1, 1, 2)), stride=2).shape
+        (1, 1, 4)
     """
     return _deconvolution("deconvolution_nd", None, x, W, b, stride, pad, outsize, dilate, groups)
 
@@ -217,6 +233,10 @@ def deconvolution_1d(
         outsize: sizes of the output; None for the smallest that fit.
         dilate: distance between elements of a window; default 1.
         groups: number of groups into which channels are split; default 1.
+
+    Example:
+        >>> F.deconvolution_1d(np.ones((1, 1, 2)), np.ones((1, 1, 2)), stride=2).shape
+        (1, 1, 4)
     """
     return _deconvolution("deconvolution_1d", 1, x, W, b, stride, pad, outsize, dilate, groups)
 
@@ -236,6 +256,10 @@ def deconvolution_3d(
         outsize: sizes of the output; None for the smallest that fit.
         dilate: distance between elements of a window; default 1.
         groups: number of groups into which channels are split; default 1.
+
+    Example:
+        >>> F.deconvolution_3d(np.ones((1, 2, 2, 2, 2)), np.ones((2, 1, 2, 2, 2)), stride=2).shape
+        (1, 1, 4, 4, 4)
     """
     return _deconvolution("deconvolution_3d", 3, x, W, b, stride, pad, outsize, dilate, groups)
 
@@ -285,9 +309,24 @@ def _spread_windows(x: Any, W: Any, s: Any, p: Any, d: Any, out: tuple[int, ...]
 def depthwise_convolution_2d(
     x: Operand, W: Operand, b: Operand | None = None, stride: PerAxis = 1, pad: PerAxis = 0
 ) -> Variable:
-    """Each channel convolved by itself with ``D`` filters (Sifre 2014): x (N, C, H, W), W (D, C, kh, kw), b (D C,).
+    """Each channel convolved by itself with D filters (Sifre 2014).
 
-    Returns (N, D C, OH, OW), the D results of a channel one after another.
+    Args:
+        x: images, shape (N, C, H, W).
+        W: filters, shape (D, C, kh, kw).
+        b: biases, shape (D C,); None for none.
+        stride: step of the window in pixels, a number or a pair for rows and columns.
+        pad: zeros on each side in pixels, a number or a pair.
+
+    Returns:
+        A Variable of shape (N, D C, OH, OW); the D results of a channel follow each other.
+
+    Raises:
+        ValueError: W has another number of channels than x.
+
+    Example:
+        >>> F.depthwise_convolution_2d(np.ones((1, 3, 4, 4)), np.ones((2, 3, 3, 3))).shape
+        (1, 6, 2, 2)
     """
     x, W, b = _operands("depthwise_convolution_2d", 2, x, W, b)
     depth, channels = W.shape[:2]
@@ -311,5 +350,9 @@ def dilated_convolution_2d(
         pad: zeros added on both sides, a number or one for each axis; default 0.
         dilate: distance between elements of a window; default 1.
         cover_all: let the last window reach beyond the input, so that every element is covered; default False.
+
+    Example:
+        >>> F.dilated_convolution_2d(np.ones((1, 1, 7, 7)), np.ones((1, 1, 3, 3)), dilate=2).shape
+        (1, 1, 3, 3)
     """
     return convolution_2d(x, W, b, stride, pad, cover_all, dilate=dilate)

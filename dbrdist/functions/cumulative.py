@@ -42,6 +42,10 @@ def cumsum(x: Operand, axis: int | None = None) -> Variable:
     Args:
         x: array or Variable of a floating type.
         axis: axis; None for the flattened array.
+
+    Example:
+        >>> F.cumsum(np.array([1.0, 2.0, 3.0])).array
+        array([1., 3., 6.])
     """
     x, axis = _along("cumsum", x, axis)
     return CumSum(axis).apply((x,))[0]
@@ -107,6 +111,10 @@ def cumprod(x: Operand, axis: int | None = None) -> Variable:
     Args:
         x: array or Variable of a floating type.
         axis: axis; None for the flattened array.
+
+    Example:
+        >>> F.cumprod(np.array([1.0, 2.0, 3.0])).array
+        array([1., 2., 6.])
     """
     x, axis = _along("cumprod", x, axis)
     order = (axis, *(i for i in range(x.ndim) if i != axis))
@@ -149,6 +157,10 @@ def prod(x: Operand, axis: int | Sequence[int] | None = None, keepdims: bool = F
         x: array or Variable of a floating type.
         axis: axis or tuple of axes; None for all.
         keepdims: keep the reduced axes with length 1; default False.
+
+    Example:
+        >>> F.prod(np.array([[1.0, 2.0], [3.0, 4.0]]), axis=0).array
+        array([3., 8.])
     """
     floating("prod", x=x)
     x = as_variable(x)

@@ -56,6 +56,10 @@ def contrastive(x0: Operand, x1: Operand, y: Operand, margin: float = 1, reduce:
         y: integers (N,): 1 for pairs of one class, 0 for others.
         margin: distance that others should have, > 0; default 1.
         reduce: 'mean' for one number, 'no' for one loss per element; default 'mean'.
+
+    Example:
+        >>> F.contrastive(np.array([[3.0, 4.0]]), np.zeros((1, 2)), np.array([1])).array
+        array(12.5)
     """
     x0, x1 = _embeddings("contrastive", margin, reduce, x0=x0, x1=x1)
     y = as_array(y)
@@ -84,6 +88,10 @@ def triplet(
         negative: vectors of another class (N, K).
         margin: how much nearer the positive ones should be, > 0; default 0.2.
         reduce: 'mean' for one number, 'no' for one loss per element; default 'mean'.
+
+    Example:
+        >>> F.triplet(np.zeros((1, 2)), np.zeros((1, 2)), np.array([[0.3, 0.4]])).array
+        array(0.)
     """
     anchor, positive, negative = _embeddings(
         "triplet", margin, reduce, anchor=anchor, positive=positive, negative=negative
@@ -111,9 +119,16 @@ def _half_squared_sum(covariance: Any, reduce: str, like: Any) -> Any:
 
 
 def cross_covariance(y: Operand, z: Operand, reduce: str = "half_squared_sum") -> Variable:
-    """Half the sum of the squared covariances between the features of y (N, L) and of z (N, M) (Cheung et al. 2014).
+    """Half the sum of the squared covariances between two groups of features (Cheung et al. 2014).
 
-    ``reduce='no'`` gives the covariances (L, M) themselves, with 1 / N.
+    Args:
+        y: the first features, shape (N, L).
+        z: the second features, shape (N, M).
+        reduce: 'half_squared_sum', or 'no' for the covariances themselves, shape (L, M), with 1 / N.
+
+    Example:
+        >>> F.cross_covariance(np.array([[0.0], [2.0]]), np.array([[0.0], [4.0]]), reduce="no").array
+        array([[2.]])
     """
     a, b = _deviations("cross_covariance", reduce, y=y, z=z)
     covariance = ops.mul(ops.matmul(ops.swap(a), b), 1 / max(a.shape[0], 1))
@@ -121,9 +136,16 @@ def cross_covariance(y: Operand, z: Operand, reduce: str = "half_squared_sum") -
 
 
 def decov(h: Operand, reduce: str = "half_squared_sum") -> Variable:
-    """Half the sum of the squared covariances between different features of h (N, K) (Cogswell et al. 2015).
+    """Half the sum of the squared covariances between different features (Cogswell et al. 2015).
 
-    ``reduce='no'`` gives the covariances (K, K) themselves, with 1 / N and 0 on the diagonal.
+    Args:
+        h: features, shape (N, K).
+        reduce: 'half_squared_sum', or 'no' for the covariances themselves, shape (K, K), with 1 / N and 0 on the
+            diagonal.
+
+    Example:
+        >>> F.decov(np.array([[0.0, 0.0], [2.0, 4.0]])).array
+        array(4.)
     """
     (a,) = _deviations("decov", reduce, h=h)
     y = _covariances(a) if reduce == "no" else SquaredCovariances().apply((a,))[0]
@@ -182,6 +204,12 @@ def discriminative_margin_based_clustering_loss(
         - |mean|, averaged over images and object numbers.
 
     De Brabandere et al. 2017.
+
+    Example:
+        >>> x, labels = np.zeros((1, 2, 1, 2)), np.array([[[0, 1]]])
+        >>> variance, distance, size = F.discriminative_margin_based_clustering_loss(x, labels, 0.5, 1.5, 2)
+        >>> variance.array
+        array(0.)
     """
     name = "discriminative_margin_based_clustering_loss"
     floating(name, embeddings=embeddings)

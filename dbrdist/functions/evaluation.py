@@ -23,10 +23,22 @@ _LABELS = "bhilqBHI"  # integers that int64 holds
 
 
 def accuracy(y: Operand, t: Operand, ignore_label: int | None = None) -> Variable:
-    """The fraction of labels whose score is the largest, 0-d in the type of y.
+    """The fraction of labels whose score is the largest.
 
-    y: scores, shape (N, K, D...), or (N, K) with t (N, 1); t: integers (N, D...), or probabilities with the shape of y,
-    of which the greatest is the label. Labels equal to ``ignore_label`` do not count; 0 where none counts.
+    Args:
+        y: scores, shape (N, K, D...), or (N, K) with t (N, 1).
+        t: integer labels, shape (N, D...), or probabilities with the shape of y, whose largest marks the label.
+        ignore_label: labels equal to it do not count; None counts all.
+
+    Returns:
+        A 0-d Variable in the type of y, from 0 to 1, without a gradient; 0 if no label counts.
+
+    Raises:
+        ValueError: the shape of t does not match that of y, or t has neither integers nor the shape of y.
+
+    Example:
+        >>> F.accuracy(np.array([[2.0, 1.0], [0.0, 3.0]]), np.array([0, 0]))
+        variable(0.5)
     """
     return variable(hit_fraction(as_array(y), as_array(t), ignore_label), False)
 
@@ -63,7 +75,22 @@ def hit_fraction(y: Any, t: Any, ignore_label: int | None = None) -> Any:
 
 
 def binary_accuracy(y: Operand, t: Operand) -> Variable:
-    """The fraction of labels 0 and 1 (-1 is ignored) that agree with y >= 0, 0-d in the type of y; equal shapes."""
+    """The fraction of binary labels that agree with y >= 0.
+
+    Args:
+        y: scores before the sigmoid, any shape.
+        t: labels 0 and 1 in the shape of y; -1 is ignored.
+
+    Returns:
+        A 0-d Variable in the type of y, from 0 to 1, without a gradient; 0 if all labels are ignored.
+
+    Raises:
+        ValueError: t has no integers, or another shape than y.
+
+    Example:
+        >>> F.binary_accuracy(np.array([1.5, -2.0, 0.5]), np.array([1, 0, -1]))
+        variable(1.0)
+    """
     y, t = as_array(y), as_array(t)
     if t.shape != y.shape or t.dtype.kind not in "iu":
         raise expected("binary_accuracy", "t", f"integers of shape {y.shape} to match y", t)
@@ -89,6 +116,12 @@ def classification_summary(
         label_num: the number of classes; None for the largest label + 1. Predictions of further classes are wrong.
         beta: the weight of recall relative to precision.
         ignore_label: labels equal to it do not count.
+
+    Example:
+        >>> y, t = np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]]), np.array([0, 1, 1])
+        >>> precision, recall, f1, support = F.classification_summary(y, t)
+        >>> precision.array, recall.array, support.array
+        (array([0.5, 1. ]), array([1. , 0.5]), array([1, 2]))
     """
     found, true, p, num = _predictions(as_array(y), as_array(t), label_num, ignore_label)
     xp = get_array_module(found)
@@ -118,28 +151,84 @@ def _predictions(y: Any, t: Any, label_num: int | None, ignore_label: int) -> tu
 def precision(
     y: Operand, t: Operand, label_num: int | None = None, ignore_label: int = -1
 ) -> tuple[Variable, Variable]:
-    """Precision and support of each class; see :func:`classification_summary`."""
+    """The precision of each class; see :func:`classification_summary`.
+
+    Args:
+        y: scores, shape (N, K, D...).
+        t: integer labels, shape (N, D...).
+        label_num: the number of classes K of the result; None takes that of y.
+        ignore_label: labels equal to it do not count.
+
+    Returns:
+        The precisions and the numbers of examples (support), each of shape (K,).
+
+    Example:
+        >>> precision, support = F.precision(np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]]), np.array([0, 1, 1]))
+        >>> precision.array, support.array
+        (array([0.5, 1. ]), array([1, 2]))
+    """
     summary = classification_summary(y, t, label_num, ignore_label=ignore_label)
     return summary[0], summary[3]
 
 
 def recall(y: Operand, t: Operand, label_num: int | None = None, ignore_label: int = -1) -> tuple[Variable, Variable]:
-    """Recall and support of each class; see :func:`classification_summary`."""
+    """The recall of each class; see :func:`classification_summary`.
+
+    Args:
+        y: scores, shape (N, K, D...).
+        t: integer labels, shape (N, D...).
+        label_num: the number of classes K of the result; None takes that of y.
+        ignore_label: labels equal to it do not count.
+
+    Returns:
+        The recalls and the numbers of examples (support), each of shape (K,).
+
+    Example:
+        >>> recall, support = F.recall(np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]]), np.array([0, 1, 1]))
+        >>> recall.array, support.array
+        (array([1. , 0.5]), array([1, 2]))
+    """
     summary = classification_summary(y, t, label_num, ignore_label=ignore_label)
     return summary[1], summary[3]
 
 
 def f1_score(y: Operand, t: Operand, label_num: int | None = None, ignore_label: int = -1) -> tuple[Variable, Variable]:
-    """The harmonic mean of precision and recall, and support, of each class; see :func:`classification_summary`."""
+    """The harmonic mean of precision and recall of each class; see :func:`classification_summary`.
+
+    Args:
+        y: scores, shape (N, K, D...).
+        t: integer labels, shape (N, D...).
+        label_num: the number of classes K of the result; None takes that of y.
+        ignore_label: labels equal to it do not count.
+
+    Returns:
+        The scores and the numbers of examples (support), each of shape (K,).
+
+    Example:
+        >>> score, support = F.f1_score(np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]]), np.array([0, 1, 1]))
+        >>> score.array.round(3), support.array
+        (array([0.667, 0.667]), array([1, 2]))
+    """
     summary = classification_summary(y, t, label_num, 1.0, ignore_label)
     return summary[2], summary[3]
 
 
 def r2_score(pred: Operand, true: Operand, sample_weight: Any = None, multioutput: str = "uniform_average") -> Variable:
-    """1 - sum (true - pred)^2 / sum (true - mean true)^2 over axis 0; equal shapes.
+    """The coefficient of determination, 1 - sum (true - pred)^2 / sum (true - mean true)^2, over axis 0.
 
-    ``multioutput``: 'uniform_average' (the mean over the further axes) or 'raw_values'. Columns of equal targets
-    count as 0. ``sample_weight`` is not supported, as in Chainer.
+    Args:
+        pred: predictions, shape (N, ...).
+        true: targets, in the shape of ``pred``.
+        sample_weight: not supported, as in Chainer: None.
+        multioutput: 'uniform_average' for the mean over the further axes, or 'raw_values' for one score each. Columns
+            of equal targets count as 0.
+
+    Raises:
+        ValueError: the shapes differ, or an option is unknown.
+
+    Example:
+        >>> F.r2_score(np.array([1.0, 2.0, 2.0]), np.array([1.0, 2.0, 3.0])).array
+        array(0.5)
     """
     p, t = as_array(pred), as_array(true)
     if sample_weight is not None:

@@ -87,6 +87,10 @@ def layer_normalization(x: Operand, gamma: Operand, beta: Operand, eps: float = 
         x: input of shape (N, K).
         gamma, beta: scale and shift, of shape (K,).
         eps: added to the variance.
+
+    Example:
+        >>> F.layer_normalization(np.array([[1.0, 3.0]]), np.ones(2), np.zeros(2)).array.round(3)
+        array([[-1.,  1.]])
     """
     if len(x.shape) != 2:
         raise expected("layer_normalization", "x", "2 axes", x, "reshape it")
@@ -104,6 +108,10 @@ def group_normalization(x: Operand, groups: int, gamma: Operand, beta: Operand, 
         groups: into how many groups of neighbours the C channels are divided.
         gamma, beta: scale and shift, of shape (C,).
         eps: added to the variance.
+
+    Example:
+        >>> F.group_normalization(np.arange(4.0).reshape(1, 4), 2, np.ones(4), np.zeros(4)).array.round(3)
+        array([[-1.,  1., -1.,  1.]])
     """
     name = "group_normalization"
     floating(name, x=x)
@@ -143,6 +151,10 @@ def normalize(x: Operand, eps: float = 1e-5, axis: int | Sequence[int] = 1) -> V
         x: array or Variable of a floating type.
         eps: added to the length; default 1e-05.
         axis: axis or tuple of axes over which the length is taken; default 1. Without any, each element has its own.
+
+    Example:
+        >>> F.normalize(np.array([[3.0, 4.0]])).array.round(3)
+        array([[0.6, 0.8]])
     """
     floating("normalize", x=x)
     x = as_variable(x)
@@ -187,6 +199,10 @@ def local_response_normalization(
         x: input of shape (N, C, ...).
         n: the number of channels, n // 2 on each side.
         k, alpha, beta: as in the formula.
+
+    Example:
+        >>> F.local_response_normalization(np.ones((1, 8, 1, 1)), n=5, k=1, alpha=1.0).array[0, :3, 0, 0].round(4)
+        array([0.3536, 0.2991, 0.2608])
     """
     floating("local_response_normalization", x=x)
     x = as_variable(x)

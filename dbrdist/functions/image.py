@@ -92,6 +92,10 @@ def depth2space(X: Operand, r: int) -> Variable:
     Args:
         X: images (N, C, H, W).
         r: side of a block in pixels.
+
+    Example:
+        >>> F.depth2space(np.ones((1, 8, 3, 3)), 2).shape
+        (1, 2, 6, 6)
     """
     X = _images("depth2space", X, "X")
     if r < 1 or X.shape[1] % (r * r):
@@ -105,6 +109,10 @@ def space2depth(X: Operand, r: int) -> Variable:
     Args:
         X: images (N, C, H, W).
         r: side of a block in pixels.
+
+    Example:
+        >>> F.space2depth(np.ones((1, 2, 6, 6)), 2).shape
+        (1, 8, 3, 3)
     """
     X = _images("space2depth", X, "X")
     if r < 1 or X.shape[2] % r or X.shape[3] % r:
@@ -205,6 +213,10 @@ def im2col(
         x: images.
         ksize, stride, pad, dilate: each a number or (rows, columns); ``pad`` adds zeros on every side.
         cover_all: let the last window reach beyond the image, so that every element is covered.
+
+    Example:
+        >>> F.im2col(np.ones((1, 3, 5, 5)), 3).shape
+        (1, 27, 3, 3)
     """
     x = _images("im2col", x)
     k, s, p, d = pair(ksize), pair(stride), pair(pad), pair(dilate)
@@ -292,6 +304,12 @@ def resize_images(x: Operand, output_shape: PerAxis, *, mode: str = "bilinear", 
         mode: 'bilinear' between the four pixels around a place, or 'nearest' for one pixel.
         align_corners: whether the centres of the corner pixels stay at the corners, else the outer edges of the pixels;
             'nearest' ignores this.
+
+    Example:
+        >>> F.resize_images(np.arange(4.0).reshape(1, 1, 2, 2), (3, 3)).array[0, 0]
+        array([[0. , 0.5, 1. ],
+               [1. , 1.5, 2. ],
+               [2. , 2.5, 3. ]])
     """
     x = _images("resize_images", x)
     one_of("resize_images", "mode", ("bilinear", "nearest"), mode)
@@ -317,6 +335,11 @@ def spatial_transformer_grid(theta: Operand, output_shape: PerAxis) -> Variable:
 
     Returns:
         The horizontal places, then the vertical ones; -1 and 1 are the centres of the outermost pixels.
+
+    Example:
+        >>> F.spatial_transformer_grid(np.array([[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]]), (2, 2)).array[0, 0]
+        array([[-1.,  1.],
+               [-1.,  1.]])
     """
     floating("spatial_transformer_grid", theta=theta)
     theta = as_variable(theta)
@@ -335,6 +358,12 @@ def spatial_transformer_sampler(x: Operand, grid: Operand) -> Variable:
     Args:
         x: images.
         grid: horizontal and vertical places, shape (N, 2, H', W'), as from :func:`spatial_transformer_grid`.
+
+    Example:
+        >>> grid = F.spatial_transformer_grid(np.array([[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]]), (2, 2))
+        >>> F.spatial_transformer_sampler(np.arange(4.0).reshape(1, 1, 2, 2), grid).array[0, 0]
+        array([[0., 1.],
+               [2., 3.]])
     """
     x, grid = together("spatial_transformer_sampler", x=x, grid=grid)
     _images("spatial_transformer_sampler", x)

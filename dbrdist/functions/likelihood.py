@@ -29,14 +29,35 @@ def _see_order(x: Any, y: Any) -> None:
 
 
 def bernoulli_nll(x: Operand, y: Operand, reduce: str = "sum") -> Variable:
-    """-x ln sigmoid(y) - (1 - x) ln(1 - sigmoid(y)) for probabilities x and scores y; reduce 'sum', 'mean' or 'no'."""
+    """Negative log-likelihood of a Bernoulli distribution, -x ln sigmoid(y) - (1 - x) ln(1 - sigmoid(y)).
+
+    Args:
+        x: outcomes or probabilities from 0 to 1, any shape.
+        y: scores before the sigmoid, in the shape of x.
+        reduce: 'sum', 'mean' or 'no' for one loss per element.
+
+    Example:
+        >>> F.bernoulli_nll(np.array([1.0, 0.0]), np.array([0.0, 0.0]), reduce="no").array.round(4)
+        array([0.6931, 0.6931])
+    """
     _see_order(x, y)
     x, y = same_shapes("bernoulli_nll", x=x, y=y)
     return _reduced("bernoulli_nll", bernoulli(x, y), reduce, ("sum", "mean", "no"))
 
 
 def gaussian_nll(x: Operand, mean: Operand, ln_var: Operand, reduce: str = "sum") -> Variable:
-    """(ln 2 pi + ln_var + (x - mean)^2 / exp(ln_var)) / 2; equal shapes; reduce 'sum', 'mean' or 'no'."""
+    """Negative log-likelihood of a normal distribution, (ln 2 pi + ln_var + (x - mean)^2 / exp(ln_var)) / 2.
+
+    Args:
+        x: outcomes, any shape.
+        mean: the means, in the shape of x.
+        ln_var: the logarithms of the variances, in the shape of x.
+        reduce: 'sum', 'mean' or 'no' for one loss per element.
+
+    Example:
+        >>> F.gaussian_nll(np.array([0.0]), np.array([0.0]), np.array([0.0])).array.round(4)
+        np.float64(0.9189)
+    """
     x, mean, ln_var = same_shapes("gaussian_nll", x=x, mean=mean, ln_var=ln_var)
     scaled = ops.mul(ops.power(ops.sub(x, mean), 2), exp(ops.neg(ln_var)))
     losses = ops.mul(ops.add(ops.add(scaled, ln_var), float(np.log(2 * np.pi))), 0.5)
@@ -44,14 +65,35 @@ def gaussian_nll(x: Operand, mean: Operand, ln_var: Operand, reduce: str = "sum"
 
 
 def gaussian_kl_divergence(mean: Operand, ln_var: Operand, reduce: str = "sum") -> Variable:
-    """KL(N(mean, exp ln_var) | N(0, 1)) = (mean^2 + exp(ln_var) - ln_var - 1) / 2; reduce 'sum', 'mean' or 'no'."""
+    """Divergence of N(mean, exp ln_var) from N(0, 1), (mean^2 + exp(ln_var) - ln_var - 1) / 2, in nats.
+
+    Args:
+        mean: the means, any shape.
+        ln_var: the logarithms of the variances, in the shape of ``mean``.
+        reduce: 'sum', 'mean' or 'no' for one value per element.
+
+    Example:
+        >>> F.gaussian_kl_divergence(np.array([0.0, 2.0]), np.zeros(2), reduce="no").array
+        array([0., 2.])
+    """
     mean, ln_var = same_shapes("gaussian_kl_divergence", mean=mean, ln_var=ln_var)
     losses = ops.mul(ops.sub(ops.sub(ops.add(ops.power(mean, 2), exp(ln_var)), ln_var), 1.0), 0.5)
     return _reduced("gaussian_kl_divergence", losses, reduce, ("sum", "mean", "no"))
 
 
 def laplace_nll(x: Operand, loc: Operand, ln_scale: Operand, reduce: str = "sum") -> Variable:
-    """ln 2 + ln_scale + |x - loc| / exp(ln_scale); equal shapes; reduce 'sum', 'mean' or 'no'."""
+    """Negative log-likelihood of a Laplace distribution, ln 2 + ln_scale + |x - loc| / exp(ln_scale).
+
+    Args:
+        x: outcomes, any shape.
+        loc: the locations, in the shape of x.
+        ln_scale: the logarithms of the scales, in the shape of x.
+        reduce: 'sum', 'mean' or 'no' for one loss per element.
+
+    Example:
+        >>> F.laplace_nll(np.array([1.0]), np.array([0.0]), np.array([0.0])).array.round(4)
+        np.float64(1.6931)
+    """
     x, loc, ln_scale = same_shapes("laplace_nll", x=x, loc=loc, ln_scale=ln_scale)
     scaled = ops.mul(ops.absolute(ops.sub(x, loc)), exp(ops.neg(ln_scale)))
     losses = ops.add(ops.add(scaled, ln_scale), float(np.log(2)))

@@ -59,9 +59,21 @@ class EinSum(FunctionNode):
 def einsum(*operands: Any) -> Variable:
     """The sum of products over axes that are named by subscripts, as :func:`numpy.einsum`.
 
-    ``einsum("ij,jk->ik", a, b)`` is the matrix product, ``einsum("ii", a)`` the trace. ``...`` stands for further axes,
-    which broadcast. Without ``->`` the result has the letters that occur once, in alphabetical order. The other form
-    is ``einsum(a, [0, 1], b, [1, 2], [0, 2])``, with Ellipsis for ``...``.
+    Args:
+        operands: subscripts and the arrays, ``einsum("ij,jk->ik", a, b)``; or each array with a list of axes and the
+            axes of the result last, ``einsum(a, [0, 1], b, [1, 2], [0, 2])``. ``...`` (Ellipsis) stands for further
+            axes, which broadcast. Without ``->`` the result has the letters that occur once, in alphabetical order.
+
+    Raises:
+        ValueError: subscripts and arrays do not match, or axes of one letter differ in length.
+
+    Example:
+        >>> a = np.arange(6.0).reshape(2, 3)
+        >>> F.einsum("ij,kj->ik", a, a).array
+        array([[ 5., 14.],
+               [14., 50.]])
+        >>> F.einsum("ii", np.eye(3)).array
+        array(3.)
     """
     xs, terms, out = _parsed(operands)
     xs = together("einsum", **{f"operand {i}": x for i, x in enumerate(xs)})
@@ -174,6 +186,10 @@ def batch_l2_norm_squared(x: Operand) -> Variable:
 
     Args:
         x: array or Variable (B, ...).
+
+    Example:
+        >>> F.batch_l2_norm_squared(np.array([[3.0, 4.0]])).array
+        array([25.])
     """
     floating("batch_l2_norm_squared", x=x)
     x = as_variable(x)
@@ -262,6 +278,10 @@ def det(a: Operand) -> Variable:
 
     Args:
         a: square matrix (N, N).
+
+    Example:
+        >>> F.det(np.array([[2.0, 0.0], [0.0, 3.0]])).array.round(6)
+        np.float64(6.0)
     """
     return Det().apply((_square("det", a, 2),))[0]
 
@@ -271,6 +291,10 @@ def batch_det(a: Operand) -> Variable:
 
     Args:
         a: stack of square matrices (B, N, N).
+
+    Example:
+        >>> F.batch_det(np.array([[[2.0, 0.0], [0.0, 3.0]]])).array.round(6)
+        array([6.])
     """
     return Det().apply((_square("batch_det", a, 3),))[0]
 
@@ -280,6 +304,11 @@ def inv(a: Operand) -> Variable:
 
     Args:
         a: square matrix (N, N).
+
+    Example:
+        >>> F.inv(np.array([[2.0, 0.0], [0.0, 4.0]])).array
+        array([[0.5 , 0.  ],
+               [0.  , 0.25]])
     """
     return Inv().apply((_square("inv", a, 2),))[0]
 
@@ -289,6 +318,11 @@ def batch_inv(a: Operand) -> Variable:
 
     Args:
         a: stack of square matrices (B, N, N).
+
+    Example:
+        >>> F.batch_inv(np.array([[[2.0, 0.0], [0.0, 4.0]]])).array
+        array([[[0.5 , 0.  ],
+                [0.  , 0.25]]])
     """
     return Inv().apply((_square("batch_inv", a, 3),))[0]
 
@@ -300,6 +334,11 @@ def cholesky(a: Operand) -> Variable:
 
     Args:
         a: square matrix (N, N).
+
+    Example:
+        >>> F.cholesky(np.array([[4.0, 2.0], [2.0, 2.0]])).array
+        array([[2., 0.],
+               [1., 1.]])
     """
     return Cholesky().apply((_square("cholesky", a, 2),))[0]
 
@@ -348,10 +387,37 @@ def _transformed(name: str, x: Any) -> tuple[Any, Any]:
 
 
 def fft(x: Sequence[Operand]) -> tuple[Variable, Variable]:
-    """The discrete Fourier transform along the last axis; x and the result are pairs (real, imag) of one shape."""
+    """The discrete Fourier transform along the last axis.
+
+    Args:
+        x: the pair (real, imag) of arrays of one shape.
+
+    Returns:
+        The pair (real, imag) of Variables in the shape of the input.
+
+    Raises:
+        ValueError: x is no pair, or its parts differ in shape.
+
+    Example:
+        >>> real, imag = F.fft((np.array([1.0, 0.0, 0.0, 0.0]), np.zeros(4)))
+        >>> real.array
+        array([1., 1., 1., 1.])
+    """
     return _transformed("fft", x)
 
 
 def ifft(x: Sequence[Operand]) -> tuple[Variable, Variable]:
-    """The inverse of :func:`fft`; x and the result are pairs (real, imag) of one shape."""
+    """The inverse of :func:`fft` along the last axis.
+
+    Args:
+        x: the pair (real, imag) of arrays of one shape.
+
+    Returns:
+        The pair (real, imag) of Variables in the shape of the input.
+
+    Example:
+        >>> real, imag = F.ifft((np.ones(4), np.zeros(4)))
+        >>> real.array
+        array([1., 0., 0., 0.])
+    """
     return _transformed("ifft", x)

@@ -40,6 +40,10 @@ def local_convolution_2d(x: Operand, W: Operand, b: Operand | None = None, strid
         W: filters, shape (O, OH, OW, C, kh, kw).
         b: biases, shape (O, OH, OW), or None.
         stride: steps of the window, a number or (rows, columns).
+
+    Example:
+        >>> F.local_convolution_2d(np.ones((1, 1, 3, 3)), np.ones((2, 2, 2, 1, 2, 2))).shape
+        (1, 2, 2, 2)
     """
     name = "local_convolution_2d"
     x, W, b = _operands(name, 6, x=x, W=W, b=b)
@@ -71,6 +75,11 @@ def deformable_convolution_2d_sampler(
         W: filters, shape (O, C, kh, kw).
         b: biases, shape (O,), or None.
         stride, pad: a number or (rows, columns).
+
+    Example:
+        >>> x, offset = np.ones((1, 2, 5, 5)), np.zeros((1, 18, 3, 3))
+        >>> F.deformable_convolution_2d_sampler(x, offset, np.ones((4, 2, 3, 3))).shape
+        (1, 4, 3, 3)
     """
     name = "deformable_convolution_2d_sampler"
     x, offset, W, b = _operands(name, 4, x=x, offset=offset, W=W, b=b)
@@ -143,6 +152,10 @@ def shift(x: Operand, ksize: PerAxis = 3, dilate: PerAxis = 1) -> Variable:
         ksize: kh and kw, odd: a number or a pair. Group i moves by (i // kw - kh // 2) rows and (i % kw - kw // 2)
             columns; the last group stays, and the middle one moves in its place.
         dilate: factor of all moves, a number or a pair.
+
+    Example:
+        >>> F.shift(np.ones((1, 9, 4, 4))).shape
+        (1, 9, 4, 4)
     """
     name = "shift"
     floating(name, x=x)

@@ -70,6 +70,10 @@ def mean_squared_error(x0: Operand, x1: Operand) -> Variable:
     Args:
         x0: array or Variable of a floating type.
         x1: array or Variable of the same shape.
+
+    Example:
+        >>> F.mean_squared_error(np.array([1.0, 5.0]), np.array([2.0, 2.0])).array
+        array(5.)
     """
     return MeanSquaredError().apply(same_shapes("mean_squared_error", x0=x0, x1=x1))[0]
 
@@ -80,6 +84,10 @@ def mean_absolute_error(x0: Operand, x1: Operand) -> Variable:
     Args:
         x0: array or Variable of a floating type.
         x1: array or Variable of the same shape.
+
+    Example:
+        >>> F.mean_absolute_error(np.array([1.0, 5.0]), np.array([2.0, 2.0])).array
+        array(2.)
     """
     a, b = same_shapes("mean_absolute_error", x0=x0, x1=x1)
     return _distance(a, b).mean()
@@ -91,6 +99,10 @@ def squared_error(x0: Operand, x1: Operand) -> Variable:
     Args:
         x0: array or Variable of a floating type.
         x1: array or Variable of the same shape.
+
+    Example:
+        >>> F.squared_error(np.array([1.0, 5.0]), np.array([2.0, 2.0])).array
+        array([1., 9.])
     """
     return squared_difference(*same_shapes("squared_error", x0=x0, x1=x1))
 
@@ -101,6 +113,10 @@ def absolute_error(x0: Operand, x1: Operand) -> Variable:
     Args:
         x0: array or Variable of a floating type.
         x1: array or Variable of the same shape.
+
+    Example:
+        >>> F.absolute_error(np.array([1.0, 5.0]), np.array([2.0, 2.0])).array
+        array([1., 3.])
     """
     a, b = same_shapes("absolute_error", x0=x0, x1=x1)
     return _distance(a, b)
@@ -177,10 +193,20 @@ def check_labels(function: str, argument: str, t: Array, lowest: int, highest: i
 
 
 def sigmoid_cross_entropy(x: Operand, t: Operand, normalize: bool = True, reduce: str = "mean") -> Variable:
-    """-t ln sigmoid(x) - (1 - t) ln(1 - sigmoid(x)); x of any shape, t integers 0, 1 or -1 (ignored), equal shapes.
+    """-t ln sigmoid(x) - (1 - t) ln(1 - sigmoid(x)), for labels of two classes.
 
-    ``reduce='mean'`` divides the sum by the number of labels that are not ignored, or by N where ``normalize`` is
-    False; ``'no'`` gives the losses one by one.
+    Args:
+        x: scores before the sigmoid, any shape.
+        t: integer labels 0, 1 or -1 (ignored), in the shape of x.
+        normalize: divide the sum by the number of labels that are not ignored, else by the length of axis 0.
+        reduce: 'mean', or 'no' for one loss per label.
+
+    Raises:
+        ValueError: t has no integers or another shape than x.
+
+    Example:
+        >>> F.sigmoid_cross_entropy(np.array([0.0, 2.0]), np.array([1, -1])).array.round(4)
+        np.float64(0.6931)
     """
     one_of("sigmoid_cross_entropy", "reduce", ("mean", "no"), reduce)
     x, t = _of_two_classes("sigmoid_cross_entropy", x, t)
@@ -203,10 +229,21 @@ def sigmoid_cross_entropy(x: Operand, t: Operand, normalize: bool = True, reduce
 def sigmoid_focal_loss(
     x: Operand, t: Operand, alpha: float | None = 0.25, gamma: float = 2.0, reduce: str = "mean"
 ) -> Variable:
-    """-a (1 - p)^gamma ln p, p the probability sigmoid(x) or 1 - sigmoid(x) of the label t (Lin et al. 2017).
+    """-a (1 - p)^gamma ln p, with p the probability of the label: sigmoid(x) or 1 - sigmoid(x) (Lin et al. 2017).
 
-    x of any shape, t integers 0, 1 or -1 (ignored), equal shapes. a is ``alpha`` for label 1 and 1 - alpha for label
-    0, or 1 where alpha is None. ``reduce``: 'mean' over the labels that are not ignored, 'sum' or 'no'.
+    Args:
+        x: scores before the sigmoid, any shape.
+        t: integer labels 0, 1 or -1 (ignored), in the shape of x.
+        alpha: the weight a of label 1, from 0 to 1; label 0 has 1 - alpha. None weighs both with 1.
+        gamma: exponent from 0 on; a larger one reduces the loss of easy examples further.
+        reduce: 'mean' over the labels that are not ignored, 'sum' or 'no'.
+
+    Raises:
+        ValueError: alpha or gamma is out of range, or t has no integers or another shape than x.
+
+    Example:
+        >>> F.sigmoid_focal_loss(np.array([0.0]), np.array([1]), alpha=None, gamma=0.0).array.round(4)
+        np.float64(0.6931)
     """
     one_of("sigmoid_focal_loss", "reduce", ("mean", "sum", "no"), reduce)
     if alpha is not None and not 0 <= alpha <= 1:
@@ -238,6 +275,10 @@ def huber_loss(x: Operand, t: Operand, delta: float, reduce: str = "sum_along_se
         t: targets of the same shape.
         delta: distance up to which the loss is quadratic, > 0.
         reduce: 'sum_along_second_axis', or 'no' for one loss per element; default 'sum_along_second_axis'.
+
+    Example:
+        >>> F.huber_loss(np.array([[0.5, 3.0]]), np.zeros((1, 2)), 1.0, reduce="no").array
+        array([[0.125, 2.5  ]])
     """
     one_of("huber_loss", "reduce", ("sum_along_second_axis", "no"), reduce)
     x, t = same_shapes("huber_loss", x=x, t=t)
@@ -246,9 +287,20 @@ def huber_loss(x: Operand, t: Operand, delta: float, reduce: str = "sum_along_se
 
 
 def hinge(x: Operand, t: Operand, norm: str = "L1", reduce: str = "mean") -> Variable:
-    """max(0, 1 - d x) summed over classes, d = 1 at the label and -1 elsewhere; squared where ``norm`` is 'L2'.
+    """max(0, 1 - d x) summed over classes, with d = 1 at the label and -1 elsewhere.
 
-    x (N, K), t (N,) integers. ``reduce``: 'mean' over N, or 'no' for the terms, shape (N, K).
+    Args:
+        x: scores, shape (N, K).
+        t: integer labels, shape (N,), from 0 to K - 1.
+        norm: 'L1', or 'L2' for squared terms.
+        reduce: 'mean' over N, or 'no' for the terms, shape (N, K).
+
+    Raises:
+        ValueError: t does not match x, or a label is not from 0 to K - 1.
+
+    Example:
+        >>> F.hinge(np.array([[2.0, -0.5]]), np.array([0]), reduce="no").array
+        array([[0. , 0.5]])
     """
     if norm not in ("L1", "L2"):
         raise UnknownOptionError("hinge", "norm", "'L1' or 'L2'", repr(norm))

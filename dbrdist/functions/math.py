@@ -157,6 +157,10 @@ def sign(x: Operand) -> Variable:
 
     Args:
         x: array or Variable of numbers, any shape.
+
+    Example:
+        >>> F.sign(np.array([-2.0, 0.0, 3.0])).array
+        array([-1.,  0.,  1.])
     """
     return _constant(np.sign, x)
 
@@ -166,6 +170,10 @@ def floor(x: Operand) -> Variable:
 
     Args:
         x: array or Variable of numbers, any shape.
+
+    Example:
+        >>> F.floor(np.array([1.7, -1.2])).array
+        array([ 1., -2.])
     """
     return _constant(np.floor, x)
 
@@ -175,6 +183,10 @@ def ceil(x: Operand) -> Variable:
 
     Args:
         x: array or Variable of numbers, any shape.
+
+    Example:
+        >>> F.ceil(np.array([1.2, -1.2])).array
+        array([ 2., -1.])
     """
     return _constant(np.ceil, x)
 
@@ -184,6 +196,10 @@ def fix(x: Operand) -> Variable:
 
     Args:
         x: array or Variable of numbers, any shape.
+
+    Example:
+        >>> F.fix(np.array([1.7, -1.7])).array
+        array([ 1., -1.])
     """
     return _constant(np.trunc, x)
 
@@ -196,6 +212,10 @@ def add(*xs: Any) -> Variable:
 
     Args:
         xs: arrays or Variables that broadcast.
+
+    Example:
+        >>> F.add(np.ones(2), np.ones(2), np.ones(2)).array
+        array([3., 3.])
     """
     if not xs:
         raise expected("add", "xs", "at least one argument", "none")
@@ -223,6 +243,10 @@ def clip(x: Operand, x_min: float | None, x_max: float | None) -> Variable:
         x: array or Variable of a floating type.
         x_min: lower bound; None for none.
         x_max: upper bound; None for none.
+
+    Example:
+        >>> F.clip(np.array([-2.0, 0.5, 2.0]), -1.0, 1.0).array
+        array([-1. ,  0.5,  1. ])
     """
     if x_min is None and x_max is None:
         raise expected("clip", "x_min, x_max", "at least one bound", "None and None")
@@ -237,6 +261,10 @@ def fmod(x: Operand, divisor: Any) -> Variable:
     Args:
         x: dividend.
         divisor: divisor, which broadcasts with x.
+
+    Example:
+        >>> F.fmod(np.array([5.0, -5.0]), np.array([3.0, 3.0])).array
+        array([ 2., -2.])
     """
     return ops.remainder(as_variable(x), divisor, np.fmod)
 
@@ -248,6 +276,10 @@ def scale(x: Operand, y: Operand, axis: int = 1) -> Variable:
         x: array or Variable.
         y: array or Variable whose shape is that of x from axis on.
         axis: first axis of x to which y belongs; default 1.
+
+    Example:
+        >>> F.scale(np.ones((1, 2)), np.array([2.0, 3.0])).array
+        array([[2., 3.]])
     """
     x, y = together("scale", "number", x=x, y=y)
     return ops.mul(x, _aligned("scale", x, y, axis))
@@ -260,6 +292,10 @@ def bias(x: Operand, y: Operand, axis: int = 1) -> Variable:
         x: array or Variable.
         y: array or Variable whose shape is that of x from axis on.
         axis: first axis of x to which y belongs; default 1.
+
+    Example:
+        >>> F.bias(np.zeros((1, 2)), np.array([1.0, 2.0])).array
+        array([[1., 2.]])
     """
     x, y = together("bias", "number", x=x, y=y)
     return ops.add(x, _aligned("bias", x, y, axis))
@@ -298,6 +334,10 @@ def sum(x: Operand, axis: int | Sequence[int] | None = None, keepdims: bool = Fa
         x: array or Variable of a floating type.
         axis: axis or tuple of axes; None for all.
         keepdims: keep the reduced axes with length 1; default False.
+
+    Example:
+        >>> F.sum(np.array([[1.0, 2.0], [3.0, 4.0]]), axis=0).array
+        array([4., 6.])
     """
     x = as_variable(x)
     return ops.sum(x, checked_axis("sum", x, axis), keepdims)
@@ -308,7 +348,18 @@ def mean(
 ) -> Variable:
     """The mean over all elements, or over an axis or a tuple of axes.
 
-    ``weights``: sum(w x) / sum(w); of the shape of x, or where one axis is given of that axis' length.
+    Args:
+        x: array or Variable of a floating type, any shape.
+        axis: an axis or a tuple of axes; None takes all.
+        weights: weights w, the result is sum(w x) / sum(w); in the shape of x, or of the length of the one axis given.
+        keepdims: keep the axes that were averaged, with length 1.
+
+    Raises:
+        ValueError: ``weights`` has another shape.
+
+    Example:
+        >>> F.mean(np.array([[1.0, 2.0], [3.0, 6.0]]), axis=0).array
+        array([2., 4.])
     """
     x = as_variable(x)
     axes = checked_axis("mean", x, axis)
@@ -328,7 +379,18 @@ def mean(
 def average(
     x: Operand, axis: int | Sequence[int] | None = None, weights: Operand | None = None, keepdims: bool = False
 ) -> Variable:
-    """The mean; see :func:`mean`."""
+    """The mean, weighted or not; the same as :func:`mean`.
+
+    Args:
+        x: array or Variable of a floating type, any shape.
+        axis: an axis or a tuple of axes; None takes all.
+        weights: weights in the shape of x, or of the length of the one axis given; None weighs all alike.
+        keepdims: keep the axes that were averaged, with length 1.
+
+    Example:
+        >>> F.average(np.array([1.0, 5.0]), weights=np.array([3.0, 1.0]))
+        variable(2.0)
+    """
     return mean(x, axis, weights, keepdims)
 
 
@@ -339,6 +401,10 @@ def max(x: Operand, axis: int | Sequence[int] | None = None, keepdims: bool = Fa
         x: array or Variable of a floating type.
         axis: axis or tuple of axes; None for all.
         keepdims: keep the reduced axes with length 1; default False.
+
+    Example:
+        >>> F.max(np.array([[1.0, 3.0], [4.0, 2.0]]), axis=1).array
+        array([3., 4.])
     """
     x = as_variable(x)
     return Extremum("max", checked_axis("max", x, axis), keepdims).apply((x,))[0]
@@ -351,6 +417,10 @@ def min(x: Operand, axis: int | Sequence[int] | None = None, keepdims: bool = Fa
         x: array or Variable of a floating type.
         axis: axis or tuple of axes; None for all.
         keepdims: keep the reduced axes with length 1; default False.
+
+    Example:
+        >>> F.min(np.array([[1.0, 3.0], [4.0, 2.0]]), axis=1).array
+        array([1., 2.])
     """
     x = as_variable(x)
     return Extremum("min", checked_axis("min", x, axis), keepdims).apply((x,))[0]
@@ -362,6 +432,10 @@ def argmax(x: Operand, axis: int | None = None) -> Variable:
     Args:
         x: array or Variable of numbers.
         axis: axis along which to search; None for the index in the flattened array.
+
+    Example:
+        >>> F.argmax(np.array([[1.0, 3.0], [4.0, 2.0]]), axis=1).array
+        array([1, 0], dtype=int32)
     """
     return _index("argmax", x, axis)
 
@@ -372,6 +446,10 @@ def argmin(x: Operand, axis: int | None = None) -> Variable:
     Args:
         x: array or Variable of numbers.
         axis: axis along which to search; None for the index in the flattened array.
+
+    Example:
+        >>> F.argmin(np.array([[1.0, 3.0], [4.0, 2.0]]), axis=1).array
+        array([0, 1], dtype=int32)
     """
     return _index("argmin", x, axis)
 
@@ -466,6 +544,10 @@ def logsumexp(x: Operand, axis: int | Sequence[int] | None = None) -> Variable:
     Args:
         x: array or Variable of a floating type.
         axis: axis or tuple of axes; None for all.
+
+    Example:
+        >>> F.logsumexp(np.array([1000.0, 1000.0])).array.round(4)
+        np.float64(1000.6931)
     """
     floating("logsumexp", x=x)
     x = as_variable(x)

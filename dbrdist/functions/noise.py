@@ -55,9 +55,25 @@ class Dropout(FunctionNode):
 def dropout(x: Operand, ratio: float = 0.5, *, mask: Array | None = None, return_mask: bool = False) -> Any:
     """Elements set to zero with probability ``ratio``, the others divided by 1 - ratio (Srivastava et al. 2014).
 
-    Outside of training (``config.train`` False) x comes back as it is. ``mask`` is used in place of a drawn one;
-    ``return_mask`` adds the mask (None outside of training) to the result. What is drawn depends on the row in the
-    global batch, so that any number of ranks drops the same elements.
+    Outside of training (``config.train`` False) x is returned unchanged. What is drawn depends on the row in the global
+    batch, so that any number of ranks drops the same elements.
+
+    Args:
+        x: array or Variable of a floating type, any shape.
+        ratio: the probability of zero, from 0 to less than 1.
+        mask: a factor for each element, in the shape of x, used instead of a drawn one.
+        return_mask: also return the mask; None outside of training.
+
+    Raises:
+        ValueError: ``ratio`` is out of range, or ``mask`` has another shape than x.
+
+    Example:
+        >>> with dbrdist.using_config("train", False):
+        ...     F.dropout(np.ones(3), 0.5).array
+        array([1., 1., 1.])
+        >>> with dbrdist.using_config("train", True):
+        ...     F.dropout(np.ones(3), mask=np.array([0.0, 2.0, 2.0])).array
+        array([0., 2., 2.])
     """
     if not 0.0 <= ratio < 1.0:
         raise expected("dropout", "ratio", "a number from 0 to less than 1", ratio)
@@ -79,11 +95,23 @@ def dropout(x: Operand, ratio: float = 0.5, *, mask: Array | None = None, return
 
 
 def rrelu(x: Operand, l: float = 1 / 8, u: float = 1 / 3, *, r: Array | None = None, return_r: bool = False) -> Any:
-    """x where x >= 0, else r x with a slope r for each element, uniform from ``l`` to ``u`` (Xu et al. 2015).
+    """x where x >= 0, else r x with a random slope r for each element (Xu et al. 2015).
 
-    Outside of training (``config.train`` False) r is (l + u) / 2 everywhere. ``r`` is used in place of a drawn one in
-    training; ``return_r`` adds the slopes to the result. Slopes depend on the row in the global batch, as in
-    :func:`dropout`.
+    What is drawn depends on the row in the global batch, as in :func:`dropout`.
+
+    Args:
+        x: array or Variable of a floating type, any shape.
+        l, u: lower and upper bound of the slopes, 0 <= l < u < 1; outside of training all slopes are (l + u) / 2.
+        r: slopes in the shape of x, used in training instead of drawn ones.
+        return_r: also return the slopes.
+
+    Raises:
+        ValueError: the bounds are out of range, or r has another shape than x.
+
+    Example:
+        >>> with dbrdist.using_config("train", False):
+        ...     F.rrelu(np.array([2.0, -2.0]), 0.25, 0.75).array
+        array([ 2., -1.])
     """
     if not 0 <= l < u < 1:
         raise expected("rrelu", "l, u", "0 <= l < u < 1", f"{l} and {u}")
@@ -118,9 +146,22 @@ def _normal(radius_bits: Array, angle_bits: Array, dtype: Any) -> Array:
 
 
 def gaussian(mean: Operand, ln_var: Operand, *, eps: Array | None = None, return_eps: bool = False) -> Any:
-    """mean + exp(ln_var / 2) eps with eps from N(0, 1): a reparametrized sample, differentiable in both.
+    """A reparametrized sample mean + exp(ln_var / 2) eps, eps from N(0, 1) (Kingma and Welling 2014).
 
-    ``eps`` is used in place of drawn values; ``return_eps`` adds it to the result (Kingma and Welling 2014).
+    It is differentiable in mean and variance. What is drawn depends on the row in the global batch.
+
+    Args:
+        mean: the means, any shape.
+        ln_var: the logarithms of the variances, in the shape of ``mean``.
+        eps: standard normal numbers in the shape of ``mean``, used instead of drawn ones.
+        return_eps: also return eps.
+
+    Raises:
+        ValueError: ``ln_var`` has another shape than ``mean``.
+
+    Example:
+        >>> F.gaussian(np.array([1.0]), np.array([0.0]), eps=np.array([2.0])).array
+        array([3.])
     """
     mean, ln_var = together("gaussian", mean=mean, ln_var=ln_var)
     if mean.shape != ln_var.shape:
@@ -141,6 +182,10 @@ def gumbel_softmax(log_pi: Operand, tau: float = 0.1, axis: int = 1) -> Variable
         axis: the axis of the classes.
 
     What is drawn depends on the row in the global batch, as in :func:`dropout`.
+
+    Example:
+        >>> F.gumbel_softmax(np.zeros((1, 3))).array.sum().round(6)
+        np.float64(1.0)
     """
     if not tau > 0:
         raise expected("gumbel_softmax", "tau", "a number above 0", tau)
@@ -168,9 +213,23 @@ class Zoneout(ops.Where):
 
 
 def zoneout(h: Operand, x: Operand, ratio: float = 0.5) -> Variable:
-    """Elements of h with probability ``ratio``, else those of x: randomly keeps the state of a recurrent network.
+    """Elements of h with probability ``ratio``, else those of x (Krueger et al. 2016, arXiv:1606.01305).
 
-    Outside of training ratio h + (1 - ratio) x (Krueger et al. 2016, arXiv:1606.01305). Equal shapes.
+    It randomly keeps the previous state of a recurrent network. Outside of training the result is ratio h +
+    (1 - ratio) x.
+
+    Args:
+        h: the previous state, any shape.
+        x: the new state, in the shape of h.
+        ratio: the probability of keeping an element of h, from 0 to 1.
+
+    Raises:
+        ValueError: ``ratio`` is out of range, or the shapes differ.
+
+    Example:
+        >>> with dbrdist.using_config("train", False):
+        ...     F.zoneout(np.zeros(2), np.ones(2), 0.25).array
+        array([0.75, 0.75])
     """
     if not 0.0 <= ratio <= 1.0:
         raise expected("zoneout", "ratio", "a number from 0 to 1", ratio)
@@ -200,6 +259,10 @@ def simplified_dropconnect(
         use_batchwise_mask: whether each example has a mask of its own; else all examples of all ranks have one.
 
     Wan et al. 2013, with the mean taken before the activation.
+
+    Example:
+        >>> F.simplified_dropconnect(np.ones((1, 2)), np.ones((3, 2)), train=False).array
+        array([[2., 2., 2.]])
     """
     name = "simplified_dropconnect"
     if not 0.0 <= ratio < 1.0:

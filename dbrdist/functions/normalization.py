@@ -342,6 +342,11 @@ def batch_normalization(
         running_mean, running_var: arrays that move towards the statistics of the batch, or None.
         decay: their weight of the past.
         axis: the axes to average over; None keeps as many after the first as gamma has: the channels, as a rule.
+
+    Example:
+        >>> F.batch_normalization(np.array([[1.0], [3.0]]), np.ones(1), np.zeros(1), eps=0.0).array
+        array([[-1.],
+               [ 1.]])
     """
     axis = checked_axis("batch_normalization", x, gamma, axis, beta=beta)
     if (running_mean is None) != (running_var is None):
@@ -358,7 +363,24 @@ def fixed_batch_normalization(
     x: Operand, gamma: Operand, beta: Operand, mean: Operand, var: Operand, eps: float = 2e-5,
     axis: int | Sequence[int] | None = None,
 ) -> Variable:  # fmt: skip
-    """Normalize with given mean and variance; arguments as in :func:`batch_normalization`."""
+    """Normalize with given mean and variance, gamma (x - mean) / sqrt(var + eps) + beta, as at inference.
+
+    Args:
+        x: input, shape (N, C, D...).
+        gamma, beta: factor and offset, shape (C,), or that of the axes which ``axis`` leaves.
+        mean, var: statistics in the shape of gamma.
+        eps: added to the variance before the root.
+        axis: the axes over which the statistics were taken; None is all but those of gamma, as in
+            :func:`batch_normalization`.
+
+    Raises:
+        ValueError: gamma, beta, mean and var do not match x and ``axis``.
+
+    Example:
+        >>> one = np.ones(1)
+        >>> F.fixed_batch_normalization(np.array([[5.0]]), 2 * one, one, 3 * one, 4 * one, eps=0.0).array
+        array([[3.]])
+    """
     axis = checked_axis("fixed_batch_normalization", x, gamma, axis, beta=beta, mean=mean, var=var)
     key = _key(x, gamma) if isinstance(as_array(x), ndarray) else None  # four copies cost a GPU more than a ReLU
     return FixedBatchNormalization(eps, axis, key).apply((x, gamma, beta, mean, var))[0]

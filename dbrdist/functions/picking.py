@@ -44,6 +44,10 @@ def get_item(x: Operand, slices: Any) -> Variable:
     Args:
         x: array or Variable.
         slices: numbers, slices, None, Ellipsis, and arrays of integers or booleans, as in NumPy.
+
+    Example:
+        >>> F.get_item(np.array([[1.0, 2.0], [3.0, 4.0]]), (slice(None), 0)).array
+        array([1., 3.])
     """
     if isinstance(slices, (tuple, list)) and sum(s is Ellipsis for s in slices) > 1:
         raise expected("get_item", "slices", "at most one Ellipsis", repr(slices))
@@ -56,6 +60,10 @@ def select_item(x: Operand, t: Operand) -> Variable:
     Args:
         x: scores (N, K).
         t: integers (N,), from 0 to K - 1.
+
+    Example:
+        >>> F.select_item(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([1, 0])).array
+        array([2., 3.])
     """
     x, t = as_variable(x), as_array(t)
     if x.ndim != 2 or t.shape != x.shape[:1] or t.dtype.kind not in "iu":
@@ -89,6 +97,10 @@ def permutate(x: Operand, indices: Operand, axis: int = 0, inv: bool = False) ->
         indices: integers (n,): the old positions in their new order.
         axis: the axis, of length n; default 0.
         inv: undo the permutation instead; default False.
+
+    Example:
+        >>> F.permutate(np.array([1.0, 2.0, 3.0]), np.array([2, 0, 1])).array
+        array([3., 1., 2.])
     """
     x, indices = as_variable(x), as_array(indices)
     axis = one_axis("permutate", x.ndim, axis)
@@ -113,6 +125,10 @@ def flip(x: Operand, axis: int) -> Variable:
     Args:
         x: array or Variable.
         axis: axis to reverse.
+
+    Example:
+        >>> F.flip(np.array([1.0, 2.0, 3.0]), 0).array
+        array([3., 2., 1.])
     """
     x = as_variable(x)
     axis = one_axis("flip", x.ndim, axis)
@@ -124,6 +140,11 @@ def flipud(a: Operand) -> Variable:
 
     Args:
         a: array or Variable with that axis.
+
+    Example:
+        >>> F.flipud(np.array([[1.0], [2.0]])).array
+        array([[2.],
+               [1.]])
     """
     return flip(a, 0)
 
@@ -133,6 +154,10 @@ def fliplr(a: Operand) -> Variable:
 
     Args:
         a: array or Variable with that axis.
+
+    Example:
+        >>> F.fliplr(np.array([[1.0, 2.0]])).array
+        array([[2., 1.]])
     """
     return flip(a, 1)
 
@@ -189,6 +214,10 @@ def diagonal(x: Operand, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Var
         offset: columns to the right of the main diagonal, negative for the left; default 0.
         axis1: axis of the rows; default 0.
         axis2: axis of the columns; default 1.
+
+    Example:
+        >>> F.diagonal(np.arange(9.0).reshape(3, 3)).array
+        array([0., 4., 8.])
     """
     x = as_variable(x)
     if x.ndim < 2:
@@ -206,6 +235,10 @@ def where(condition: Any, x: Any, y: Any) -> Variable:
         condition: booleans, which broadcast with x and y.
         x: values where the condition holds.
         y: values elsewhere.
+
+    Example:
+        >>> F.where(np.array([True, False]), np.array([1.0, 2.0]), np.array([3.0, 4.0])).array
+        array([1., 4.])
     """
     condition = as_array(condition)
     if isinstance(condition, np.bool_):  # what NumPy's comparisons make of arrays without axes
@@ -223,6 +256,10 @@ def scatter_add(a: Operand, slices: Any, b: Operand) -> Variable:
         a: array or Variable.
         slices: numbers, slices or arrays of integers, as in NumPy.
         b: values to add, which broadcast to a[slices].
+
+    Example:
+        >>> F.scatter_add(np.zeros(3), np.array([0, 0, 2]), np.ones(3)).array
+        array([2., 0., 1.])
     """
     a, b = together("scatter_add", "number", a=a, b=b)
     slices = as_array(slices)

@@ -113,6 +113,11 @@ def max_pooling_2d(
     Returns:
         (N, C, OH, OW) with OH = ceil((H + 2 pad - kh) / stride) + 1 (floor without ``cover_all``), and with
         ``return_indices`` an array of int32 of the same shape.
+
+    Example:
+        >>> F.max_pooling_2d(np.arange(16.0).reshape(1, 1, 4, 4), 2).array[0, 0]
+        array([[ 5.,  7.],
+               [13., 15.]])
     """
     pooling = MaxPooling2D(_geometry("max", x, ksize, stride, pad, cover_all))
     y = pooling.apply((x,))[0]
@@ -127,6 +132,11 @@ def average_pooling_2d(x: Operand, ksize: PerAxis, stride: PerAxis | None = None
         ksize: length of the window, a number or one for each axis.
         stride: step of the window; None for ksize.
         pad: zeros (minus infinity for maxima) on both sides; default 0.
+
+    Example:
+        >>> F.average_pooling_2d(np.arange(16.0).reshape(1, 1, 4, 4), 2).array[0, 0]
+        array([[ 2.5,  4.5],
+               [10.5, 12.5]])
     """
     return AveragePooling2D(_geometry("average", x, ksize, stride, pad, False)).apply((x,))[0]
 
@@ -136,6 +146,10 @@ def global_average_pooling_2d(x: Operand) -> Variable:
 
     Args:
         x: images (N, C, H, W).
+
+    Example:
+        >>> F.global_average_pooling_2d(np.arange(4.0).reshape(1, 1, 2, 2)).array
+        array([[1.5]])
     """
     return ops.reshape(average_pooling_2d(x, x.shape[2:]), x.shape[:2])
 

@@ -169,6 +169,10 @@ def max_pooling_nd(
         pad: zeros (minus infinity for maxima) on both sides; default 0.
         cover_all: let the last window reach beyond the input, so that every element is covered; default True.
         return_indices: also return the position of each maximum in its window; default False.
+
+    Example:
+        >>> F.max_pooling_nd(np.array([[[1.0, 3.0, 5.0, 2.0]]]), 2).array
+        array([[[3., 5.]]])
     """
     return _max("max_pooling_nd", None, x, ksize, stride, pad, cover_all, return_indices)
 
@@ -186,6 +190,10 @@ def max_pooling_1d(
         pad: zeros (minus infinity for maxima) on both sides; default 0.
         cover_all: let the last window reach beyond the input, so that every element is covered; default True.
         return_indices: also return the position of each maximum in its window; default False.
+
+    Example:
+        >>> F.max_pooling_1d(np.array([[[1.0, 3.0, 5.0, 2.0]]]), 2).array
+        array([[[3., 5.]]])
     """
     return _max("max_pooling_1d", 1, x, ksize, stride, pad, cover_all, return_indices)
 
@@ -203,6 +211,10 @@ def max_pooling_3d(
         pad: zeros (minus infinity for maxima) on both sides; default 0.
         cover_all: let the last window reach beyond the input, so that every element is covered; default True.
         return_indices: also return the position of each maximum in its window; default False.
+
+    Example:
+        >>> F.max_pooling_3d(np.ones((1, 1, 4, 4, 4)), 2).shape
+        (1, 1, 2, 2, 2)
     """
     return _max("max_pooling_3d", 3, x, ksize, stride, pad, cover_all, return_indices)
 
@@ -262,6 +274,10 @@ def average_pooling_nd(
         stride: step of the window; None for ksize.
         pad: zeros (minus infinity for maxima) on both sides; default 0.
         pad_value: 0 counts padding as zeros, None leaves it out of the mean.
+
+    Example:
+        >>> F.average_pooling_nd(np.array([[[1.0, 3.0, 5.0, 7.0]]]), 2).array
+        array([[[2., 6.]]])
     """
     return _average("average_pooling_nd", None, x, ksize, stride, pad, pad_value)
 
@@ -277,6 +293,10 @@ def average_pooling_1d(
         stride: step of the window; None for ksize.
         pad: zeros (minus infinity for maxima) on both sides; default 0.
         pad_value: 0 counts padding as zeros, None leaves it out of the mean.
+
+    Example:
+        >>> F.average_pooling_1d(np.array([[[1.0, 3.0, 5.0, 7.0]]]), 2).array
+        array([[[2., 6.]]])
     """
     return _average("average_pooling_1d", 1, x, ksize, stride, pad, pad_value)
 
@@ -292,6 +312,10 @@ def average_pooling_3d(
         stride: step of the window; None for ksize.
         pad: zeros (minus infinity for maxima) on both sides; default 0.
         pad_value: 0 counts padding as zeros, None leaves it out of the mean.
+
+    Example:
+        >>> F.average_pooling_3d(np.ones((1, 1, 4, 4, 4)), 2).shape
+        (1, 1, 2, 2, 2)
     """
     return _average("average_pooling_3d", 3, x, ksize, stride, pad, pad_value)
 
@@ -344,6 +368,10 @@ def unpooling_nd(
         pad: elements cut off on both sides; default 0.
         outsize: sizes of the result; None for the smallest.
         cover_all: the rounding of the pooling that is undone; default True.
+
+    Example:
+        >>> F.unpooling_nd(np.array([[[1.0, 2.0]]]), 2, cover_all=False).array
+        array([[[1., 1., 2., 2.]]])
     """
     return _unpooling("unpooling_nd", None, x, ksize, stride, pad, outsize, cover_all)
 
@@ -361,6 +389,10 @@ def unpooling_1d(
         pad: elements cut off on both sides; default 0.
         outsize: sizes of the result; None for the smallest.
         cover_all: the rounding of the pooling that is undone; default True.
+
+    Example:
+        >>> F.unpooling_1d(np.array([[[1.0, 2.0]]]), 2, cover_all=False).array
+        array([[[1., 1., 2., 2.]]])
     """
     return _unpooling("unpooling_1d", 1, x, ksize, stride, pad, outsize, cover_all)
 
@@ -378,6 +410,11 @@ def unpooling_2d(
         pad: elements cut off on both sides; default 0.
         outsize: sizes of the result; None for the smallest.
         cover_all: the rounding of the pooling that is undone; default True.
+
+    Example:
+        >>> F.unpooling_2d(np.array([[[[1.0, 2.0]]]]), 2, cover_all=False).array[0, 0]
+        array([[1., 1., 2., 2.],
+               [1., 1., 2., 2.]])
     """
     return _unpooling("unpooling_2d", 2, x, ksize, stride, pad, outsize, cover_all)
 
@@ -395,6 +432,10 @@ def unpooling_3d(
         pad: elements cut off on both sides; default 0.
         outsize: sizes of the result; None for the smallest.
         cover_all: the rounding of the pooling that is undone; default True.
+
+    Example:
+        >>> F.unpooling_3d(np.ones((1, 1, 2, 2, 2)), 2, cover_all=False).shape
+        (1, 1, 4, 4, 4)
     """
     return _unpooling("unpooling_3d", 3, x, ksize, stride, pad, outsize, cover_all)
 
@@ -421,10 +462,28 @@ def upsampling_2d(
     x: Operand, indexes: Operand, ksize: PerAxis, stride: PerAxis | None = None, pad: PerAxis = 0,
     outsize: PerAxis | None = None, cover_all: bool = True,
 ) -> Variable:  # fmt: skip
-    """Each element of x (N, C, H, W) at the place in its window that ``indexes`` names, overlaps added.
+    """Each element of x at the place in its window that ``indexes`` names; overlaps are added.
 
-    ``indexes``: integers of the shape of x, as ``max_pooling_2d(..., return_indices=True)`` gives them. The rest as of
-    :func:`unpooling_2d`.
+    Args:
+        x: pooled images, shape (N, C, H, W).
+        indexes: places u * kw + v within the windows, integers in the shape of x, as returned by
+            ``max_pooling_2d(..., return_indices=True)``.
+        ksize, stride, pad: those of the pooling, each a number or a pair for rows and columns; ``stride`` None means
+            ``ksize``.
+        outsize: height and width of the result; None derives them from the other arguments.
+        cover_all: whether the pooling let its last window reach beyond the image.
+
+    Raises:
+        ValueError: ``indexes`` has another shape than x, or places outside of the window.
+
+    Example:
+        >>> x = np.arange(16.0).reshape(1, 1, 4, 4)
+        >>> y, indexes = F.max_pooling_2d(x, 2, return_indices=True)
+        >>> F.upsampling_2d(y, indexes, 2, outsize=(4, 4)).array[0, 0]
+        array([[ 0.,  0.,  0.,  0.],
+               [ 0.,  5.,  0.,  7.],
+               [ 0.,  0.,  0.,  0.],
+               [ 0., 13.,  0., 15.]])
     """
     x, k, s, p = _windows("upsampling_2d", 2, x, ksize, stride, pad)
     indexes = as_array(indexes)
@@ -443,9 +502,24 @@ def upsampling_2d(
 
 
 def spatial_pyramid_pooling_2d(x: Operand, pyramid_height: int, pooling: Any = None) -> Variable:
-    """The largest elements of x (N, C, H, W) in 1, 2 x 2, 4 x 4, ... windows (He et al. 2014, arXiv:1406.4729).
+    """The largest elements in 1, 2 x 2, 4 x 4, ... windows (He et al. 2014, arXiv:1406.4729).
 
-    Returns (N, C (1 + 4 + ... + 4^(pyramid_height - 1)), 1, 1), whatever H and W are. ``pooling``: None or 'max'.
+    The result has the same length for images of any size.
+
+    Args:
+        x: images, shape (N, C, H, W).
+        pyramid_height: the number of levels P; H and W are at least 2^(P - 1).
+        pooling: 'max', or None for the same.
+
+    Returns:
+        A Variable of shape (N, C (1 + 4 + ... + 4^(P - 1)), 1, 1).
+
+    Raises:
+        ValueError: the image is too small for ``pyramid_height``, or ``pooling`` is unknown.
+
+    Example:
+        >>> F.spatial_pyramid_pooling_2d(np.zeros((1, 2, 7, 9)), 2).shape
+        (1, 10, 1, 1)
     """
     (x,) = together("spatial_pyramid_pooling_2d", x=x)
     if pooling not in (None, "max"):

@@ -25,6 +25,10 @@ def matmul(a: Operand, b: Operand, transa: bool = False, transb: bool = False) -
         b: right operand (..., K, L).
         transa: exchange the last two axes of a first; default False.
         transb: exchange the last two axes of b first; default False.
+
+    Example:
+        >>> F.matmul(np.array([[1.0, 2.0]]), np.array([[3.0], [4.0]])).array
+        array([[11.]])
     """
     a, b = together("matmul", "number", a=a, b=b)
     if not a.ndim or not b.ndim:
@@ -46,6 +50,10 @@ def batch_matmul(a: Operand, b: Operand, transa: bool = False, transb: bool = Fa
         b: right operand (..., K, L).
         transa: exchange the last two axes of a first; default False.
         transb: exchange the last two axes of b first; default False.
+
+    Example:
+        >>> F.batch_matmul(np.ones((5, 2, 3)), np.ones((5, 3, 4))).shape
+        (5, 2, 4)
     """
     a, b = together("batch_matmul", "number", a=a, b=b)
     a, b = (ops.reshape(v, (*v.shape, 1)) if v.ndim == 2 else v for v in (a, b))
@@ -61,6 +69,10 @@ def tensordot(a: Operand, b: Operand, axes: Any = 2) -> Variable:
         a: left operand.
         b: right operand.
         axes: number of axes to sum over, or a pair of lists of axes; default 2.
+
+    Example:
+        >>> F.tensordot(np.ones((2, 3, 4)), np.ones((3, 4, 5))).shape
+        (2, 5)
     """
     a, b = together("tensordot", "number", a=a, b=b)
     if isinstance(axes, (int, np.integer)):

@@ -140,6 +140,10 @@ def forget(func: Callable[..., Any], *xs: Any) -> Any:
     pass through it. ``func`` must compute the same both times: random numbers repeat, and links that count or
     average what they see do so once, since ``config.in_recomputing`` is then set. Parameters and other Variables that
     ``func`` uses get their gradients, and derivatives of any order work.
+
+    Example:
+        >>> F.forget(lambda x: F.exp(F.sin(x)), np.zeros(1)).array
+        array([1.])
     """
     if not callable(func):
         raise TypeError(f"forget: func must be callable, got {type(func).__name__}")

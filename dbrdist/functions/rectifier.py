@@ -68,5 +68,9 @@ def relu(x: Operand) -> Variable:
 
     Args:
         x: array or Variable of a floating type, any shape.
+
+    Example:
+        >>> F.relu(np.array([-1.0, 2.0])).array
+        array([0., 2.])
     """
     return ReLU().apply((x,))[0]

@@ -124,6 +124,11 @@ def roi_average_pooling_2d(
         spatial_scale: size of x divided by the size in which ``rois`` are given.
 
     A bin beyond the image gives 0.
+
+    Example:
+        >>> x, rois = np.arange(16.0).reshape(1, 1, 4, 4), np.array([[0.0, 0.0, 2.0, 2.0]])
+        >>> F.roi_average_pooling_2d(x, rois, np.array([0]), 1, 1.0).array
+        array([[[[2.5]]]])
     """
     name = "roi_average_pooling_2d"
     x = _images(name, x)
@@ -194,6 +199,11 @@ def roi_average_align_2d(
         sampling_ratio: how many places a bin has along each axis, a number or a pair; None for one in each pixel.
 
     Values between pixels are bilinear; places more than one pixel beyond the border count as 0.
+
+    Example:
+        >>> x, rois = np.ones((1, 1, 4, 4)), np.array([[0.0, 0.0, 2.0, 2.0]])
+        >>> F.roi_average_align_2d(x, rois, np.array([0]), 1, 1.0, 2).array
+        array([[[[1.]]]])
     """
     name = "roi_average_align_2d"
     x = _images(name, x)
@@ -258,9 +268,24 @@ def _max_pooling(x: Variable, regions: Regions, adds_one: bool) -> Any:
 def roi_max_pooling_2d(
     x: Operand, rois: Operand, roi_indices: Operand, outsize: PerAxis, spatial_scale: float
 ) -> Variable:
-    """The maximum of x over each bin of each region: (R, C, I, J); arguments as in :func:`roi_average_pooling_2d`.
+    """The maximum of x over the pixels in each bin of each region (Girshick 2015).
 
     The gradient goes to the first of equal maxima; a bin beyond the image gives 0.
+
+    Args:
+        x: images, shape (N, C, H, W).
+        rois: regions, shape (R, 4): (y_min, x_min, y_max, x_max) in pixels of the original image.
+        roi_indices: the number of the image of each region, integers of shape (R,).
+        outsize: the number of bins of a region, (I, J) or one number for both.
+        spatial_scale: the size of x divided by that of the original image.
+
+    Returns:
+        A Variable of shape (R, C, I, J).
+
+    Example:
+        >>> x, rois = np.arange(16.0).reshape(1, 1, 4, 4), np.array([[0.0, 0.0, 2.0, 2.0]])
+        >>> F.roi_max_pooling_2d(x, rois, np.array([0]), 1, 1.0).array
+        array([[[[5.]]]])
     """
     name = "roi_max_pooling_2d"
     x = _images(name, x)
@@ -278,6 +303,10 @@ def roi_pooling_2d(x: Operand, rois: Operand, outh: int, outw: int, spatial_scal
         spatial_scale: size of x divided by the size in which ``rois`` are given.
 
     As :func:`roi_max_pooling_2d`, which has another order of numbers and does not count the last pixel.
+
+    Example:
+        >>> F.roi_pooling_2d(np.ones((1, 2, 4, 4)), np.array([[0.0, 0.0, 0.0, 3.0, 3.0]]), 2, 2, 1.0).shape
+        (1, 2, 2, 2)
     """
     name = "roi_pooling_2d"
     x = _images(name, x)
@@ -292,9 +321,25 @@ def roi_pooling_2d(x: Operand, rois: Operand, outh: int, outw: int, spatial_scal
 def roi_max_align_2d(
     x: Operand, rois: Operand, roi_indices: Operand, outsize: PerAxis, spatial_scale: float, sampling_ratio: Any = None
 ) -> Variable:
-    """The maximum of x over places between its pixels in each bin of each region: (R, C, I, J).
+    """The maximum of x over places between its pixels in each bin of each region.
 
-    Arguments as in :func:`roi_average_align_2d`. Places beyond the border are left out; a bin without any gives 0.
+    Places beyond the border are left out; a bin without any gives 0.
+
+    Args:
+        x: images, shape (N, C, H, W).
+        rois: regions, shape (R, 4): (y_min, x_min, y_max, x_max) in pixels of the original image.
+        roi_indices: the number of the image of each region, integers of shape (R,).
+        outsize: the number of bins of a region, (I, J) or one number for both.
+        spatial_scale: the size of x divided by that of the original image.
+        sampling_ratio: places per bin along each axis, a number or a pair; None takes as many as the bin has pixels.
+
+    Returns:
+        A Variable of shape (R, C, I, J).
+
+    Example:
+        >>> x, rois = np.arange(16.0).reshape(1, 1, 4, 4), np.array([[0.0, 0.0, 4.0, 4.0]])
+        >>> F.roi_max_align_2d(x, rois, np.array([0]), 1, 1.0, 2).shape
+        (1, 1, 1, 1)
     """
     name = "roi_max_align_2d"
     x = _images(name, x)

@@ -127,11 +127,25 @@ class LSTM(FunctionNode):
 
 
 def lstm(c_prev: Operand, x: Operand) -> tuple[Any, Any]:
-    """One step of long short-term memory with forget gates (Gers et al. 2000): the new cell c and the output h.
+    """One step of long short-term memory with forget gates (Gers et al. 2000): c = tanh(a) s(i) + c_prev s(f),
+    h = tanh(c) s(o), with s the sigmoid.
 
-    ``x`` (M, 4 U, ...) holds for each unit the sources of the cell input a and of the input, forget and output gates
-    i, f, o, in this order: c = tanh(a) s(i) + c_prev s(f), h = tanh(c) s(o), with s the sigmoid. ``c_prev``
-    (N, U, ...): where M < N, the rows from M on pass through to c (sequences sorted by descending length).
+    Args:
+        c_prev: the cell before, shape (N, U, ...). Where x has fewer rows M, the rows from M on pass through to the new
+            cell (sequences sorted by descending length).
+        x: the inputs of the gates, shape (M, 4 U, ...): for each unit the cell input a and the input, forget and output
+            gates i, f, o, in this order.
+
+    Returns:
+        The new cell c (N, U, ...) and the output h (M, U, ...).
+
+    Raises:
+        ValueError: axis 1 of x is no multiple of 4, or ``c_prev`` does not match x.
+
+    Example:
+        >>> c, h = F.lstm(np.ones((1, 2)), np.zeros((1, 8)))
+        >>> c.array
+        array([[0.5, 0.5]])
     """
     c_prev, x = together("lstm", c_prev=c_prev, x=x)
     if x.ndim < 2 or x.shape[1] % 4:
@@ -183,10 +197,24 @@ class GatedSum(FunctionNode):
 
 
 def slstm(c_prev1: Operand, c_prev2: Operand, x1: Operand, x2: Operand) -> tuple[Any, Any]:
-    """One step of S-LSTM (Zhu et al. 2015, arXiv:1503.04881): two cells c_prev1 and c_prev2 flow into one.
+    """One step of S-LSTM, which joins two cells (Zhu et al. 2015, arXiv:1503.04881).
 
-    ``x1`` and ``x2`` (N, 4 U, ...) hold a, i, f, o for each unit as in :func:`lstm`:
-    c = tanh(a1) s(i1) + tanh(a2) s(i2) + c_prev1 s(f1) + c_prev2 s(f2), h = tanh(c) s(o1 + o2). Returns c and h.
+    c = tanh(a1) s(i1) + tanh(a2) s(i2) + c_prev1 s(f1) + c_prev2 s(f2), h = tanh(c) s(o1 + o2), s is the sigmoid.
+
+    Args:
+        c_prev1, c_prev2: the cells of the two children, shape (N, U, ...).
+        x1, x2: the inputs of the gates, shape (N, 4 U, ...): a, i, f, o for each unit, as in :func:`lstm`.
+
+    Returns:
+        The new cell c and the output h, both (N, U, ...).
+
+    Raises:
+        ValueError: axis 1 of x1 is no multiple of 4, or a shape does not match x1.
+
+    Example:
+        >>> c, h = F.slstm(np.ones((1, 2)), np.ones((1, 2)), np.zeros((1, 8)), np.zeros((1, 8)))
+        >>> c.array
+        array([[1., 1.]])
     """
     c1, c2, x1, x2 = together("slstm", c_prev1=c_prev1, c_prev2=c_prev2, x1=x1, x2=x2)
     if x1.ndim < 2 or x1.shape[1] % 4:
@@ -202,10 +230,24 @@ def slstm(c_prev1: Operand, c_prev2: Operand, x1: Operand, x2: Operand) -> tuple
 
 
 def tree_lstm(*inputs: Any) -> tuple[Any, Any]:
-    """One step of Tree-LSTM (Tai et al. 2015, arXiv:1503.00075): ``tree_lstm(c_1, ..., c_n, x)`` gives c and h.
+    """One step of Tree-LSTM over any number of children (Tai et al. 2015, arXiv:1503.00075).
 
-    ``x`` (N, (3 + n) U, ...) holds one after another the sources a, i, o, f_1, ..., f_n:
-    c = tanh(a) s(i) + c_1 s(f_1) + ... + c_n s(f_n), h = tanh(c) s(o). The cells have the shape (N, U, ...).
+    c = tanh(a) s(i) + c_1 s(f_1) + ... + c_n s(f_n), h = tanh(c) s(o), with s the sigmoid.
+
+    Args:
+        inputs: the cells c_1, ..., c_n of the children, shape (N, U, ...), then the inputs of the gates, shape
+            (N, (3 + n) U, ...): a, i, o, f_1, ..., f_n follow each other.
+
+    Returns:
+        The new cell c and the output h, both (N, U, ...).
+
+    Raises:
+        ValueError: the shapes of the cells do not match that of the last input.
+
+    Example:
+        >>> c, h = F.tree_lstm(np.ones((1, 2)), np.ones((1, 2)), np.zeros((1, 10)))
+        >>> c.array
+        array([[1., 1.]])
     """
     if len(inputs) < 2:
         raise TypeError(f"tree_lstm: expected at least one cell and x, got {len(inputs)} arguments")

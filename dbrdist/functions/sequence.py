@@ -35,9 +35,23 @@ class PadSequence(FunctionNode):
 
 
 def pad_sequence(xs: Sequence[Any], length: int | None = None, padding: Any = 0) -> Variable:
-    """Arrays (L_i, ...) of different lengths as rows of one array (N, length, ...), filled up with ``padding``.
+    """Arrays of different lengths as rows of one array, filled up with a constant.
 
-    ``length``: None for the greatest L_i.
+    Args:
+        xs: arrays of shapes (L_i, ...), which agree in all axes but the first.
+        length: the length of the rows; None takes the largest L_i.
+        padding: the number that fills the rest.
+
+    Returns:
+        A Variable of shape (N, length, ...).
+
+    Raises:
+        ValueError: ``length`` is less than the largest L_i, or the type of xs cannot hold ``padding``.
+
+    Example:
+        >>> F.pad_sequence([np.array([1.0, 2.0]), np.array([3.0])], padding=-1).array
+        array([[ 1.,  2.],
+               [ 3., -1.]])
     """
     xs = _sequences("pad_sequence", xs)
     longest = max(x.shape[0] for x in xs)
@@ -81,9 +95,20 @@ class TransposeSequence(FunctionNode):
 
 
 def transpose_sequence(xs: Sequence[Any]) -> tuple[Any, ...]:
-    """For each t the t-th elements of all sequences longer than t, stacked: a tuple of L_0 arrays (N_t, ...).
+    """For each t the t-th elements of all sequences longer than t, stacked.
 
-    xs: arrays (L_i, ...), the longest first.
+    Args:
+        xs: arrays of shapes (L_i, ...), the longest first.
+
+    Returns:
+        A tuple of L_0 Variables of shapes (N_t, ...), with N_t the number of sequences longer than t.
+
+    Raises:
+        ValueError: the lengths do not descend.
+
+    Example:
+        >>> [y.array.tolist() for y in F.transpose_sequence([np.array([1.0, 2.0]), np.array([3.0])])]
+        [[1.0, 3.0], [2.0]]
     """
     if not len(xs):
         return ()

@@ -69,8 +69,19 @@ def _chain(function: str, cost: Any, xs: Sequence[Any]) -> tuple[Any, list[Any],
 def crf1d(cost: Operand, xs: Sequence[Any], ys: Sequence[Any], reduce: str = "mean") -> Variable:
     """The negative logarithm of the probability of label sequences in a chain (Lafferty et al. 2001).
 
-    ``cost`` (V, V): the score of label j after label i; ``xs``: for each step the scores (N_t, V), N_t falling (the
-    longest sequences first); ``ys``: likewise labels (N_t,). ``reduce``: 'mean' over sequences, or 'no'.
+    Args:
+        cost: transition scores, shape (V, V): ``cost[i, j]`` is the score of label j after label i.
+        xs: for each step the scores of the labels, shape (N_t, V); N_t never grows, the longest sequences come first.
+        ys: for each step the correct labels, integers of shape (N_t,) from 0 to V - 1.
+        reduce: 'mean' over the sequences, or 'no' for one loss per sequence.
+
+    Raises:
+        ValueError: xs and ys differ in length or shape, N_t grows, or a label is not from 0 to V - 1.
+
+    Example:
+        >>> xs, ys = [np.zeros((1, 2))] * 2, [np.array([0]), np.array([1])]
+        >>> F.crf1d(np.zeros((2, 2)), xs, ys).array.round(4)
+        np.float64(1.3863)
     """
     one_of("crf1d", "reduce", ("mean", "no"), reduce)
     cost, xs, dtype = _chain("crf1d", cost, xs)
@@ -103,7 +114,20 @@ def _picked(x: Any, y: Array) -> Any:
 
 
 def argmax_crf1d(cost: Operand, xs: Sequence[Any]) -> tuple[Any, list[Array]]:
-    """The best label sequences of :func:`crf1d` (Viterbi 1967): their scores (N,), and labels as ``ys`` there."""
+    """The best label sequences of :func:`crf1d` (Viterbi 1967).
+
+    Args:
+        cost: transition scores, shape (V, V): ``cost[i, j]`` is the score of label j after label i.
+        xs: for each step the scores of the labels, shape (N_t, V); N_t never grows, the longest sequences come first.
+
+    Returns:
+        The scores of the best sequences, a Variable of shape (N_0,), and a list of int32 arrays (N_t,), one per step.
+
+    Example:
+        >>> score, path = F.argmax_crf1d(np.zeros((2, 2)), [np.array([[1.0, 0.0]]), np.array([[0.0, 2.0]])])
+        >>> score.array, [step.tolist() for step in path]
+        (array([3.]), [[0], [1]])
+    """
     cost, xs, dtype = _chain("argmax_crf1d", cost, xs)
     cost = as_array(cost)
     xp = get_array_module(cost)
@@ -142,6 +166,11 @@ def connectionist_temporal_classification(
         blank_symbol: the number of the blank label.
         input_length, label_length: for each sequence, how many steps and labels count; None for all.
         reduce: 'mean' over sequences, or 'no'.
+
+    Example:
+        >>> xs = [np.zeros((1, 2))] * 2  # two steps, one example, the labels blank and 1
+        >>> F.connectionist_temporal_classification(xs, np.array([[1]]), 0).array.round(4)
+        np.float64(0.2877)
     """
     name = "connectionist_temporal_classification"
     one_of(name, "reduce", ("mean", "no"), reduce)
@@ -299,6 +328,12 @@ def negative_sampling(
         reduce: 'sum', or 'no' for one loss per example.
         samples: t and the noise words (N, ``sample_size`` + 1), t in the first column, in place of drawn ones.
         return_samples: also return these.
+
+    Example:
+        >>> W, x, t = np.zeros((4, 2)), np.ones((1, 2)), np.array([0])
+        >>> sampler = lambda shape: np.ones(shape, np.int32)
+        >>> F.negative_sampling(x, t, W, sampler, 2).array.round(4)
+        np.float64(2.0794)
     """
     one_of("negative_sampling", "reduce", ("sum", "no"), reduce)
     x, W = together("negative_sampling", x=x, W=W)
@@ -339,7 +374,20 @@ def black_out(x: Operand, t: Operand, W: Operand, samples: Operand, reduce: str 
     """-log p_t - sum over samples log(1 - p_s), with p the softmax over t and the samples (Ji et al. 2016,
     arXiv:1511.06909).
 
-    x (N, I), t (N,) words, W (V, I), ``samples`` (N, S) noise words. ``reduce``: 'mean' over N, or 'no'.
+    Args:
+        x: inputs, shape (N, I).
+        t: correct words, integers of shape (N,) from 0 to V - 1.
+        W: embedding of all words, shape (V, I).
+        samples: noise words, integers of shape (N, S).
+        reduce: 'mean' over N, or 'no' for one loss per row.
+
+    Raises:
+        ValueError: a shape does not match, or a word is not from 0 to V - 1.
+
+    Example:
+        >>> loss = F.black_out(np.zeros((1, 2)), np.array([0]), np.zeros((3, 2)), np.array([[1]]))
+        >>> loss.array.round(4)
+        np.float64(1.3863)
     """
     one_of("black_out", "reduce", ("mean", "no"), reduce)
     x, W = together("black_out", x=x, W=W)

@@ -29,6 +29,11 @@ def reshape(x: Operand, shape: Any) -> Variable:
     Args:
         x: array or Variable.
         shape: shape of the result.
+
+    Example:
+        >>> F.reshape(np.arange(6.0), (2, -1)).array
+        array([[0., 1., 2.],
+               [3., 4., 5.]])
     """
     x = as_variable(x)
     shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
@@ -44,6 +49,11 @@ def transpose(x: Operand, axes: tuple[int, ...] | None = None) -> Variable:
     Args:
         x: array or Variable.
         axes: the axes of x in their new order; None reverses them.
+
+    Example:
+        >>> F.transpose(np.array([[1.0, 2.0]])).array
+        array([[1.],
+               [2.]])
     """
     x = as_variable(x)
     if axes is not None:
@@ -60,6 +70,10 @@ def swapaxes(x: Operand, axis1: int, axis2: int) -> Variable:
         x: array or Variable.
         axis1: an axis.
         axis2: the axis that takes its place.
+
+    Example:
+        >>> F.swapaxes(np.ones((2, 3, 4)), 0, 2).shape
+        (4, 3, 2)
     """
     x = as_variable(x)
     order = list(range(x.ndim))
@@ -75,6 +89,10 @@ def moveaxis(x: Operand, source: int | Sequence[int], destination: int | Sequenc
         x: array or Variable.
         source: axis or tuple of axes to move.
         destination: where each of them goes.
+
+    Example:
+        >>> F.moveaxis(np.ones((2, 3, 4)), 0, 2).shape
+        (3, 4, 2)
     """
     x = as_variable(x)
     places = [axes if isinstance(axes, (tuple, list)) else (axes,) for axes in (source, destination)]
@@ -95,6 +113,10 @@ def rollaxis(x: Operand, axis: int, start: int = 0) -> Variable:
         x: array or Variable.
         axis: axis to move.
         start: axis before which it goes; default 0.
+
+    Example:
+        >>> F.rollaxis(np.ones((2, 3, 4)), 2).shape
+        (4, 2, 3)
     """
     x = as_variable(x)
     axis = one_axis("rollaxis", x.ndim, axis)
@@ -110,6 +132,10 @@ def expand_dims(x: Operand, axis: int) -> Variable:
     Args:
         x: array or Variable.
         axis: position of the new axis of length 1.
+
+    Example:
+        >>> F.expand_dims(np.ones(3), 0).shape
+        (1, 3)
     """
     x = as_variable(x)
     axis = one_axis("expand_dims", x.ndim + 1, axis)
@@ -122,6 +148,10 @@ def squeeze(x: Operand, axis: int | Sequence[int] | None = None) -> Variable:
     Args:
         x: array or Variable.
         axis: axis or tuple of axes of length 1 to remove; None for all of them.
+
+    Example:
+        >>> F.squeeze(np.ones((1, 3, 1))).shape
+        (3,)
     """
     x = as_variable(x)
     if axis is None:
@@ -138,6 +168,10 @@ def flatten(x: Operand) -> Variable:
 
     Args:
         x: array or Variable of any shape.
+
+    Example:
+        >>> F.flatten(np.array([[1.0, 2.0], [3.0, 4.0]])).array
+        array([1., 2., 3., 4.])
     """
     x = as_variable(x)
     return ops.reshape(x, (x.size,))
@@ -148,6 +182,10 @@ def broadcast(*args: Any) -> tuple[Any, ...]:
 
     Args:
         args: arrays or Variables that broadcast.
+
+    Example:
+        >>> [y.shape for y in F.broadcast(np.ones((2, 1)), np.ones(3))]
+        [(2, 3), (2, 3)]
     """
     xs = tuple(as_variable(x) for x in args)
     try:
@@ -163,6 +201,11 @@ def broadcast_to(x: Operand, shape: tuple[int, ...]) -> Variable:
     Args:
         x: array or Variable.
         shape: shape of the result.
+
+    Example:
+        >>> F.broadcast_to(np.array([1.0, 2.0]), (2, 2)).array
+        array([[1., 2.],
+               [1., 2.]])
     """
     x = as_variable(x)
     shape = tuple(shape)
@@ -178,6 +221,10 @@ def sum_to(x: Operand, shape: tuple[int, ...]) -> Variable:
     Args:
         x: array or Variable.
         shape: shape of the result.
+
+    Example:
+        >>> F.sum_to(np.ones((2, 3)), (1, 3)).array
+        array([[2., 2., 2.]])
     """
     x = as_variable(x)
     shape = tuple(shape)

@@ -29,6 +29,11 @@ def sparse_matmul(a: Any, b: Any, transa: bool = False, transb: bool = False) ->
         transa, transb: take the transpose of each matrix of a, of b.
 
     The result is dense. The entries of the sparse matrix get a gradient where it ``requires_grad``, zeros do not.
+
+    Example:
+        >>> a = dbrdist.utils.to_coo(np.array([[0.0, 2.0]]))
+        >>> F.sparse_matmul(a, np.array([[1.0], [3.0]])).array
+        array([[6.]])
     """
     if isinstance(a, CooMatrix) == isinstance(b, CooMatrix):
         both = isinstance(a, CooMatrix)

@@ -134,9 +134,18 @@ def _beside(x: Any, n: Any) -> Any:
 
 
 def polygamma(n: Any, x: Operand) -> Variable:
-    """The n-th derivative of digamma, elementwise, with broadcasting; needs SciPy.
+    """The n-th derivative of digamma, elementwise, with broadcasting. It needs SciPy.
 
-    n: integers from 0, which take no gradient.
+    Args:
+        n: integers from 0; take no gradient.
+        x: array or Variable of a floating type.
+
+    Raises:
+        ValueError: n has numbers that are no integers from 0.
+
+    Example:
+        >>> F.polygamma(1, np.array([1.0])).array.round(4)
+        array([1.6449])
     """
     _ORDER_AND_X.check(0, n)
     _ORDER_AND_X.check(1, x)
@@ -150,7 +159,15 @@ def polygamma(n: Any, x: Operand) -> Variable:
 def zeta(x: Any, q: Operand) -> Variable:
     """Hurwitz's zeta function, the sum of (k + q)^-x over k = 0, 1, 2, ..., elementwise, with broadcasting.
 
-    Needs SciPy. x: above 1; takes no gradient. q: above 0.
+    It needs SciPy.
+
+    Args:
+        x: exponents above 1; take no gradient.
+        q: offsets above 0.
+
+    Example:
+        >>> F.zeta(2.0, np.array([1.0])).array.round(4)
+        array([1.6449])
     """
     _X_AND_Q.check(0, x)
     _X_AND_Q.check(1, q)

@@ -24,6 +24,12 @@ def as_strided(x: Operand, shape: Any, strides: Any, storage_offset: int | None 
         storage_offset: the first element; None for 0.
 
     The gradients of an element that is read several times add up.
+
+    Example:
+        >>> F.as_strided(np.arange(4.0), (3, 2), (1, 1)).array
+        array([[0., 1.],
+               [1., 2.],
+               [2., 3.]])
     """
     x = as_variable(x)
     shape = (

@@ -44,6 +44,12 @@ def batch_renormalization(
         running_mean, running_var: the running statistics, arrays of the shape of gamma.
         decay: their weight of the past.
         update_statistics: whether they move, in place, towards those of the batch; after r and d are taken.
+
+    Example:
+        >>> mean, var = np.array([2.0]), np.array([1.0])
+        >>> F.batch_renormalization(np.array([[1.0], [3.0]]), np.ones(1), np.zeros(1), 3.0, 5.0, 0.0, mean, var).array
+        array([[-1.],
+               [ 1.]])
     """
     name = "batch_renormalization"
     for what, running in (("running_mean", running_mean), ("running_var", running_var)):
@@ -66,7 +72,19 @@ def batch_renormalization(
 def fixed_batch_renormalization(
     x: Operand, gamma: Operand, beta: Operand, mean: Operand, var: Operand, eps: float = 2e-5
 ) -> Variable:
-    """Normalize with given mean and variance: :func:`fixed_batch_normalization` by its name in older programs."""
+    """Normalize with given mean and variance: :func:`fixed_batch_normalization` by its name in older programs.
+
+    Args:
+        x: input, shape (N, C, D...).
+        gamma, beta: factor and offset, shape (C,).
+        mean, var: statistics, shape (C,).
+        eps: added to the variance before the root.
+
+    Example:
+        >>> one = np.ones(1)
+        >>> F.fixed_batch_renormalization(np.array([[5.0]]), 2 * one, one, 3 * one, 4 * one, eps=0.0).array
+        array([[3.]])
+    """
     axis = default_axis(len(x.shape), len(gamma.shape))
     return fixed_batch_normalization(x, gamma, beta, mean, var, eps, axis)
 
@@ -157,6 +175,10 @@ def decorrelated_batch_normalization(
         running_mean, running_projection: arrays of shape (groups, K) and (groups, K, K) that move towards m and P in
             place, or None. As a running variance is, P is that of the unbiased covariance: times sqrt((M - 1) / M).
         decay: their weight of the past.
+
+    Example:
+        >>> F.decorrelated_batch_normalization(np.array([[1.0, 2.0], [3.0, 5.0]]), groups=1).shape
+        (2, 2)
     """
     name = "decorrelated_batch_normalization"
     x, rows = _by_groups(name, x, groups)
@@ -193,6 +215,10 @@ def fixed_decorrelated_batch_normalization(
         mean, projection: shapes (groups, K) and (groups, K, K), as the running statistics of
             :func:`decorrelated_batch_normalization`.
         groups: into how many groups of K neighbours the C channels are divided.
+
+    Example:
+        >>> F.fixed_decorrelated_batch_normalization(np.array([[3.0]]), np.ones((1, 1)), np.ones((1, 1, 1)), 1).array
+        array([[2.]])
     """
     name = "fixed_decorrelated_batch_normalization"
     floating(name, mean=mean, projection=projection)

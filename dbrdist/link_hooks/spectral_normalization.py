@@ -55,6 +55,13 @@ class SpectralNormalization(WeightHook):
         factor: multiply by this number; None for 1.
         weight_name: the parameter of the link.
         name: of the hook; default ``SpectralNormalization``.
+
+    Example:
+        >>> layer = L.Linear(3, 2)
+        >>> layer.add_hook(dbrdist.link_hooks.SpectralNormalization())
+        Linear(in_size=3, out_size=2, nobias=False)
+        >>> layer(np.ones((1, 3), np.float32)).shape
+        (1, 2)
     """
 
     name = "SpectralNormalization"

@@ -16,6 +16,14 @@ class WeightStandardization(WeightHook):
         eps: added to the standard deviation.
         weight_name: the parameter of the link.
         name: of the hook; default ``WeightStandardization``.
+
+    Example:
+        >>> layer = L.Convolution2D(3, 2, 3)
+        >>> layer.add_hook(dbrdist.link_hooks.WeightStandardization())
+        Convolution2D(in_channels=3, out_channels=2, ksize=3, stride=(1, 1), pad=(0, 0), nobias=False, dilate=(1, 1),
+        groups=1)
+        >>> layer(np.ones((1, 3, 5, 5), np.float32)).shape
+        (1, 2, 3, 3)
     """
 
     name = "WeightStandardization"

@@ -27,6 +27,10 @@ class MultiHeadAttention(Chain):
         nobias: leave out the biases.
         initialW, initial_bias: initializer, array or number of the four maps ``query``, ``key``, ``value`` and
             ``out``; None for LeCunNormal and 0.
+
+    Example:
+        >>> L.MultiHeadAttention(8, 2)(np.ones((2, 5, 8), np.float32)).shape
+        (2, 5, 8)
     """
 
     def __init__(
@@ -61,6 +65,10 @@ class RMSNormalization(Link):
         size: length of that axis; None takes it from the first batch.
         eps: added to the mean of squares.
         initial_gamma: initializer, array or number; None for 1.
+
+    Example:
+        >>> L.RMSNormalization(2)(np.array([[3.0, -3.0]], np.float32)).array.round(3)
+        array([[ 1., -1.]], dtype=float32)
     """
 
     def __init__(self, size: int | None = None, eps: float = 1e-6, initial_gamma: Any = None) -> None:
@@ -93,6 +101,10 @@ class TransformerBlock(Chain):
         eps: of both normalizations.
         nobias: leave out the biases of linear maps.
         initialW, initial_bias: initializer, array or number of all linear maps; None for LeCunNormal and 0.
+
+    Example:
+        >>> L.TransformerBlock(8, 2)(np.ones((2, 5, 8), np.float32)).shape
+        (2, 5, 8)
     """
 
     def __init__(

@@ -30,6 +30,10 @@ class Maxout(Chain):
         pool_size: how many values each output is the maximum of.
         initialW: initializer, number, or array (out_size, pool_size, in_size); default LeCunNormal.
         initial_bias: likewise, an array being (out_size, pool_size); None leaves b out.
+
+    Example:
+        >>> L.Maxout(4, 3, 2)(np.ones((2, 4), np.float32)).shape
+        (2, 3)
     """
 
     def __init__(
@@ -74,6 +78,10 @@ class Highway(Chain):
         activate: the function a.
         init_Wh, init_bh: initial values of ``plain``: initializer, array or number; None for LeCunNormal and 0.
         init_Wt, init_bt: likewise of ``transform``; a bias below 0 lets most of x through at first.
+
+    Example:
+        >>> L.Highway(4)(np.ones((2, 4), np.float32)).shape
+        (2, 4)
     """
 
     def __init__(
@@ -102,6 +110,10 @@ class SimplifiedDropconnect(Link):
         ratio: the probability that an element of W is dropped.
         nobias: leave out b.
         initialW, initial_bias: initializer, array or number; None for LeCunNormal and 0.
+
+    Example:
+        >>> L.SimplifiedDropconnect(4, 3)(np.ones((2, 4), np.float32)).shape
+        (2, 3)
     """
 
     def __init__(
@@ -133,6 +145,10 @@ class Inception(Chain):
         proj3, proj5: outputs of the convolutions with windows of one pixel before those of 3 and 5.
         proj_pool: outputs of such a convolution after the pooling.
         conv_init, bias_init: initializers of all filters and biases.
+
+    Example:
+        >>> L.Inception(3, 4, 2, 4, 2, 4, 4)(np.ones((1, 3, 8, 8), np.float32)).shape
+        (1, 16, 8, 8)
     """
 
     def __init__(
@@ -174,6 +190,10 @@ class InceptionBN(Chain):
         stride: of the last convolution of each part and of the pooling; where ``out1`` is not 0, it is 1.
         conv_init: initializer of all filters.
         dtype: type of the batch normalizations.
+
+    Example:
+        >>> L.InceptionBN(3, 4, 2, 4, 2, 4, "avg", 4)(np.ones((2, 3, 8, 8), np.float32)).shape
+        (2, 16, 8, 8)
     """
 
     def __init__(

@@ -32,6 +32,12 @@ class Classifier(Chain):
 
     ``y``, ``loss`` and ``accuracy`` hold the results of the last call; ``'loss'`` and ``'accuracy'`` are reported.
     ``compute_accuracy = False`` skips the accuracy.
+
+    Example:
+        >>> model = L.Classifier(L.Linear(4, 3))
+        >>> loss = model(np.zeros((2, 4), np.float32), np.array([0, 1]))
+        >>> float(model.accuracy.array)
+        0.5
     """
 
     compute_accuracy = True

@@ -32,6 +32,10 @@ class Linear(Link):
         nobias: True leaves b out.
         initialW: an initializer, number or array; default LeCunNormal.
         initial_bias: likewise; default 0.
+
+    Example:
+        >>> L.Linear(4, 3)(np.ones((2, 4), np.float32)).shape
+        (2, 3)
     """
 
     def __init__(
@@ -91,6 +95,10 @@ class EmbedID(Link):
         out_size: length of the vectors.
         initialW: initializer of the vectors; None for normal numbers of variance 1.
         ignore_label: id whose output is zeros, without a gradient; None for no such id.
+
+    Example:
+        >>> L.EmbedID(100, 8)(np.array([[1, 2, 3]])).shape
+        (1, 3, 8)
     """
 
     ignore_label: int | None = None  # pickles of Chainer 1 have none
@@ -130,6 +138,10 @@ class Bilinear(Link):
         nobias: leave out the linear terms and the bias; default False.
         initialW: initializer of W; None for normal numbers of variance 1 / (left_size right_size).
         initial_bias: triple of initializers of V1, V2 and b; None for LeCunNormal, LeCunNormal and zeros.
+
+    Example:
+        >>> L.Bilinear(2, 3, 4)(np.ones((5, 2), np.float32), np.ones((5, 3), np.float32)).shape
+        (5, 4)
     """
 
     def __init__(

@@ -37,6 +37,10 @@ class Convolution2D(Link):
         nobias: leave out b.
         initialW, initial_bias: initializer, array or number; None for LeCunNormal and 0.
         groups: split channels into this many independent groups.
+
+    Example:
+        >>> L.Convolution2D(3, 16, 3, stride=2, pad=1)(np.ones((1, 3, 8, 8), np.float32)).shape
+        (1, 16, 4, 4)
     """
 
     def __init__(
@@ -103,6 +107,10 @@ class Deconvolution2D(Link):
         outsize: rows and columns of the output; None for the smallest that fits.
         initialW, initial_bias: initializer, array or number; None for LeCunNormal and 0.
         groups: split channels into this many independent groups.
+
+    Example:
+        >>> L.Deconvolution2D(16, 3, 4, stride=2, pad=1)(np.ones((1, 16, 4, 4), np.float32)).shape
+        (1, 3, 8, 8)
     """
 
     def __init__(

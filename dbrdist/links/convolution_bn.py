@@ -33,6 +33,11 @@ def conv_bn(conv: Any, bn: Any, x: Any, *, relu: bool = False, residual: Any = N
     few units in the last place of the summands, bfloat16 is rounded once rather than after each call. Where a hook
     looks on, and with links of other classes, such as subclasses or links that are called through a function that you
     set on them, the calls are made one after the other there too.
+
+    Example:
+        >>> conv, bn = L.Convolution2D(3, 4, 3, nobias=True), L.BatchNormalization(4)
+        >>> L.conv_bn(conv, bn, np.ones((2, 3, 6, 6), np.float32), relu=True).shape
+        (2, 4, 4, 4)
     """
     if _is_inference() and _are_plain(conv, bn):
         residual = residual() if callable(residual) else residual
@@ -72,6 +77,10 @@ class Conv2DBNActiv(Chain):
             :class:`Convolution2D`. The bias is left out unless asked for, since the normalization has one.
         activ: the function that comes last; None for none.
         bn_kwargs: arguments of :class:`BatchNormalization` by name.
+
+    Example:
+        >>> L.Conv2DBNActiv(3, 8, 3, pad=1)(np.ones((2, 3, 6, 6), np.float32)).shape
+        (2, 8, 6, 6)
     """
 
     def __init__(

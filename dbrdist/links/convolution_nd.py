@@ -79,6 +79,10 @@ class ConvolutionND(_FiltersND):
         initialW, initial_bias: initializer, array or number; None for LeCunNormal and 0.
         cover_all: add windows at the end until each element is seen.
         groups: split channels into this many independent groups.
+
+    Example:
+        >>> L.ConvolutionND(1, 2, 4, 3)(np.ones((1, 2, 8), np.float32)).shape
+        (1, 4, 6)
     """
 
     def __init__(
@@ -133,6 +137,10 @@ class Convolution1D(ConvolutionND):
         cover_all: let the last window reach beyond the input, so that every element is covered; default False.
         dilate: distance between elements of a window; default 1.
         groups: number of groups into which channels are split; default 1.
+
+    Example:
+        >>> L.Convolution1D(2, 4, 3)(np.ones((1, 2, 8), np.float32)).shape
+        (1, 4, 6)
     """
 
     _takes_ndim = False
@@ -162,6 +170,10 @@ class Convolution3D(ConvolutionND):
         cover_all: let the last window reach beyond the input, so that every element is covered; default False.
         dilate: distance between elements of a window; default 1.
         groups: number of groups into which channels are split; default 1.
+
+    Example:
+        >>> L.Convolution3D(2, 4, 3)(np.ones((1, 2, 5, 5, 5), np.float32)).shape
+        (1, 4, 3, 3, 3)
     """
 
     _takes_ndim = False
@@ -189,6 +201,10 @@ class DeconvolutionND(_FiltersND):
         outsize: the sizes of the output; None for the smallest that fit.
         initialW, initial_bias: initializer, array or number; None for LeCunNormal and 0.
         groups: split channels into this many independent groups.
+
+    Example:
+        >>> L.DeconvolutionND(1, 2, 4, 2, stride=2)(np.ones((1, 2, 8), np.float32)).shape
+        (1, 4, 16)
     """
 
     def __init__(
@@ -228,6 +244,10 @@ class Deconvolution1D(DeconvolutionND):
         initial_bias: initializer of the bias; None for zeros.
         dilate: distance between elements of a window; default 1.
         groups: number of groups into which channels are split; default 1.
+
+    Example:
+        >>> L.Deconvolution1D(2, 4, 2, stride=2)(np.ones((1, 2, 8), np.float32)).shape
+        (1, 4, 16)
     """
 
     def __init__(
@@ -255,6 +275,10 @@ class Deconvolution3D(DeconvolutionND):
         initial_bias: initializer of the bias; None for zeros.
         dilate: distance between elements of a window; default 1.
         groups: number of groups into which channels are split; default 1.
+
+    Example:
+        >>> L.Deconvolution3D(2, 1, 2, stride=2)(np.ones((1, 2, 2, 2, 2), np.float32)).shape
+        (1, 1, 4, 4, 4)
     """
 
     def __init__(
@@ -279,6 +303,10 @@ class DepthwiseConvolution2D(Link):
         ksize, stride, pad: a number, or a pair for rows and columns.
         nobias: leave out b.
         initialW, initial_bias: initializer, array or number; None for LeCunNormal and 0.
+
+    Example:
+        >>> L.DepthwiseConvolution2D(3, 2, 3)(np.ones((1, 3, 5, 5), np.float32)).shape
+        (1, 6, 3, 3)
     """
 
     def __init__(
@@ -319,6 +347,10 @@ class DilatedConvolution2D(Convolution2D):
         nobias: leave out the bias; default False.
         initialW: initializer of the weights, an array or a number; None for LeCunNormal.
         initial_bias: initializer of the bias; None for zeros.
+
+    Example:
+        >>> L.DilatedConvolution2D(1, 4, 3, dilate=2)(np.ones((1, 1, 7, 7), np.float32)).shape
+        (1, 4, 3, 3)
     """
 
     groups = 1  # of links that Chainer pickled, too
@@ -342,6 +374,10 @@ class MLPConvolution2D(ChainList):
         ksize, stride, pad: of the first convolution; a number, or a pair for rows and columns.
         activation: between convolutions, not after the last one.
         conv_init, bias_init: initializers of all filters and biases.
+
+    Example:
+        >>> L.MLPConvolution2D(3, (8, 4), 3)(np.ones((1, 3, 6, 6), np.float32)).shape
+        (1, 4, 4, 4)
     """
 
     def __init__(

@@ -24,6 +24,11 @@ class Bias(Link):
     Args:
         axis: first axis of the input to which the bias belongs; default 1.
         shape: shape of the bias; None adds the second argument of the call in its place.
+
+    Example:
+        >>> L.Bias(1, (3,))(np.ones((2, 3), np.float32)).array
+        array([[1., 1., 1.],
+               [1., 1., 1.]], dtype=float32)
     """
 
     def __init__(self, axis: int = 1, shape: Any = None) -> None:
@@ -50,6 +55,11 @@ class Scale(Chain):
         W_shape: shape of the factors; None takes the second argument of the call in their place.
         bias_term: add a bias after the product; default False.
         bias_shape: shape of the bias where W_shape is None.
+
+    Example:
+        >>> L.Scale(1, (3,))(np.ones((2, 3), np.float32)).array
+        array([[1., 1., 1.],
+               [1., 1., 1.]], dtype=float32)
     """
 
     def __init__(self, axis: int = 1, W_shape: Any = None, bias_term: bool = False, bias_shape: Any = None) -> None:
@@ -107,6 +117,10 @@ class Parameter(Link):
 
     Args:
         array: initial value of the parameter W.
+
+    Example:
+        >>> L.Parameter(np.ones(2, np.float32))().array
+        array([1., 1.], dtype=float32)
     """
 
     def __init__(self, array: Any) -> None:
@@ -125,6 +139,10 @@ class PReLU(Link):
     Args:
         shape: shape of the slopes, which are the axes of the input from 1 on; () for one slope; default ().
         init: initial slope; default 0.25.
+
+    Example:
+        >>> L.PReLU()(np.array([[-4.0, 2.0]], np.float32)).array
+        array([[-1.,  2.]], dtype=float32)
     """
 
     def __init__(self, shape: Any = (), init: Any = 0.25) -> None:
@@ -143,6 +161,10 @@ class Swish(Link):
     Args:
         beta_shape: shape of beta, the axes of the input from 1 on; None takes it from the first input.
         beta_init: initial value of beta; default 1.0.
+
+    Example:
+        >>> L.Swish(())(np.ones((2, 3), np.float32)).shape
+        (2, 3)
     """
 
     def __init__(self, beta_shape: Any, beta_init: Any = 1.0) -> None:

@@ -24,7 +24,20 @@ Factor: TypeAlias = Annotated[float, number]  # of values on both sides of 0, or
 
 
 class Initializer:
-    """The base: ``dtype`` is that of the parameter, or None for the configured one."""
+    """The base of initializers: a callable that fills an array in place.
+
+    A subclass defines ``__call__(array)``. A plain function of an array is an initializer as well.
+
+    Args:
+        dtype: the type of the parameter, such as ``np.float32`` or ``'mixed16'``; None takes ``config.dtype``.
+
+    Example:
+        >>> class Ramp(initializers.Initializer):
+        ...     def __call__(self, array):
+        ...         array[...] = np.arange(array.size).reshape(array.shape)
+        >>> L.Linear(3, 1, initialW=Ramp()).W.array
+        array([[0., 1., 2.]], dtype=float32)
+    """
 
     def __init__(self, dtype: Any = None) -> None:
         self.dtype = None if dtype is None else as_dtype(dtype) if dtype not in ("mixed16", "mixedbf16") else dtype
@@ -35,7 +48,22 @@ class Initializer:
 
 
 class Constant(Initializer):
-    """All elements equal a number, or the elements of an array of the parameter's shape."""
+    """All elements equal a number, or the elements of an array.
+
+    Args:
+        fill_value: the number, or an array in the shape of the parameter.
+        dtype: the type of the parameter, such as ``np.float32`` or ``'mixed16'``; None takes ``config.dtype``.
+
+    Raises:
+        ValueError: at the call, if the array has another shape than the parameter.
+
+    Example:
+        >>> a = np.zeros((2, 2), np.float32)
+        >>> initializers.Constant(3)(a)
+        >>> a
+        array([[3., 3.],
+               [3., 3.]], dtype=float32)
+    """
 
     def __init__(self, fill_value: Any, dtype: Any = None) -> None:
         self.fill_value = fill_value
@@ -49,7 +77,18 @@ class Constant(Initializer):
 
 
 class Zero(Constant):
-    """Zeros."""
+    """Zeros.
+
+    Args:
+        dtype: the type of the parameter, such as ``np.float32`` or ``'mixed16'``; None takes ``config.dtype``.
+
+    Example:
+        >>> a = np.zeros((2, 2), np.float32)
+        >>> initializers.Zero()(a)
+        >>> a
+        array([[0., 0.],
+               [0., 0.]], dtype=float32)
+    """
 
     fill_value = 0.0  # of those that Chainer pickled, too
 
@@ -58,7 +97,18 @@ class Zero(Constant):
 
 
 class One(Constant):
-    """Ones."""
+    """Ones.
+
+    Args:
+        dtype: the type of the parameter, such as ``np.float32`` or ``'mixed16'``; None takes ``config.dtype``.
+
+    Example:
+        >>> a = np.zeros((2, 2), np.float32)
+        >>> initializers.One()(a)
+        >>> a
+        array([[1., 1.],
+               [1., 1.]], dtype=float32)
+    """
 
     fill_value = 1.0  # of those that Chainer pickled, too
 
@@ -67,7 +117,18 @@ class One(Constant):
 
 
 class NaN(Constant):
-    """NaN: for parameters that are loaded later."""
+    """NaN, for parameters that are loaded later.
+
+    Args:
+        dtype: the type of the parameter, such as ``np.float32`` or ``'mixed16'``; None takes ``config.dtype``.
+
+    Example:
+        >>> a = np.zeros((2, 2), np.float32)
+        >>> initializers.NaN()(a)
+        >>> a
+        array([[nan, nan],
+               [nan, nan]], dtype=float32)
+    """
 
     fill_value = math.nan  # of those that Chainer pickled, too
 
@@ -76,7 +137,22 @@ class NaN(Constant):
 
 
 class Identity(Initializer):
-    """``scale`` times the unit matrix, shape (N, N)."""
+    """``scale`` times the unit matrix.
+
+    Args:
+        scale: the elements on the diagonal.
+        dtype: the type of the parameter, such as ``np.float32`` or ``'mixed16'``; None takes ``config.dtype``.
+
+    Raises:
+        ValueError: at the call, if the parameter is no square matrix.
+
+    Example:
+        >>> a = np.zeros((2, 2), np.float32)
+        >>> initializers.Identity(2)(a)
+        >>> a
+        array([[2., 0.],
+               [0., 2.]], dtype=float32)
+    """
 
     def __init__(self, scale: Factor = 1.0, dtype: Any = None) -> None:
         self.scale = scale
@@ -125,7 +201,19 @@ def _draw_type(array: Array) -> Any:
 
 
 class Normal(_Random):
-    """Normally distributed with mean 0 and standard deviation ``scale``."""
+    """Normally distributed with mean 0.
+
+    Args:
+        scale: the standard deviation.
+        dtype: the type of the parameter, such as ``np.float32`` or ``'mixed16'``; None takes ``config.dtype``.
+        rng: a generator of NumPy to draw from; None draws from the run's own stream (``dbrdist.random.set_seed``).
+
+    Example:
+        >>> a = np.zeros((400, 100), np.float32)
+        >>> initializers.Normal(0.1)(a)
+        >>> round(float(a.std()), 3)
+        0.1
+    """
 
     def __init__(self, scale: float = 0.05, dtype: Any = None, rng: Any = None) -> None:
         super().__init__(scale, dtype, rng)
@@ -137,7 +225,21 @@ class Normal(_Random):
 
 
 class LeCunNormal(Normal):
-    """Standard deviation ``scale * sqrt(1 / fan_in)`` (LeCun et al. 1998, "Efficient BackProp")."""
+    """Normal with the standard deviation ``scale * sqrt(1 / fan_in)`` (LeCun et al. 1998, "Efficient BackProp").
+
+    It is the default of links. fan_in is the number of inputs of an output.
+
+    Args:
+        scale: factor of the standard deviation.
+        dtype: the type of the parameter, such as ``np.float32`` or ``'mixed16'``; None takes ``config.dtype``.
+        rng: a generator of NumPy to draw from; None draws from the run's own stream (``dbrdist.random.set_seed``).
+
+    Example:
+        >>> a = np.zeros((400, 100), np.float32)
+        >>> initializers.LeCunNormal()(a)
+        >>> round(float(a.std()), 3)
+        0.1
+    """
 
     def __init__(self, scale: float = 1.0, dtype: Any = None, rng: Any = None) -> None:
         super().__init__(scale, dtype, rng)
@@ -147,7 +249,19 @@ class LeCunNormal(Normal):
 
 
 class GlorotNormal(Normal):
-    """Standard deviation ``scale * sqrt(2 / (fan_in + fan_out))`` (Glorot and Bengio 2010)."""
+    """Normal with the standard deviation ``scale * sqrt(2 / (fan_in + fan_out))`` (Glorot and Bengio 2010).
+
+    Args:
+        scale: factor of the standard deviation.
+        dtype: the type of the parameter, such as ``np.float32`` or ``'mixed16'``; None takes ``config.dtype``.
+        rng: a generator of NumPy to draw from; None draws from the run's own stream (``dbrdist.random.set_seed``).
+
+    Example:
+        >>> a = np.zeros((400, 100), np.float32)
+        >>> initializers.GlorotNormal()(a)
+        >>> round(float(a.std()), 3)
+        0.063
+    """
 
     def __init__(self, scale: float = 1.0, dtype: Any = None, rng: Any = None) -> None:
         super().__init__(scale, dtype, rng)
@@ -157,7 +271,23 @@ class GlorotNormal(Normal):
 
 
 class HeNormal(Normal):
-    """Standard deviation ``scale * sqrt(2 / fan)`` (He et al. 2015); ``fan_option``: 'fan_in' or 'fan_out'."""
+    """Normal with the standard deviation ``scale * sqrt(2 / fan)`` (He et al. 2015), for networks with ReLU.
+
+    Args:
+        scale: factor of the standard deviation.
+        dtype: the type of the parameter, such as ``np.float32`` or ``'mixed16'``; None takes ``config.dtype``.
+        fan_option: ``'fan_in'`` counts the inputs of an output, ``'fan_out'`` the outputs of an input.
+        rng: a generator of NumPy to draw from; None draws from the run's own stream (``dbrdist.random.set_seed``).
+
+    Raises:
+        ValueError: ``fan_option`` is neither of the two.
+
+    Example:
+        >>> a = np.zeros((400, 100), np.float32)
+        >>> initializers.HeNormal()(a)
+        >>> round(float(a.std()), 3)
+        0.142
+    """
 
     def __init__(self, scale: float = 1.0, dtype: Any = None, fan_option: str = "fan_in", rng: Any = None) -> None:
         one_of("HeNormal", "fan_option", ("fan_in", "fan_out"), fan_option)
@@ -169,7 +299,19 @@ class HeNormal(Normal):
 
 
 class Uniform(_Random):
-    """Uniform in [-scale, scale)."""
+    """Uniform in [-scale, scale).
+
+    Args:
+        scale: half the width of the interval.
+        dtype: the type of the parameter, such as ``np.float32`` or ``'mixed16'``; None takes ``config.dtype``.
+        rng: a generator of NumPy to draw from; None draws from the run's own stream (``dbrdist.random.set_seed``).
+
+    Example:
+        >>> a = np.zeros((400, 100), np.float32)
+        >>> initializers.Uniform(0.5)(a)
+        >>> round(float(a.max()), 2)
+        0.5
+    """
 
     def __init__(self, scale: Factor = 0.05, dtype: Any = None, rng: Any = None) -> None:
         super().__init__(scale, dtype, rng)
@@ -181,7 +323,19 @@ class Uniform(_Random):
 
 
 class LeCunUniform(Uniform):
-    """Half width ``scale * sqrt(3 / fan_in)`` (LeCun et al. 1998)."""
+    """Uniform with half the width ``scale * sqrt(3 / fan_in)`` (LeCun et al. 1998).
+
+    Args:
+        scale: factor of the width.
+        dtype: the type of the parameter, such as ``np.float32`` or ``'mixed16'``; None takes ``config.dtype``.
+        rng: a generator of NumPy to draw from; None draws from the run's own stream (``dbrdist.random.set_seed``).
+
+    Example:
+        >>> a = np.zeros((400, 100), np.float32)
+        >>> initializers.LeCunUniform()(a)
+        >>> round(float(a.max()), 2)
+        0.17
+    """
 
     def __init__(self, scale: Factor = 1.0, dtype: Any = None, rng: Any = None) -> None:
         super().__init__(scale, dtype, rng)
@@ -191,7 +345,19 @@ class LeCunUniform(Uniform):
 
 
 class GlorotUniform(Uniform):
-    """Half width ``scale * sqrt(6 / (fan_in + fan_out))`` (Glorot and Bengio 2010)."""
+    """Uniform with half the width ``scale * sqrt(6 / (fan_in + fan_out))`` (Glorot and Bengio 2010).
+
+    Args:
+        scale: factor of the width.
+        dtype: the type of the parameter, such as ``np.float32`` or ``'mixed16'``; None takes ``config.dtype``.
+        rng: a generator of NumPy to draw from; None draws from the run's own stream (``dbrdist.random.set_seed``).
+
+    Example:
+        >>> a = np.zeros((400, 100), np.float32)
+        >>> initializers.GlorotUniform()(a)
+        >>> round(float(a.max()), 2)
+        0.11
+    """
 
     def __init__(self, scale: Factor = 1.0, dtype: Any = None, rng: Any = None) -> None:
         super().__init__(scale, dtype, rng)
@@ -201,7 +367,19 @@ class GlorotUniform(Uniform):
 
 
 class HeUniform(Uniform):
-    """Half width ``scale * sqrt(6 / fan_in)`` (He et al. 2015)."""
+    """Uniform with half the width ``scale * sqrt(6 / fan_in)`` (He et al. 2015).
+
+    Args:
+        scale: factor of the width.
+        dtype: the type of the parameter, such as ``np.float32`` or ``'mixed16'``; None takes ``config.dtype``.
+        rng: a generator of NumPy to draw from; None draws from the run's own stream (``dbrdist.random.set_seed``).
+
+    Example:
+        >>> a = np.zeros((400, 100), np.float32)
+        >>> initializers.HeUniform()(a)
+        >>> round(float(a.max()), 2)
+        0.24
+    """
 
     def __init__(self, scale: Factor = 1.0, dtype: Any = None, rng: Any = None) -> None:
         super().__init__(scale, dtype, rng)
@@ -211,9 +389,24 @@ class HeUniform(Uniform):
 
 
 class Orthogonal(_Random):
-    """``scale`` times orthonormal rows or columns (Saxe et al. 2013); further axes count as columns.
+    """``scale`` times orthonormal rows or columns (Saxe et al. 2013); axes from the second on count as columns.
 
-    ``mode``: 'embedding' (needs at least as many rows as columns), 'projection' (at most), 'basis' (square) or 'auto'.
+    Args:
+        scale: the length of each row or column.
+        dtype: the type of the parameter, such as ``np.float32`` or ``'mixed16'``; None takes ``config.dtype``.
+        mode: ``'embedding'`` needs at least as many rows as columns, ``'projection'`` at most as many, ``'basis'`` the
+            same number; ``'auto'`` fills any shape.
+        rng: a generator of NumPy to draw from; None draws from the run's own stream (``dbrdist.random.set_seed``).
+
+    Raises:
+        ValueError: ``mode`` is unknown, or at the call, if the parameter has no shape that it can fill.
+
+    Example:
+        >>> a = np.zeros((2, 2))
+        >>> initializers.Orthogonal(1.0)(a)
+        >>> (a @ a.T).round(6) + 0.0
+        array([[1., 0.],
+               [0., 1.]])
     """
 
     def __init__(self, scale: Factor = 1.1, dtype: Any = None, mode: str = "auto", rng: Any = None) -> None:
@@ -260,7 +453,22 @@ class _Interpolation(Initializer):
 class UpsamplingDeconvFilter(_Interpolation):
     """Filters of a deconvolution that enlarges images by ``stride = (ksize + 1) // 2`` (Long et al. 2015).
 
-    For weights (C, C, k, ..., k), or (C, 1, k, ..., k) with groups; ``interpolation``: 'linear'.
+    For weights (C, C, k, ..., k), or (C, 1, k, ..., k) with groups.
+
+    Args:
+        interpolation: ``'linear'``.
+        dtype: the type of the parameter, such as ``np.float32`` or ``'mixed16'``; None takes ``config.dtype``.
+
+    Raises:
+        ValueError: another interpolation, or at the call, a parameter of another shape.
+
+    Example:
+        >>> a = np.zeros((1, 1, 3, 3))
+        >>> initializers.UpsamplingDeconvFilter()(a)
+        >>> a[0, 0]
+        array([[0.25, 0.5 , 0.25],
+               [0.5 , 1.  , 0.5 ],
+               [0.25, 0.5 , 0.25]])
     """
 
 
@@ -268,6 +476,21 @@ class DownsamplingConvFilter(_Interpolation):
     """Filters of a convolution that shrinks images by ``stride = (ksize + 1) // 2`` (Long et al. 2015).
 
     As :class:`UpsamplingDeconvFilter`, with weights that add up to 1.
+
+    Args:
+        interpolation: ``'linear'``.
+        dtype: the type of the parameter, such as ``np.float32`` or ``'mixed16'``; None takes ``config.dtype``.
+
+    Raises:
+        ValueError: another interpolation, or at the call, a parameter of another shape.
+
+    Example:
+        >>> a = np.zeros((1, 1, 3, 3))
+        >>> initializers.DownsamplingConvFilter()(a)
+        >>> a[0, 0]
+        array([[0.0625, 0.125 , 0.0625],
+               [0.125 , 0.25  , 0.125 ],
+               [0.0625, 0.125 , 0.0625]])
     """
 
     def window(self, size: int) -> Array:
@@ -299,9 +522,21 @@ def get_initializer(initializer: Any, default: Any = None) -> Any:
 def generate_array(
     initializer: Any, shape: int | Sequence[int], xp: Any, dtype: Any = None, device: Any = None
 ) -> Array:
-    """A new array filled by an initializer, in module ``xp`` or on ``device``.
+    """A new array filled by an initializer.
 
-    ``dtype`` where given must agree with the initializer's own; where neither is given, the configured one holds.
+    Args:
+        initializer: a callable that fills an array; its ``dtype``, if it has one, must agree with ``dtype``.
+        shape: the shape of the array.
+        xp: ``numpy`` or ``cupy``, where no device is given.
+        dtype: the type; None takes the initializer's, or else ``config.dtype``.
+        device: where the array is made, such as ``'@cupy:0'``; None follows ``xp``.
+
+    Raises:
+        ValueError: ``dtype`` differs from the initializer's own.
+
+    Example:
+        >>> initializers.generate_array(initializers.One(), (2,), np)
+        array([1., 1.], dtype=float32)
     """
     own = getattr(initializer, "dtype", None)
     if dtype is not None and own is not None and get_dtype(dtype) != get_dtype(own):

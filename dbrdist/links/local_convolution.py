@@ -34,6 +34,10 @@ class LocalConvolution2D(Link):
         nobias: leave out b.
         initialW, initial_bias: initializer, array or number; None for a normal distribution of variance
             1 / (C kh kw), and 0.
+
+    Example:
+        >>> L.LocalConvolution2D(1, 2, 5, 3)(np.ones((1, 1, 5, 5), np.float32)).shape
+        (1, 2, 3, 3)
     """
 
     def __init__(
@@ -78,6 +82,10 @@ class DeformableConvolution2D(Chain):
             that it starts as a plain convolution.
         deform_nobias, deform_initialW, deform_initial_bias: of the convolution at these places; None for LeCunNormal
             and 0.
+
+    Example:
+        >>> L.DeformableConvolution2D(2, 4, 3)(np.ones((1, 2, 5, 5), np.float32)).shape
+        (1, 4, 3, 3)
     """
 
     def __init__(

@@ -29,6 +29,11 @@ class CRF1d(Link):
     Args:
         n_label: number of labels.
         initial_cost: initializer of the transition costs; None for zeros.
+
+    Example:
+        >>> crf = L.CRF1d(2)
+        >>> crf([np.zeros((1, 2), np.float32)] * 2, [np.array([0]), np.array([1])]).array.round(4)
+        np.float32(1.3863)
     """
 
     def __init__(self, n_label: int, initial_cost: Any = None) -> None:
@@ -93,6 +98,11 @@ class NegativeSampling(_Sampled):
         sample_size: noise words for each example.
         power: noise words are drawn with probabilities in proportion to ``counts ** power``.
         dtype: type of W; None for the configured one.
+
+    Example:
+        >>> loss = L.NegativeSampling(4, [3, 2, 1], sample_size=2)(np.zeros((2, 4), np.float32), np.array([0, 2]))
+        >>> loss.shape
+        ()
     """
 
     def __init__(
@@ -115,6 +125,11 @@ class BlackOut(_Sampled):
         in_size: features per example.
         counts: how often each word occurs; noise words are drawn in proportion to it.
         sample_size: noise words for each example.
+
+    Example:
+        >>> loss = L.BlackOut(4, [3, 2, 1], sample_size=2)(np.zeros((2, 4), np.float32), np.array([0, 2]))
+        >>> loss.shape
+        ()
     """
 
     sample_data: Any = None  # a program may set the noise words: (N, sample_size)
@@ -138,6 +153,12 @@ class BinaryHierarchicalSoftmax(Link):
         in_size: features per example.
         tree: pairs of pairs or words, the words being integers from 0: ``((1, 2), 0)``.
         dtype: type of W; None for the configured one.
+
+    Example:
+        >>> tree = L.BinaryHierarchicalSoftmax.create_huffman_tree({0: 3, 1: 2, 2: 1})
+        >>> loss = L.BinaryHierarchicalSoftmax(4, tree)(np.zeros((2, 4), np.float32), np.array([0, 2]))
+        >>> loss.shape
+        ()
     """
 
     def __init__(self, in_size: int, tree: Any, dtype: Any = None) -> None:

@@ -40,6 +40,11 @@ class BatchNormalization(Link):
         initial_gamma, initial_beta: initializer, array or number; None for 1 and 0.
         axis: axes to average over; None for all but the one after the first.
         initial_avg_mean, initial_avg_var: what the running statistics start from; None for 0 and 1.
+
+    Example:
+        >>> bn = L.BatchNormalization(3)
+        >>> bn(np.random.default_rng(0).normal(size=(8, 3)).astype("f")).shape
+        (8, 3)
     """
 
     gamma: Any = None
@@ -147,6 +152,13 @@ def use_last_batch(link: Link) -> None:
     There are no moving averages then: ``avg_mean`` and ``avg_var`` are those with which the last batch was normalized.
     Average them over the ranks before an evaluation (``comm.extensions.AllreducePersistent``), following Akiba et al.
     2017 (arXiv 1711.04325).
+
+    Args:
+        link: the model; its BatchNormalization links are changed in place.
+
+    Example:
+        >>> model = models.ResNet20()
+        >>> L.use_last_batch(model)
     """
     for part in link.links():
         if isinstance(part, BatchNormalization):
@@ -165,6 +177,10 @@ class BatchRenormalization(BatchNormalization):
 
     In a part that is computed again (:func:`dbrdist.functions.forget`) corrections are those of the statistics that
     have moved since.
+
+    Example:
+        >>> L.BatchRenormalization(3)(np.ones((8, 3), np.float32)).shape
+        (8, 3)
     """
 
     def __init__(
@@ -230,6 +246,11 @@ class DecorrelatedBatchNormalization(Link):
         decay: weight of the past in the running statistics.
         eps: added to the variances.
         dtype: type of the running statistics.
+
+    Example:
+        >>> x = np.random.default_rng(0).normal(size=(32, 4)).astype("f")
+        >>> L.DecorrelatedBatchNormalization(4, groups=2)(x).shape
+        (32, 4)
     """
 
     def __init__(
@@ -296,6 +317,10 @@ class LayerNormalization(_Affine):
         size: length of a row; None takes it from the first batch.
         eps: added to the variance.
         initial_gamma, initial_beta: initializer, array or number; None for 1 and 0.
+
+    Example:
+        >>> L.LayerNormalization(2)(np.array([[1.0, 3.0]], np.float32)).array.round(3)
+        array([[-1.,  1.]], dtype=float32)
     """
 
     def __init__(
@@ -319,6 +344,10 @@ class GroupNormalization(_Affine):
         size: number of channels; None takes it from the first batch.
         eps: added to the variance.
         initial_gamma, initial_beta: initializer, array or number; None for 1 and 0.
+
+    Example:
+        >>> L.GroupNormalization(2, 4)(np.arange(8, dtype="f").reshape(2, 4)).shape
+        (2, 4)
     """
 
     def __init__(

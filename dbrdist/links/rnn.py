@@ -115,6 +115,11 @@ class StatelessLSTM(_LSTMBase):
         bias_init, forget_bias_init: of the biases; default 0, and 1 for forget gates.
 
     Children: ``upward`` (in_size to 4 U) and ``lateral`` (U to 4 U, without biases).
+
+    Example:
+        >>> c, h = L.StatelessLSTM(3, 4)(None, None, np.ones((2, 3), np.float32))
+        >>> c.shape, h.shape
+        ((2, 4), (2, 4))
     """
 
     def forward(self, c: Any, h: Any, x: Any) -> tuple[Any, Any]:
@@ -130,6 +135,13 @@ class LSTM(_Stateful, _LSTMBase):
     Args:
         in_size: number of inputs per example; None takes it from the first input.
         out_size: number of units; default None.
+
+    Example:
+        >>> lstm = L.LSTM(3, 4)
+        >>> for step in range(2):
+        ...     h = lstm(np.ones((2, 3), np.float32))
+        >>> h.shape, lstm.c.shape
+        ((2, 4), (2, 4))
     """
 
     _states = ("c", "h")
@@ -168,6 +180,10 @@ class StatefulZoneoutLSTM(_Stateful, _LSTMBase):
         out_size: number of units; default None.
         c_ratio: probability that an element of the cell keeps its value; default 0.5.
         h_ratio: probability that an element of the output keeps its value; default 0.5.
+
+    Example:
+        >>> L.StatefulZoneoutLSTM(3, 4)(np.ones((2, 3), np.float32)).shape
+        (2, 4)
     """
 
     _states = ("c", "h")
@@ -204,6 +220,10 @@ class StatefulPeepholeLSTM(_Stateful):
     Args:
         in_size: number of inputs per example; None takes it from the first input.
         out_size: number of units.
+
+    Example:
+        >>> L.StatefulPeepholeLSTM(3, 4)(np.ones((2, 3), np.float32)).shape
+        (2, 4)
     """
 
     _states = ("c", "h")
@@ -252,6 +272,11 @@ class ChildSumTreeLSTM(Chain):
     Args:
         in_size: number of inputs per example; None takes it from the first input.
         out_size: number of units.
+
+    Example:
+        >>> c, h = L.ChildSumTreeLSTM(3, 4)(None, None, np.ones((2, 3), np.float32))
+        >>> c.shape
+        (2, 4)
     """
 
     def __init__(self, in_size: int | None, out_size: int) -> None:
@@ -292,6 +317,11 @@ class NaryTreeLSTM(Chain):
         in_size: number of inputs per example; None takes it from the first input.
         out_size: number of units.
         n_ary: number of children of each node; default 2.
+
+    Example:
+        >>> c, h = L.NaryTreeLSTM(3, 4)(None, None, None, None, np.ones((2, 3), np.float32))
+        >>> c.shape
+        (2, 4)
     """
 
     def __init__(self, in_size: int | None, out_size: int, n_ary: int = 2) -> None:
@@ -357,6 +387,10 @@ class StatelessGRU(_GRUBase):
         in_size: elements of x; None takes them from the first one.
         out_size: units.
         init, inner_init, bias_init: initializers of the weights W, W_r, W_z, of U, U_r, U_z, and of all biases.
+
+    Example:
+        >>> L.StatelessGRU(3, 4)(None, np.ones((2, 3), np.float32)).shape
+        (2, 4)
     """
 
     def forward(self, h: Any, x: Any) -> Any:
@@ -373,6 +407,10 @@ class StatefulGRU(_Stateful, _GRUBase):
         init: initializer of the weights of the input; None for LeCunNormal.
         inner_init: initializer of the weights of the state; None for LeCunNormal.
         bias_init: initial value of the biases; default 0.
+
+    Example:
+        >>> L.StatefulGRU(3, 4)(np.ones((2, 3), np.float32)).shape
+        (2, 4)
     """
 
     def __init__(
@@ -400,6 +438,10 @@ class GRU(StatefulGRU):
         init: initializer of the weights of the input; None for LeCunNormal.
         inner_init: initializer of the weights of the state; None for LeCunNormal.
         bias_init: initial value of the biases; default 0.
+
+    Example:
+        >>> L.GRU(3, 4)(np.ones((2, 3), np.float32)).shape
+        (2, 4)
     """
 
 
@@ -424,6 +466,10 @@ class StatelessMGU(_MGUBase):
     Args:
         n_inputs: number of inputs per example; None takes it from the first input.
         n_units: number of units.
+
+    Example:
+        >>> L.StatelessMGU(3, 4)(np.zeros((2, 4), np.float32), np.ones((2, 3), np.float32)).shape
+        (2, 4)
     """
 
     def forward(self, h: Any, x: Any) -> Any:
@@ -437,6 +483,10 @@ class StatefulMGU(_Stateful, _MGUBase):
     Args:
         in_size: number of inputs per example; None takes it from the first input.
         out_size: number of units.
+
+    Example:
+        >>> L.StatefulMGU(3, 4)(np.ones((2, 3), np.float32)).shape
+        (2, 4)
     """
 
     def __init__(self, in_size: int, out_size: int) -> None:

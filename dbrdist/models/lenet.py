@@ -21,6 +21,10 @@ class LeNet(Chain):
         dropout: ratio before the last layer.
 
     Input (N, C, H, W), output (N, num_classes).
+
+    Example:
+        >>> models.LeNet()(np.zeros((2, 1, 28, 28), np.float32)).shape
+        (2, 10)
     """
 
     def __init__(

@@ -22,6 +22,10 @@ class MLP(ChainList):
         dropout: ratio after each hidden layer.
 
     Input (N, ...), output (N, num_classes).
+
+    Example:
+        >>> models.MLP((50,), num_classes=3)(np.zeros((2, 8), np.float32)).shape
+        (2, 3)
     """
 
     def __init__(

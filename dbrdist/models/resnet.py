@@ -39,6 +39,10 @@ class ResNetCIFAR(Chain):
 
     Where the shape changes the shortcut is a projection, unlike the padded identity of He et al., section 4.2. Input
     (N, 3, 32, 32), output (N, num_classes).
+
+    Example:
+        >>> models.ResNetCIFAR(depth=20)(np.zeros((2, 3, 32, 32), np.float32)).shape
+        (2, 10)
     """
 
     def __init__(
@@ -110,6 +114,9 @@ class ResNet(Chain):
         uniform_gamma: start the scales of batch normalizations uniformly from 0 to 1 (Composer), not at 1.
 
     Input (N, 3, H, W), output (N, num_classes).
+
+    Example:
+        >>> model = models.ResNet(num_classes=10, blocks=(1, 1, 1, 1), bottleneck=False)
     """
 
     def __init__(
@@ -187,7 +194,16 @@ def _stem(variant: str, options: Options) -> Any:
 
 
 class ResNet18(ResNet):
-    """ResNet-18: 11,689,512 parameters with 1,000 classes; ``settings`` are those of :class:`ResNet`."""
+    """ResNet-18: 11,689,512 parameters with 1,000 classes (He et al. 2016, arXiv:1512.03385).
+
+    Args:
+        num_classes: size of the output.
+        zero_gamma: start each block as its shortcut (Goyal et al. 2017).
+        settings: further arguments of :class:`ResNet`.
+
+    Example:
+        >>> model = models.ResNet18(num_classes=10)  # input (N, 3, H, W), output (N, 10)
+    """
 
     def __init__(
         self,
@@ -199,7 +215,16 @@ class ResNet18(ResNet):
 
 
 class ResNet34(ResNet):
-    """ResNet-34: 21,797,672 parameters with 1,000 classes; ``settings`` are those of :class:`ResNet`."""
+    """ResNet-34: 21,797,672 parameters with 1,000 classes (He et al. 2016, arXiv:1512.03385).
+
+    Args:
+        num_classes: size of the output.
+        zero_gamma: start each block as its shortcut (Goyal et al. 2017).
+        settings: further arguments of :class:`ResNet`.
+
+    Example:
+        >>> model = models.ResNet34(num_classes=10)  # input (N, 3, H, W), output (N, 10)
+    """
 
     def __init__(
         self,
@@ -211,7 +236,19 @@ class ResNet34(ResNet):
 
 
 class ResNet50(ResNet):
-    """ResNet-50: 25,557,032 parameters with 1,000 classes; ``settings`` are those of :class:`ResNet`."""
+    """ResNet-50: 25,557,032 parameters with 1,000 classes (He et al. 2016, arXiv:1512.03385).
+
+    Args:
+        num_classes: size of the output.
+        stride_in_3x3: where a stage halves the image: in the 3x3 convolution (v1.5, Goyal et al. 2017) or in the first
+            1x1
+            (v1, He et al. and Chainer).
+        zero_gamma: start each block as its shortcut (Goyal et al. 2017).
+        settings: further arguments of :class:`ResNet`.
+
+    Example:
+        >>> model = models.ResNet50(num_classes=10)  # input (N, 3, H, W), output (N, 10)
+    """
 
     def __init__(
         self,
@@ -224,7 +261,19 @@ class ResNet50(ResNet):
 
 
 class ResNet101(ResNet):
-    """ResNet-101: 44,549,160 parameters with 1,000 classes; ``settings`` are those of :class:`ResNet`."""
+    """ResNet-101: 44,549,160 parameters with 1,000 classes (He et al. 2016, arXiv:1512.03385).
+
+    Args:
+        num_classes: size of the output.
+        stride_in_3x3: where a stage halves the image: in the 3x3 convolution (v1.5, Goyal et al. 2017) or in the first
+            1x1
+            (v1, He et al. and Chainer).
+        zero_gamma: start each block as its shortcut (Goyal et al. 2017).
+        settings: further arguments of :class:`ResNet`.
+
+    Example:
+        >>> model = models.ResNet101(num_classes=10)  # input (N, 3, H, W), output (N, 10)
+    """
 
     def __init__(
         self,
@@ -237,7 +286,19 @@ class ResNet101(ResNet):
 
 
 class ResNet152(ResNet):
-    """ResNet-152: 60,192,808 parameters with 1,000 classes; ``settings`` are those of :class:`ResNet`."""
+    """ResNet-152: 60,192,808 parameters with 1,000 classes (He et al. 2016, arXiv:1512.03385).
+
+    Args:
+        num_classes: size of the output.
+        stride_in_3x3: where a stage halves the image: in the 3x3 convolution (v1.5, Goyal et al. 2017) or in the first
+            1x1
+            (v1, He et al. and Chainer).
+        zero_gamma: start each block as its shortcut (Goyal et al. 2017).
+        settings: further arguments of :class:`ResNet`.
+
+    Example:
+        >>> model = models.ResNet152(num_classes=10)  # input (N, 3, H, W), output (N, 10)
+    """
 
     def __init__(
         self,
@@ -250,7 +311,17 @@ class ResNet152(ResNet):
 
 
 class ResNet20(ResNetCIFAR):
-    """ResNet-20 for 32x32 images."""
+    """ResNet-20 for images of 32 x 32 pixels, as for CIFAR-10 (He et al. 2016, arXiv:1512.03385, section 4.2).
+
+    Args:
+        num_classes: size of the output.
+        zero_gamma: start each block as its shortcut (Goyal et al. 2017).
+
+    Example:
+        >>> model = models.ResNet20()
+        >>> model(np.zeros((2, 3, 32, 32), np.float32)).shape
+        (2, 10)
+    """
 
     def __init__(
         self, num_classes: Annotated[int, whole, NUM_CLASSES] = 10, zero_gamma: Annotated[bool, _ZERO_GAMMA] = False
@@ -259,7 +330,17 @@ class ResNet20(ResNetCIFAR):
 
 
 class ResNet56(ResNetCIFAR):
-    """ResNet-56 for 32x32 images."""
+    """ResNet-56 for images of 32 x 32 pixels, as for CIFAR-10 (He et al. 2016, arXiv:1512.03385, section 4.2).
+
+    Args:
+        num_classes: size of the output.
+        zero_gamma: start each block as its shortcut (Goyal et al. 2017).
+
+    Example:
+        >>> model = models.ResNet56()
+        >>> model(np.zeros((2, 3, 32, 32), np.float32)).shape
+        (2, 10)
+    """
 
     def __init__(
         self, num_classes: Annotated[int, whole, NUM_CLASSES] = 10, zero_gamma: Annotated[bool, _ZERO_GAMMA] = False

@@ -136,6 +136,13 @@ class Adam(GradientMethod):
         adabound: bound the step sizes (AdaBound); default False.
         final_lr: the step size of SGD towards which the bounds converge; default 0.1.
         gamma: speed at which the bounds converge, per step; default 0.001.
+
+    Example:
+        >>> model = L.Classifier(L.Linear(2, 2))
+        >>> optimizer = optimizers.Adam(alpha=0.01).setup(model)
+        >>> optimizer.update(model, np.ones((1, 2), np.float32), np.array([0]))
+        >>> optimizer.t
+        1
     """
 
     rule_class = AdamRule
@@ -206,6 +213,9 @@ class AdamW(Adam):
         eps: added to the square root in the denominator, not negative; default 1e-08.
         eta: factor of the whole update; default 1.0.
         weight_decay_rate: decoupled decay of the parameters per step; default 0.
+
+    Example:
+        >>> optimizer = optimizers.AdamW(alpha=0.001, weight_decay_rate=0.01).setup(L.Linear(2, 1))
     """
 
     config_name = "adamw"
@@ -231,6 +241,9 @@ class AMSGrad(Adam):
         beta2: decay of the mean squared gradient per step, from 0 to less than 1; default 0.999.
         eps: added to the square root in the denominator, not negative; default 1e-08.
         eta: factor of the whole update; default 1.0.
+
+    Example:
+        >>> optimizer = optimizers.AMSGrad().setup(L.Linear(2, 1))
     """
 
     config_name = "amsgrad"
@@ -259,6 +272,9 @@ class AdaBound(Adam):
         gamma: speed at which the bounds converge, per step; default 0.001.
         eps: added to the square root in the denominator, not negative; default 1e-08.
         eta: factor of the whole update; default 1.0.
+
+    Example:
+        >>> optimizer = optimizers.AdaBound().setup(L.Linear(2, 1))
     """
 
     config_name = "adabound"
@@ -287,6 +303,9 @@ class AMSBound(Adam):
         gamma: speed at which the bounds converge, per step; default 0.001.
         eps: added to the square root in the denominator, not negative; default 1e-08.
         eta: factor of the whole update; default 1.0.
+
+    Example:
+        >>> optimizer = optimizers.AMSBound().setup(L.Linear(2, 1))
     """
 
     config_name = "amsbound"

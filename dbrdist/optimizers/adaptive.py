@@ -46,6 +46,9 @@ class AdaGrad(GradientMethod):
     Args:
         lr: learning rate, not negative; default 0.001.
         eps: added to the denominator, not negative; default 1e-08.
+
+    Example:
+        >>> optimizer = optimizers.AdaGrad(lr=0.01).setup(L.Linear(2, 1))
     """
 
     config_name = "adagrad"
@@ -87,6 +90,9 @@ class AdaDelta(GradientMethod):
     Args:
         rho: decay of the means per step, from 0 to less than 1; default 0.95.
         eps: added to the means before the square roots, not negative; default 1e-06.
+
+    Example:
+        >>> optimizer = optimizers.AdaDelta().setup(L.Linear(2, 1))
     """
 
     config_name = "adadelta"
@@ -137,6 +143,9 @@ class RMSprop(GradientMethod):
         alpha: decay of the mean squared gradient per step; default 0.99.
         eps: added to the denominator, not negative; default 1e-08.
         eps_inside_sqrt: add eps before the square root is taken; default False.
+
+    Example:
+        >>> optimizer = optimizers.RMSprop(lr=0.001).setup(L.Linear(2, 1))
     """
 
     config_name = "rmsprop"
@@ -188,6 +197,9 @@ class RMSpropGraves(GradientMethod):
         alpha: decay of the means of gradient and squared gradient per step; default 0.95.
         momentum: decay of the velocity per step, from 0 to less than 1; default 0.9.
         eps: added to the variance before the square root, not negative; default 0.0001.
+
+    Example:
+        >>> optimizer = optimizers.RMSpropGraves().setup(L.Linear(2, 1))
     """
 
     config_name = "rmsprop_graves"
@@ -244,6 +256,9 @@ class SMORMS3(GradientMethod):
     Args:
         lr: learning rate, not negative; default 0.001.
         eps: added to the denominator, not negative; default 1e-16.
+
+    Example:
+        >>> optimizer = optimizers.SMORMS3().setup(L.Linear(2, 1))
     """
 
     rule_class = SMORMS3Rule
@@ -308,6 +323,9 @@ class MSVAG(GradientMethod):
         beta: decay of the means of gradient and squared gradient per step; default 0.9.
         eta: factor of the whole update; default 1.0.
         weight_decay_rate: decay of the parameters per step; default 0.
+
+    Example:
+        >>> optimizer = optimizers.MSVAG(lr=0.1).setup(L.Linear(2, 1))
     """
 
     rule_class = MSVAGRule

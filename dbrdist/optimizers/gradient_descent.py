@@ -54,6 +54,13 @@ class SGD(GradientMethod):
 
     Args:
         lr: learning rate, not negative; default 0.01.
+
+    Example:
+        >>> model = L.Linear(1, 1, initialW=3.0)
+        >>> optimizer = optimizers.SGD(lr=0.5).setup(model)
+        >>> optimizer.update(lambda: F.sum(model(np.ones((1, 1), np.float32))))
+        >>> model.W.array
+        array([[2.5]], dtype=float32)
     """
 
     rule_class = SGDRule
@@ -93,6 +100,11 @@ class MomentumSGD(GradientMethod):
     Args:
         lr: learning rate, not negative; default 0.01.
         momentum: decay of the velocity per step, from 0 to less than 1; default 0.9.
+
+    Example:
+        >>> model = L.Classifier(L.Linear(2, 2))
+        >>> optimizer = optimizers.MomentumSGD(lr=0.1, momentum=0.9).setup(model)
+        >>> optimizer.update(model, np.ones((1, 2), np.float32), np.array([0]))
     """
 
     rule_class = MomentumSGDRule
@@ -133,6 +145,9 @@ class CorrectedMomentumSGD(GradientMethod):
     Args:
         lr: learning rate, not negative; default 0.01.
         momentum: decay of the velocity per step, from 0 to less than 1; default 0.9.
+
+    Example:
+        >>> optimizer = optimizers.CorrectedMomentumSGD(lr=0.1).setup(L.Linear(2, 1))
     """
 
     rule_class = CorrectedMomentumSGDRule
@@ -173,6 +188,9 @@ class NesterovAG(GradientMethod):
     Args:
         lr: learning rate, not negative; default 0.01.
         momentum: decay of the velocity per step, from 0 to less than 1; default 0.9.
+
+    Example:
+        >>> optimizer = optimizers.NesterovAG(lr=0.1).setup(L.Linear(2, 1))
     """
 
     rule_class = NesterovAGRule
@@ -214,6 +232,9 @@ class CorrectedNesterovAG(GradientMethod):
     Args:
         lr: learning rate, not negative; default 0.01.
         momentum: decay of the velocity per step, from 0 to less than 1; default 0.9.
+
+    Example:
+        >>> optimizer = optimizers.CorrectedNesterovAG(lr=0.1).setup(L.Linear(2, 1))
     """
 
     rule_class = CorrectedNesterovAGRule

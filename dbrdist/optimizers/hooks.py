@@ -43,6 +43,10 @@ class WeightDecay:
     Args:
         rate: strength, >= 0.
         params: the parameters that decay, an iterable; None for all of the optimizer.
+
+    Example:
+        >>> optimizer = optimizers.MomentumSGD(lr=0.1).setup(L.Linear(2, 1))
+        >>> optimizer.add_hook(optimizers.WeightDecay(1e-4))
     """
 
     name = "WeightDecay"
@@ -92,6 +96,10 @@ class DecoupledWeightDecay:
         rate: decay per step, relative to the parameter, at the initial learning rate.
         initial_lr: the learning rate at which ``rate`` holds: the one that schedules multiply.
         params: as in :class:`WeightDecay`.
+
+    Example:
+        >>> optimizer = optimizers.MomentumSGD(lr=0.1).setup(L.Linear(2, 1))
+        >>> optimizer.add_hook(optimizers.DecoupledWeightDecay(1e-4, initial_lr=0.1))
     """
 
     name = "DecoupledWeightDecay"
@@ -138,6 +146,10 @@ class Lasso:
     Args:
         rate: strength, >= 0.
         params: the parameters that decay, an iterable; None for all of the optimizer.
+
+    Example:
+        >>> optimizer = optimizers.SGD(lr=0.1).setup(L.Linear(2, 1))
+        >>> optimizer.add_hook(optimizers.Lasso(1e-4))
     """
 
     name = "Lasso"
@@ -176,6 +188,10 @@ class GradientClipping:
 
     Args:
         threshold: largest L2 norm of all gradients together, > 0.
+
+    Example:
+        >>> optimizer = optimizers.SGD(lr=0.1).setup(L.Linear(2, 1))
+        >>> optimizer.add_hook(optimizers.GradientClipping(1.0))
     """
 
     name = "GradientClipping"
@@ -228,6 +244,10 @@ class GradientHardClipping:
     Args:
         lower_bound: smallest value of an element.
         upper_bound: largest value of an element.
+
+    Example:
+        >>> optimizer = optimizers.SGD(lr=0.1).setup(L.Linear(2, 1))
+        >>> optimizer.add_hook(optimizers.GradientHardClipping(-1.0, 1.0))
     """
 
     name = "GradientHardClipping"
@@ -269,6 +289,10 @@ class GradientLARS:
         threshold: parameters and gradients with a smaller norm are left alone; default 0.01.
         weight_decay: decay relative to the parameter, part of the norm; default 0.0.
         eps: added to the denominator; default 1e-09.
+
+    Example:
+        >>> optimizer = optimizers.MomentumSGD(lr=0.1).setup(L.Linear(2, 1))
+        >>> optimizer.add_hook(optimizers.GradientLARS())
     """
 
     name = "GradientLARS"
@@ -323,6 +347,10 @@ class GradientNoise:
         eta: variance of the noise at the first step, not negative.
         noise_func: gives the noise for (xp, shape, dtype, hook, rule); by default normal noise of variance eta / (1 +
             t)^0.55.
+
+    Example:
+        >>> optimizer = optimizers.SGD(lr=0.1).setup(L.Linear(2, 1))
+        >>> optimizer.add_hook(optimizers.GradientNoise(0.3))
     """
 
     name = "GradientNoise"

@@ -99,6 +99,9 @@ class LAMB(GradientMethod):
         eps: added to the square root in the denominator, not negative; default 1e-06.
         weight_decay_rate: decay of the parameters, within the scaled update; default 0.01.
         skip_vectors: leave parameters with one axis, such as biases, without scaling and decay; default True.
+
+    Example:
+        >>> optimizer = optimizers.LAMB(alpha=0.002, weight_decay_rate=0.01).setup(L.Linear(2, 1))
     """
 
     rule_class = LAMBRule

@@ -115,6 +115,9 @@ class LARS(GradientMethod):
         trust_coefficient: ratio of the update's norm to the parameter's; default 0.001.
         eps: added to the denominator of the ratio; default 0.0.
         skip_vectors: leave parameters with one axis, such as biases, without scaling and decay; default True.
+
+    Example:
+        >>> optimizer = optimizers.LARS(lr=1.0, weight_decay=5e-5).setup(L.Linear(2, 1))
     """
 
     rule_class = LARSRule
@@ -180,6 +183,9 @@ class CorrectedLARS(LARS):
         trust_coefficient: ratio of the update's norm to the parameter's; default 0.001.
         eps: added to the denominator of the ratio; default 0.0.
         skip_vectors: leave parameters with one axis, such as biases, without scaling and decay; default True.
+
+    Example:
+        >>> optimizer = optimizers.CorrectedLARS(lr=0.1).setup(L.Linear(2, 1))
     """
 
     rule_class = CorrectedLARSRule

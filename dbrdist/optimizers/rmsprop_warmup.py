@@ -64,6 +64,9 @@ class RMSpropWarmup(GradientMethod):
         eps: added to the root.
         lr_rmsprop: learning rate of the RMSprop part.
         a_sgd: share of the SGD part, from 0 to 1.
+
+    Example:
+        >>> optimizer = optimizers.RMSpropWarmup(lr=0.1).setup(L.Linear(2, 1))
     """
 
     config_name = "rmsprop_warmup"

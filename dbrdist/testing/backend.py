@@ -32,8 +32,18 @@ _PROPERTIES: dict[str, Any] = {
 class BackendConfig:
     """A device and the switches of a test; within ``with config:`` the switches are those of the configuration.
 
-    ``params`` may have ``use_cuda``, ``cuda_device``, ``use_cudnn``, ``cudnn_deterministic``, ``autotune``,
-    ``use_ideep``, ``cudnn_fast_batch_normalization``, ``use_chainerx`` and ``chainerx_device``.
+    Args:
+        params: some of ``use_cuda``, ``cuda_device``, ``use_cudnn``, ``cudnn_deterministic``, ``autotune``,
+            ``use_ideep``,
+            ``cudnn_fast_batch_normalization``, ``use_chainerx`` and ``chainerx_device``, with their values.
+
+    Raises:
+        TypeError, ValueError: ``params`` is no dictionary, or has another name.
+
+    Example:
+        >>> config = dbrdist.testing.BackendConfig({"use_cuda": False})
+        >>> config.xp.__name__
+        'numpy'
     """
 
     def __init__(self, params: dict[str, Any]) -> None:

@@ -41,6 +41,9 @@ class distribution_unittest(unittest.TestCase):
     distribution of SciPy that takes one set of parameters at a time. ``sample_for_test()`` returns an array of shape
     (*sample_shape, *shape, *event_shape). ``shape``, ``sample_shape`` and ``is_variable`` come from
     :func:`parameterize`.
+
+    Args:
+        methodName: the name of the test method; a test runner passes it.
     """
 
     scipy_onebyone = False

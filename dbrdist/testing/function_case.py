@@ -43,6 +43,10 @@ class FunctionTestCase(CheckedCase):
 
             def forward_expected(self, inputs):
                 return (numpy.maximum(inputs[0], 0),)
+
+    Args:
+        args: those of :class:`unittest.TestCase`; a test runner passes them.
+        kwargs: the same by name.
     """
 
     error = FunctionTestError

@@ -22,7 +22,16 @@ from dbrdist.utils.files import tempdir
 
 @contextmanager
 def assert_warns(expected: type[Warning]) -> Iterator[None]:
-    """AssertionError unless a warning of the type ``expected`` is given within the ``with`` block."""
+    """Raise an AssertionError unless a warning is given within the ``with`` block.
+
+    Args:
+        expected: the class of the warning.
+
+    Example:
+        >>> import warnings
+        >>> with dbrdist.testing.assert_warns(UserWarning):
+        ...     warnings.warn("careful", UserWarning)
+    """
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
         yield
@@ -32,7 +41,19 @@ def assert_warns(expected: type[Warning]) -> Iterator[None]:
 
 
 def patch(target: str, *args: Any, **kwargs: Any) -> Any:
-    """``unittest.mock.patch`` with a mock that calls what it replaces: for tests of how often something is called."""
+    """``unittest.mock.patch`` with a mock that calls what it replaces: for tests of how often something is called.
+
+    Args:
+        target: the full name of what is replaced, as for ``unittest.mock.patch``.
+        args: further arguments of ``unittest.mock.patch``.
+        kwargs: the same by name.
+
+    Example:
+        >>> with dbrdist.testing.patch("math.sqrt") as mock:
+        ...     import math
+        ...     math.sqrt(4.0), mock.call_count
+        (2.0, 1)
+    """
     if not args and not {"new", "new_callable", "wraps"} & kwargs.keys():
         kwargs["wraps"] = pydoc.locate(target)
     return mock.patch(target, *args, **kwargs)
@@ -75,13 +96,35 @@ def _is_satisfied(requirement: str) -> bool:
 
 
 def with_requires(*requirements: str) -> Callable[[Any], Any]:
-    """A decorator that skips a test unless all requirements, such as ``'numpy>=1.10'``, are installed."""
+    """A decorator that skips a test unless all requirements, such as ``'numpy>=1.10'``, are installed.
+
+    Args:
+        requirements: requirements of pip.
+
+    Example:
+        >>> @dbrdist.testing.with_requires("numpy>=1.10")
+        ... def test_numpy():
+        ...     return "ran"
+        >>> test_numpy()
+        'ran'
+    """
     met = all(_is_satisfied(r) for r in requirements)
     return unittest.skipUnless(met, f"requires: {', '.join(requirements)}")
 
 
 def without_requires(*requirements: str) -> Callable[[Any], Any]:
-    """A decorator that skips a test if all requirements are installed."""
+    """A decorator that skips a test if all requirements are installed.
+
+    Args:
+        requirements: requirements of pip.
+
+    Example:
+        >>> @dbrdist.testing.without_requires("no-such-package")
+        ... def test_other():
+        ...     return "ran"
+        >>> test_other()
+        'ran'
+    """
     met = all(_is_satisfied(r) for r in requirements)
     return unittest.skipIf(met, f"requires that these are not installed: {', '.join(requirements)}")
 
@@ -92,7 +135,21 @@ def without_requires(*requirements: str) -> Callable[[Any], Any]:
 def save_and_load(
     src: Any, dst: Any, filename: str, saver: Callable[[str, Any], Any], loader: Callable[[str, Any], Any]
 ) -> None:
-    """Save ``src`` with ``saver(path, src)`` and load that into ``dst`` with ``loader(path, dst)``."""
+    """Save ``src`` with ``saver(path, src)`` and load that into ``dst`` with ``loader(path, dst)``.
+
+    Args:
+        src: the object to save.
+        dst: the object to fill.
+        filename: the name of the file, in a temporary folder.
+        saver: ``saver(path, src)`` writes the file.
+        loader: ``loader(path, dst)`` reads it.
+
+    Example:
+        >>> a, b = L.Linear(2, 1), L.Linear(2, 1)
+        >>> dbrdist.testing.save_and_load(a, b, "a.npz", serializers.save_npz, serializers.load_npz)
+        >>> bool((a.W.array == b.W.array).all())
+        True
+    """
     with tempdir() as folder:
         path = os.path.join(folder, filename)
         saver(path, src)
@@ -100,12 +157,28 @@ def save_and_load(
 
 
 def save_and_load_npz(src: Any, dst: Any) -> None:
-    """Save ``src`` to an ``.npz`` file and load that into ``dst``."""
+    """Save ``src`` to an ``.npz`` file and load that into ``dst``.
+
+    Args:
+        src: the object to save.
+        dst: the object to fill.
+
+    Example:
+        >>> a, b = L.Linear(2, 1), L.Linear(2, 1)
+        >>> dbrdist.testing.save_and_load_npz(a, b)
+        >>> bool((a.W.array == b.W.array).all())
+        True
+    """
     save_and_load(src, dst, "tmp.npz", serializer.save_npz, serializer.load_npz)
 
 
 def save_and_load_hdf5(src: Any, dst: Any) -> None:
-    """Save ``src`` to an HDF5 file and load that into ``dst``."""
+    """Save ``src`` to an HDF5 file and load that into ``dst``.
+
+    Args:
+        src: the object to save.
+        dst: the object to fill.
+    """
     save_and_load(src, dst, "tmp.h5", hdf5.save_hdf5, hdf5.load_hdf5)
 
 
@@ -116,6 +189,17 @@ def get_trainer_with_mock_updater(
 
     ``trainer.updater`` is a mock. Each step calls its ``update_core()`` and moves ``iteration``, ``epoch``,
     ``epoch_detail``, ``previous_epoch_detail`` and ``is_new_epoch``, with ``iter_per_epoch`` steps to an epoch.
+
+    Args:
+        stop_trigger: when the trainer stops.
+        iter_per_epoch: the number of steps of an epoch.
+        extensions: extensions to begin with.
+
+    Example:
+        >>> trainer = dbrdist.testing.get_trainer_with_mock_updater((3, "iteration"))
+        >>> trainer.updater.update()
+        >>> trainer.updater.iteration
+        1
     """
     updater = mock.Mock()
     updater.get_all_optimizers.return_value = {}
@@ -140,6 +224,13 @@ def run_module(name: str, file: str) -> None:
     """Run the tests of a file that is itself the program: ``testing.run_module(__name__, __file__)``.
 
     pytest runs them where it is installed, else unittest. The process ends with their exit status.
+
+    Args:
+        name: ``__name__`` of the file; nothing happens unless it is ``"__main__"``.
+        file: ``__file__`` of the file.
+
+    Example:
+        >>> dbrdist.testing.run_module("imported", "tests.py")
     """
     if name != "__main__":
         return

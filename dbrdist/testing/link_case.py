@@ -20,7 +20,12 @@ class LinkTestError(AssertionError):
 
 
 class InitializerArgument:
-    """An argument of a link that is no initializer itself, such as None, with the initializer that it stands for."""
+    """An argument of a link that is no initializer itself, such as None, with the initializer that it stands for.
+
+    Args:
+        argument_value: the argument of the link, such as None.
+        expected_initializer: the initializer that it stands for.
+    """
 
     def __init__(self, argument_value: Any, expected_initializer: Any) -> None:
         _check_is_initializer("expected_initializer", expected_initializer)
@@ -97,6 +102,10 @@ class LinkTestCase(_LinkCase):
     NumPy arrays, with the link on the CPU) and ``param_names``, the parameters whose gradients are checked. It may
     define ``forward(link, inputs, device)``, ``before_test(test_name)``, ``generate_grad_outputs(outputs_template)``
     and ``check_forward_outputs(outputs, expected_outputs)``. Attributes as of :class:`FunctionTestCase`.
+
+    Args:
+        args: those of :class:`unittest.TestCase`; a test runner passes them.
+        kwargs: the same by name.
     """
 
     options = ("check_forward_options", "check_backward_options")
@@ -159,6 +168,10 @@ class LinkInitializersTestCase(_LinkCase):
     :class:`LinkTestCase`, ``param_names`` in the order of the initializers, and ``get_initializers()``: for each
     initializer a list of values to try (deterministic initializers, numbers, arrays, :class:`InitializerArgument`).
     ``check_initializers_options`` goes to :func:`assert_allclose`.
+
+    Args:
+        args: those of :class:`unittest.TestCase`; a test runner passes them.
+        kwargs: the same by name.
     """
 
     options = ("check_initializers_options",)

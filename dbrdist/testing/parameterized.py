@@ -16,7 +16,15 @@ from dbrdist.testing.bundle import Bundle, classes_of
 def product(parameter: Any) -> list[dict[str, Any]]:
     """All combinations: of the values in a dictionary of lists, or of the dictionaries in a list of lists.
 
-    ``product({'x': [1, 2], 'y': 'ab'})`` has four dictionaries, from ``{'x': 1, 'y': 'a'}`` to ``{'x': 2, 'y': 'b'}``.
+    Args:
+        parameter: the dictionary, or the list.
+
+    Raises:
+        TypeError: it is neither.
+
+    Example:
+        >>> dbrdist.testing.product({"x": [1, 2], "y": "a"})
+        [{'x': 1, 'y': 'a'}, {'x': 2, 'y': 'a'}]
     """
     if isinstance(parameter, Mapping):
         keys = sorted(parameter)
@@ -27,7 +35,18 @@ def product(parameter: Any) -> list[dict[str, Any]]:
 
 
 def product_dict(*parameters: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """All combinations of one dictionary of each list, merged."""
+    """All combinations of one dictionary of each list, merged.
+
+    Args:
+        parameters: lists of dictionaries.
+
+    Raises:
+        TypeError: an entry is no dictionary.
+
+    Example:
+        >>> dbrdist.testing.product_dict([{"x": 1}, {"x": 2}], [{"y": 3}])
+        [{'x': 1, 'y': 3}, {'x': 2, 'y': 3}]
+    """
     together = []
     for chosen in itertools.product(*parameters):
         merged: dict[str, Any] = {}
@@ -40,7 +59,19 @@ def product_dict(*parameters: Iterable[Mapping[str, Any]]) -> list[dict[str, Any
 
 
 def from_pytest_parameterize(names: str | Sequence[str], values: Iterable[Any]) -> list[dict[str, Any]]:
-    """Arguments as for ``pytest.mark.parametrize`` as a list of dictionaries: ``('x,y', [(1, 2), (3, 4)])``."""
+    """Arguments of ``pytest.mark.parametrize`` as a list of dictionaries.
+
+    Args:
+        names: the names, separated by commas, or a sequence of names.
+        values: a tuple of values for each case, or single values for one name.
+
+    Raises:
+        TypeError, ValueError: a case has another number of values than there are names.
+
+    Example:
+        >>> dbrdist.testing.from_pytest_parameterize("x,y", [(1, 2), (3, 4)])
+        [{'x': 1, 'y': 2}, {'x': 3, 'y': 4}]
+    """
     keys = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     params = []
     for value in values:
@@ -52,7 +83,19 @@ def from_pytest_parameterize(names: str | Sequence[str], values: Iterable[Any]) 
 
 
 def parameterize_pytest(names: str | Sequence[str], values: Iterable[Any]) -> Callable[[Any], Bundle]:
-    """As :func:`parameterize`, with arguments as for ``pytest.mark.parametrize``."""
+    """:func:`parameterize` with the arguments of ``pytest.mark.parametrize``.
+
+    Args:
+        names: the names, separated by commas, or a sequence of names.
+        values: a tuple of values for each case, or single values for one name.
+
+    Example:
+        >>> import unittest
+        >>> @dbrdist.testing.parameterize_pytest("x", [1, 2])
+        ... class TestPositive(unittest.TestCase):
+        ...     def test_it(self):
+        ...         assert self.x > 0
+    """
     return parameterize(*from_pytest_parameterize(names, values))
 
 
@@ -61,6 +104,16 @@ def parameterize(*params: Mapping[str, Any]) -> Callable[[Any], Bundle]:
 
     The classes are put into the module of the test class, named ``TestX_param_0_{x=1}`` and so on. Where a test
     fails, a note tells the parameters. Use it above :func:`inject_backend_tests` and :func:`fix_random`, or below.
+
+    Args:
+        params: the dictionaries; :func:`product` makes all combinations.
+
+    Example:
+        >>> import unittest
+        >>> @dbrdist.testing.parameterize({"x": 1}, {"x": 2})
+        ... class TestPositive(unittest.TestCase):
+        ...     def test_it(self):
+        ...         assert self.x > 0
     """
     for param in params:
         if not isinstance(param, Mapping):

@@ -50,6 +50,17 @@ def fix_random(*, setup_method: str = "setUp", teardown_method: str = "tearDown"
     ``random``, ``numpy.random`` and ``dbrdist.random`` start from a fixed seed before each test and continue as before
     after it. Use it above ``condition.retry``, not below: there each run would get the same numbers. With
     ``CHAINER_TEST_RANDOM_NONDETERMINISTIC=1`` in the environment the seed is another one each time.
+
+    Args:
+        setup_method: the name of the method that runs before each test of a class.
+        teardown_method: the name of the method that runs after it.
+
+    Example:
+        >>> @dbrdist.testing.fix_random()
+        ... def draw():
+        ...     return np.random.rand()
+        >>> draw() == draw()
+        True
     """
 
     def decorate(case: Any) -> Any:
@@ -104,6 +115,10 @@ def generate_matrix(shape: tuple[int, ...], dtype: Any = float, **kwargs: Any) -
         shape: (..., M, N).
         dtype: a floating or complex type.
         singular_values: not negative; broadcast to shape (..., min(M, N)).
+
+    Example:
+        >>> dbrdist.testing.generate_matrix((2, 2), singular_values=1.0).shape
+        (2, 2)
     """
     if set(kwargs) != {"singular_values"}:
         raise TypeError(f"expected singular_values and no other keyword, got {', '.join(kwargs) or 'none'}")

@@ -28,6 +28,12 @@ class Extension:
 
     `subject` says what that state is about; None stands for the class. A trainer whose extension has another subject
     than the saved one of the same name does not load its state.
+
+    Example:
+        >>> class Hello(training.Extension):
+        ...     trigger = (1, "epoch")
+        ...     def __call__(self, trainer):
+        ...         print("epoch", trainer.updater.epoch)
     """
 
     trigger: Any = (1, "iteration")
@@ -105,6 +111,11 @@ def make_extension(
         finalizer: function without arguments, called at the end of the training; default None.
         initializer: function of the trainer, called before the first step; default None.
         on_error: function of the trainer, the error and its traceback, called when the training fails; default None.
+
+    Example:
+        >>> @training.make_extension(trigger=(1, "epoch"))
+        ... def hello(trainer):
+        ...     print("epoch", trainer.updater.epoch)
     """
     refuse_unknown("make_extension", make_extension, kwargs)
 

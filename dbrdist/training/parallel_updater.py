@@ -50,6 +50,12 @@ class ParallelUpdater(StandardUpdater):
             the models where they are.
 
     What copies report has their names: `second/loss` beside `main/loss`.
+
+    Example:
+        >>> model = L.Classifier(L.Linear(64, 10))
+        >>> optimizer = optimizers.SGD(0.1).setup(model)
+        >>> iterator = iterators.SerialIterator(datasets.get_digits()[0], 32)
+        >>> updater = training.ParallelUpdater(iterator, optimizer, devices={"main": "@numpy", "second": "@numpy"})
     """
 
     def __init__(

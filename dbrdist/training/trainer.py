@@ -33,14 +33,29 @@ class _Entry:
 
 
 class Trainer:
-    """Calls the updater until the stop trigger fires, and the extensions after each step.
+    """The training loop: calls the updater until the stop trigger fires, and the extensions after each step.
 
-    `stop_trigger` is a trigger or `(period, unit)`; without one the run continues until an exception ends it. `out` is
-    the folder that extensions write to. Example:
+    Args:
+        updater: what makes a step, such as a :class:`StandardUpdater`.
+        stop_trigger: a trigger or a pair `(period, unit)` with the unit `"epoch"` or `"iteration"`; None continues
+            until
+            an exception ends the run.
+        out: the folder that extensions write to; it is made when the run starts.
+        extensions: extensions to begin with; :meth:`extend` adds more.
 
-        trainer = Trainer(StandardUpdater(iterator, optimizer), (20, "epoch"), out="result")
-        trainer.extend(extensions.LogReport())
-        trainer.run()
+    Raises:
+        TypeError: `updater` is no updater.
+
+    Example:
+        >>> model = L.Classifier(L.Linear(64, 10))
+        >>> iterator = iterators.SerialIterator(datasets.get_digits()[0], 32)
+        >>> updater = training.StandardUpdater(iterator, optimizers.SGD(0.1).setup(model))
+        >>> with dbrdist.utils.tempdir() as folder:
+        ...     trainer = training.Trainer(updater, (1, "epoch"), out=folder)
+        ...     trainer.extend(extensions.LogReport())
+        ...     trainer.run()
+        >>> updater.iteration, updater.epoch
+        (46, 1)
     """
 
     def __init__(

@@ -68,6 +68,9 @@ class IntervalTrigger:
     Args:
         period: number of units between two firings; fractions of an epoch are allowed.
         unit: 'epoch' or 'iteration'.
+
+    Example:
+        >>> every = training.IntervalTrigger(2, "epoch")
     """
 
     def __init__(self, period: float, unit: str):
@@ -109,6 +112,10 @@ def get_trigger(trigger: Any) -> Callable[[Any], bool]:
 
     Args:
         trigger: a trigger, a pair such as (1, 'epoch'), or None for a trigger that never fires.
+
+    Example:
+        >>> training.get_trigger((1, "epoch")).unit
+        'epoch'
     """
     if trigger is None:
         return _never
@@ -152,6 +159,9 @@ class ManualScheduleTrigger:
     Args:
         points: a number, or a list of them: when to fire.
         unit: 'epoch' or 'iteration'.
+
+    Example:
+        >>> points = triggers.ManualScheduleTrigger([30, 60], "epoch")
     """
 
     def __init__(self, points: float | Sequence[float], unit: str):
@@ -179,6 +189,9 @@ class OnceTrigger:
 
     Args:
         call_on_resume: fire once more when a run is resumed; default False.
+
+    Example:
+        >>> once = triggers.OnceTrigger()
     """
 
     def __init__(self, call_on_resume: bool = False):
@@ -213,6 +226,9 @@ class TimeTrigger:
     Args:
         period: seconds between two firings, > 0.
         clock: function of the trainer that gives the seconds; None for trainer.elapsed_time.
+
+    Example:
+        >>> hourly = triggers.TimeTrigger(3600)
     """
 
     def __init__(self, period: float, clock: Callable[[Any], float] | None = None):
@@ -249,6 +265,9 @@ class BestValueTrigger:
         key: name of the observed value.
         compare: function of the best value so far and the new one; true if the new one is better.
         trigger: how often to compare: a pair such as (1, 'epoch'), or a trigger; default (1, 'epoch').
+
+    Example:
+        >>> best = triggers.BestValueTrigger("validation/main/accuracy", lambda best, new: new > best)
     """
 
     def __init__(self, key: str, compare: Callable[[float, float], bool], trigger: Any = (1, "epoch")):
@@ -296,6 +315,9 @@ class MaxValueTrigger(BestValueTrigger):
     Args:
         key: name of the observed value, such as 'validation/main/accuracy'.
         trigger: how often to compare: a pair such as (1, 'epoch'), or a trigger; default (1, 'epoch').
+
+    Example:
+        >>> best = triggers.MaxValueTrigger("validation/main/accuracy")
     """
 
     def __init__(self, key: str, trigger: Any = (1, "epoch")):
@@ -308,6 +330,9 @@ class MinValueTrigger(BestValueTrigger):
     Args:
         key: name of the observed value, such as 'validation/main/accuracy'.
         trigger: how often to compare: a pair such as (1, 'epoch'), or a trigger; default (1, 'epoch').
+
+    Example:
+        >>> best = triggers.MinValueTrigger("validation/main/loss")
     """
 
     def __init__(self, key: str, trigger: Any = (1, "epoch")):
@@ -326,6 +351,9 @@ class EarlyStoppingTrigger:
         mode: 'min', 'max', or 'auto': 'max' if the name contains 'accuracy'; default 'auto'.
         verbose: print when a value has not improved; default False.
         max_trigger: when it fires in any case: a pair such as (100, 'epoch'); default (100, 'epoch').
+
+    Example:
+        >>> stop = triggers.EarlyStoppingTrigger(monitor="validation/main/loss", patience=3, max_trigger=(100, "epoch"))
     """
 
     def __init__(
@@ -403,9 +431,14 @@ class EarlyStoppingTrigger:
 
 
 class EndTrigger:
-    """A stop trigger: fires once ``epochs`` or ``iterations`` are done, also where a run is resumed beyond them.
+    """A stop trigger by epochs and iterations, whichever ends first. It also fires if a run is resumed beyond them.
 
-    ``epochs`` may be a fraction; ``iterations`` None means no such limit.
+    Args:
+        epochs: the number of epochs; it may be a fraction.
+        iterations: the number of steps; None is no limit.
+
+    Example:
+        >>> stop = triggers.EndTrigger(90, iterations=1000)  # training.Trainer(updater, stop)
     """
 
     def __init__(self, epochs: float, iterations: int | None = None):
@@ -429,9 +462,13 @@ class EndTrigger:
 
 
 class AnyTrigger:
-    """Fires where at least one of ``triggers`` does; all of them are asked at each call.
+    """Fires if at least one of several triggers does; all of them are asked at each call.
 
-    ``AnyTrigger((1, "epoch"), end)`` fires with each epoch and once more where the run ends.
+    Args:
+        triggers: triggers, or pairs `(period, unit)`.
+
+    Example:
+        >>> trigger = triggers.AnyTrigger((1, "epoch"), (500, "iteration"))
     """
 
     def __init__(self, *triggers: Any):

@@ -19,7 +19,13 @@ _ANYWHERE = nullcontext()
 
 
 class Updater:
-    """What a trainer calls for each step."""
+    """What a trainer calls for each step.
+
+    Example:
+        >>> class Nothing(training.Updater):
+        ...     def update(self):
+        ...         pass
+    """
 
     def connect_trainer(self, trainer: Any) -> None:
         """Called by the trainer that takes this updater."""
@@ -45,15 +51,32 @@ class Updater:
 
 
 class StandardUpdater(Updater):
-    """Batch, converter, loss function, optimizer.
-
-    `iterator` and `optimizer` are single ones or dictionaries with `"main"` in them. `converter(batch, device)` makes
-    arrays of a batch; `device` is where the model and the arrays go. `loss_func` defaults to the optimizer's target,
-    called with the arrays. `loss_scale` multiplies the loss for the backward pass (16-bit gradients).
+    """One step of training: batch, converter, loss function, optimizer.
 
     Each step sets the thread's random stream to (seed, epoch, iteration, row), `row` being the position of this
-    process's first example in the batch of all ranks: what dropout draws depends on the example, not on who holds it.
-    An optimizer with `takes_num_samples` (the multi-node one) is told how many examples the batch has.
+    process's first example in the batch of all ranks: what dropout draws depends on the example, not on the rank.
+    An optimizer with `takes_num_samples` (the multi-node one) receives the number of examples in the batch.
+
+    Args:
+        iterator: the batches; or a dictionary of iterators with `"main"` in it.
+        optimizer: an optimizer that is set up with a model; or a dictionary of optimizers with `"main"` in it.
+        converter: `converter(batch, device)` makes arrays of a batch.
+        device: the device of the model and the arrays, such as `"@cupy:0"`; None leaves both where they are.
+        loss_func: a function of the arrays that returns the loss; None calls the optimizer's target.
+        loss_scale: factor of the loss for the backward pass (gradients of 16 bits); None leaves it to the optimizer.
+        auto_new_epoch: call the optimizers' `new_epoch` at the end of each epoch.
+        kwargs: `input_device`, where the arrays go if that is not `device`.
+
+    Raises:
+        TypeError: an argument is no iterator or optimizer, or at a step, the loss is no Variable.
+
+    Example:
+        >>> model = L.Classifier(L.Linear(64, 10))
+        >>> iterator = iterators.SerialIterator(datasets.get_digits()[0], 32)
+        >>> updater = training.StandardUpdater(iterator, optimizers.SGD(0.1).setup(model))
+        >>> updater.update()
+        >>> updater.iteration, updater.epoch
+        (1, 0)
     """
 
     def __init__(

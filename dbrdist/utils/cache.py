@@ -10,13 +10,23 @@ from dbrdist.core.array.config import config
 
 
 class cached_property:
-    """A read-only property that is computed once with a graph and once without: what was computed in
-    ``no_backprop_mode`` has no gradient and cannot stand for a result that needs one. ::
+    """A read-only property that is computed once with a graph and once without.
 
-        class Layer:
-            @cached_property
-            def scale(self):
-                return F.exp(self.log_scale)
+    What was computed in ``no_backprop_mode`` has no gradient and cannot stand for a result that needs one.
+
+    Args:
+        func: the method that computes the value.
+
+    Example:
+        >>> class Layer:
+        ...     @dbrdist.utils.cached_property
+        ...     def scale(self):
+        ...         print("computed")
+        ...         return 2.0
+        >>> layer = Layer()
+        >>> layer.scale + layer.scale
+        computed
+        4.0
     """
 
     def __init__(self, func: Callable[[Any], Any]) -> None:

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 
 def get_conv_outsize(size: int, k: int, s: int, p: int, cover_all: bool = False, d: int = 1) -> int:
-    """How many outputs a window of ``k`` elements, ``d`` apart, has on ``size`` inputs with ``p`` zeros on both sides.
+    """How many outputs a convolution has along an axis.
 
-    The window moves by ``s``; with ``cover_all`` a last step covers what would be left over.
+    Args:
+        size: the number of inputs.
+        k: the length of the window.
+        s: the step of the window.
+        p: zeros on each side.
+        cover_all: add a last step that covers what would be left over.
+        d: the distance between the window's elements.
+
+    Example:
+        >>> dbrdist.utils.get_conv_outsize(10, 3, 2, 1)
+        5
     """
     reach = k + (k - 1) * (d - 1)
     room = size + p * 2 - reach
@@ -14,6 +24,19 @@ def get_conv_outsize(size: int, k: int, s: int, p: int, cover_all: bool = False,
 
 
 def get_deconv_outsize(size: int, k: int, s: int, p: int, cover_all: bool = False, d: int = 1) -> int:
-    """The size whose convolution has ``size`` outputs: the smallest one that fits."""
+    """The smallest size whose convolution has ``size`` outputs.
+
+    Args:
+        size: the number of inputs of the deconvolution.
+        k: the length of the window.
+        s: the step of the window.
+        p: zeros on each side, which are cut off.
+        cover_all: whether the convolution adds a last step that covers what would be left over.
+        d: the distance between the window's elements.
+
+    Example:
+        >>> dbrdist.utils.get_deconv_outsize(5, 3, 2, 1)
+        9
+    """
     reach = k + (k - 1) * (d - 1)
     return s * (size - 1) + reach - (s - 1 if cover_all else 0) - 2 * p

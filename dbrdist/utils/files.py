@@ -14,6 +14,12 @@ def tempdir(**kwargs: Any) -> Iterator[str]:
     """The path of a new folder, which is removed after the ``with`` block.
 
     ``ignore_errors`` (False): whether what cannot be removed stays in silence. The rest goes to ``tempfile.mkdtemp``.
+
+    Example:
+        >>> import os
+        >>> with dbrdist.utils.tempdir() as folder:
+        ...     os.path.isdir(folder)
+        True
     """
     ignore_errors = kwargs.pop("ignore_errors", False)
     path = tempfile.mkdtemp(**kwargs)

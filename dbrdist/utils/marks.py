@@ -16,6 +16,13 @@ def experimental(api_name: str) -> None:
     """Warn (FutureWarning) that a function or class may still change, where it is used.
 
     A program that sets ``disable_experimental_feature_warning`` of the root module is not warned.
+
+    Args:
+        api_name: the name to show.
+
+    Example:
+        >>> dbrdist.utils.experimental("mypackage.function")  # doctest: +SKIP
+        FutureWarning: mypackage.function is experimental and may change
     """
     roots = [vars(sys.modules[name]) for name in ("dbrdist", "chainer") if name in sys.modules]
     if any(root.get("disable_experimental_feature_warning") for root in roots):
@@ -24,7 +31,14 @@ def experimental(api_name: str) -> None:
 
 
 def nondeterministic(f_name: str) -> None:
-    """Warn that a function gives other numbers in each run, in the debug mode."""
+    """Warn that a function gives other numbers in each run, in the debug mode.
+
+    Args:
+        f_name: the name of the function.
+
+    Example:
+        >>> dbrdist.utils.nondeterministic("scatter")  # a warning in debug mode alone
+    """
     if config.debug:
         warnings.warn(f"{f_name} may give slightly other numbers each time", stacklevel=3)
 
@@ -33,6 +47,21 @@ def final(*args: Any, **kwargs: Any) -> Any:
     """Mark a method that no subclass may override: ``@final`` or ``@final(action=DeprecationWarning)``.
 
     It works in classes whose metaclass is :func:`enable_final`'s. With ``action`` an override warns, else it raises.
+
+    Args:
+        args: the method, if the decorator is used without brackets.
+        kwargs: ``action``, an exception or warning class.
+
+    Raises:
+        TypeError: when a subclass is defined that overrides the method.
+
+    Example:
+        >>> class A(dbrdist.utils.enable_final()):
+        ...     @dbrdist.utils.final
+        ...     def f(self):
+        ...         return 1
+        >>> A().f()
+        1
     """
 
     def mark(method: _F) -> _F:
@@ -57,6 +86,19 @@ class _EnableFinal(type):
 
 
 def enable_final(base: tuple[type, ...] = (), meta_base: tuple[type, ...] = ()) -> Any:
-    """A base class (of classes ``base`` and metaclasses ``meta_base``) under which :func:`final` is heeded."""
+    """A base class under which :func:`final` is heeded.
+
+    Args:
+        base: further base classes.
+        meta_base: further metaclasses.
+
+    Example:
+        >>> class A(dbrdist.utils.enable_final()):
+        ...     @dbrdist.utils.final
+        ...     def f(self):
+        ...         return 1
+        >>> A().f()
+        1
+    """
     meta = type("EnableFinal", (_EnableFinal, *meta_base), {})
     return meta("base", tuple(base), {})

@@ -17,6 +17,17 @@ class WalkerAlias(DeviceResident):
 
     Each of n columns has the share 1/n: a part of it belongs to the number itself and the rest to one other, its
     alias. A draw takes a column and then one of the two. Draws come from ``dbrdist.random``.
+
+    Args:
+        probs: weights of the numbers 0 to n - 1, an array of n numbers of 0 or more, not all zero.
+
+    Raises:
+        ValueError: ``probs`` has another shape or other numbers.
+
+    Example:
+        >>> dbrdist.utils.WalkerAlias([0.0, 1.0]).sample((2, 2))
+        array([[1, 1],
+               [1, 1]], dtype=int32)
     """
 
     def __init__(self, probs: Any) -> None:

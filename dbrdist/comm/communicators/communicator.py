@@ -30,15 +30,16 @@ SETTINGS: dict[str, Any] = {"allreduce_grad_dtype": None, "batched_copy": True} 
 
 
 class CommunicatorBase(ObjectVerbs, PairVerbs):
-    """A group of ranks that exchange arrays and objects.
+    """A group of ranks that exchange arrays and objects; :func:`create_communicator` makes one.
 
-    Verbs without a suffix move arrays: memory of any element type (also bfloat16) in any layout, never pickled. Arrays
+    Methods without a suffix move arrays: memory of any element type (also bfloat16) in any layout, never pickled.
+    Arrays
     may be empty, 0-d or non-contiguous. What is received has its own memory, keeps the sender's order of axes (a
-    channels-last array arrives channels-last), and lies on this thread's GPU if it came from one; ordinary MPI
-    suffices, because it is staged through host memory. Verbs that end in ``_obj`` move pickled objects.
+    channels-last array arrives channels-last), and is on this thread's GPU if it came from one; ordinary MPI
+    suffices, because it is staged through host memory. Methods that end in ``_obj`` move pickled objects.
 
-    Every verb blocks until its result may be used and its argument may be written again. All verbs but send and recv
-    are collective: every rank calls them, in the same order. Ranks that come to different verbs, with different roots
+    Every method blocks until its result may be used and its argument may be written again. All but send and recv
+    are collective: every rank calls them, in the same order. If ranks call different methods, with different roots
     or configurations, or one of them with a wrong argument, all raise the same error. One thread at a time uses a
     communicator; give others their own by :meth:`split`.
 
@@ -46,11 +47,23 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
 
     - ``allreduce_grad_dtype`` (None): the type in which gradients are sent; None means their own. In memory that ranks
       share nothing is sent.
-    - ``batched_copy`` (True): accepted for old scripts; gradients lie in flat memory, so there is nothing to copy.
+    - ``batched_copy`` (True): accepted for old scripts; gradients are stored in flat memory, so nothing is copied.
+
+    Args:
+        ranks: the transport between the ranks, which a subclass chooses.
+        record: the numbers and names of the calls, for reports.
+        name: the communicator's name in messages.
+        members: the ranks of the job that belong to it, in order.
+        configs: configuration by name; None takes the defaults.
 
     Raises:
         CommunicatorError: on every rank, where they disagree; the text names what, on which ranks, and the lines.
         TypeError, ValueError: on every rank, where an argument is wrong on one of them.
+
+    Example:
+        >>> comm = dbrdist.comm.create_communicator("single")
+        >>> comm.rank, comm.size, comm.allreduce(np.array([1.0]))
+        (0, 1, array([1.]))
     """
 
     reducer_type: type[Reducer]  # how this kind of communicator adds gradients

@@ -85,6 +85,11 @@ def create_communicator(
             passes it, on every rank.
         CommunicatorError: if the ranks give different names; if the environment says that several ranks were started,
             but MPI's world has one.
+
+    Example:
+        >>> comm = dbrdist.comm.create_communicator("single")
+        >>> comm.rank, comm.size
+        (0, 1)
     """
     is_auto = communicator_name in (None, "auto")
     name, reason = _what_fits(mpi_comm) if is_auto else (communicator_name, "")

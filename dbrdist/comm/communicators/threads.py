@@ -163,13 +163,24 @@ def current() -> ThreadCommunicator | None:
 def run_threads(
     num_ranks: int, function: Callable[..., Any], *args: Any, timeout_seconds: float | None = None, **kwargs: Any
 ) -> list[Any]:
-    """Call ``function(comm, *args, **kwargs)`` on ``num_ranks`` threads and return what each gave, in order of ranks.
+    """Call a function on several ranks that are threads, and return what each gave, in order of ranks.
 
-    If a rank raises, the others raise at their next verb instead of waiting for it, and the caller gets the error of
+    If a rank raises, the others raise at their next call instead of waiting for it, and the caller gets the error of
     the rank that failed first, with a note that names the rank.
 
+    Args:
+        num_ranks: the number of ranks, 1 or more.
+        function: called as ``function(comm, *args, **kwargs)`` by each.
+        args: further arguments.
+        timeout_seconds: the longest time that the call may take; None for no limit.
+        kwargs: further arguments by name.
+
     Raises:
-        TimeoutError: if ``timeout_seconds`` pass first; ranks that wait in a verb are woken.
+        TimeoutError: if ``timeout_seconds`` pass first; ranks that wait are woken.
+
+    Example:
+        >>> dbrdist.comm.run_threads(3, lambda comm: float(comm.allreduce(np.array(comm.rank, "d"))))
+        [3.0, 3.0, 3.0]
     """
     if num_ranks < 1:
         raise ValueError(f"run_threads expected at least 1 rank, got {num_ranks}")

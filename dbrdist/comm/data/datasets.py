@@ -49,22 +49,28 @@ def scatter_dataset(
     *,
     force_equal_length: bool = True,
 ) -> Shard:
-    """This rank's part of ``dataset``: contiguous in the order of indices, or of one permutation.
+    """This rank's part of a dataset: contiguous in the order of indices, or of one permutation.
 
     Indices are scattered, not examples: every rank reads its own from its ``dataset``. Ranks that pass None get the
-    root's, pickled, ``max_buf_len`` bytes at a time (cheap for a list of files, expensive for arrays).
+    root's, pickled (cheap for a list of files, expensive for arrays).
 
     Args:
         dataset: the whole dataset, the same on every rank that has one.
         comm: the ranks.
-        root: the rank whose length, ``shuffle``, ``seed`` and ``force_equal_length`` hold.
-        shuffle: divide a permutation that depends only on ``seed`` (None is 0).
+        root: the rank whose length, ``shuffle``, ``seed`` and ``force_equal_length`` are used.
+        shuffle: divide a permutation that depends only on ``seed``.
+        seed: the seed of the permutation; None is 0.
+        max_buf_len: how many bytes of a pickled dataset are sent at a time.
         force_equal_length: give every rank the same number of examples, with one of padding if needed.
 
     Raises:
         DataSizeError: on every rank, if there are no examples, so that equal lengths are impossible.
         TypeError: on every rank, if the root has no dataset.
         ValueError: on every rank, if datasets differ in length.
+
+    Example:
+        >>> dbrdist.comm.run_threads(2, lambda comm: dbrdist.comm.scatter_dataset([10, 11, 12, 13], comm)[:])
+        [[10, 11], [12, 13]]
     """
     dataset = _for_all(dataset, comm, root, max_buf_len)
     length: int | None = None
@@ -102,12 +108,20 @@ def _for_all(dataset: Any, comm: CommunicatorBase, root: int, max_buf_len: int) 
 def scatter_index(
     n_total_samples: int, comm: CommunicatorBase, root: int = 0, *, force_equal_length: bool = True
 ) -> tuple[int, int]:
-    """This rank's range of ``n_total_samples`` indices: (begin, end). Number and ``force_equal_length`` are the root's.
+    """This rank's range of indices, (begin, end).
 
-    With ``force_equal_length`` ranges that would be shorter reach one index into the next.
+    Args:
+        n_total_samples: the number of indices; that of the root is used.
+        comm: the ranks.
+        root: the rank whose number and ``force_equal_length`` are used.
+        force_equal_length: let ranges that would be shorter reach one index into the next.
 
     Raises:
-        DataSizeError: on every rank, if equal lengths are asked for and there is no sample.
+        DataSizeError: on every rank, if equal lengths are required and there is no sample.
+
+    Example:
+        >>> dbrdist.comm.run_threads(2, lambda comm: dbrdist.comm.scatter_index(4, comm))
+        [(0, 2), (2, 4)]
     """
     num_samples, force_equal_length = comm.bcast_obj((n_total_samples, force_equal_length), root=root)
     num_samples = whole_number(num_samples, "scatter_index: n_total_samples")  # the same error on every rank
@@ -118,7 +132,15 @@ def scatter_index(
 
 
 def create_empty_dataset(dataset: Any) -> list[tuple[()]]:
-    """As many empty examples as ``dataset`` has, for a rank whose part of a model reads no data."""
+    """As many empty examples as ``dataset`` has, for a rank whose part of a model reads no data.
+
+    Args:
+        dataset: the dataset whose length counts.
+
+    Example:
+        >>> dbrdist.comm.create_empty_dataset([10, 11, 12])
+        [(), (), ()]
+    """
     return [()] * len(dataset)
 
 
@@ -127,8 +149,16 @@ def open_images_once(root: str | os.PathLike[str], comm: CommunicatorBase) -> Im
 
     The processes of a host share one copy in memory, their loader processes included. Collective.
 
+    Args:
+        root: the folder of the images; see :func:`dbrdist.datasets.open_images`.
+        comm: the ranks.
+
     Raises:
         FileNotFoundError, ValueError: on every rank, what :func:`dbrdist.datasets.open_images` raises on rank 0.
+
+    Example:
+        >>> index = dbrdist.comm.open_images_once("images/train", comm)  # doctest: +SKIP
+        >>> train = datasets.ImageFolder("images/train", index=index)  # doctest: +SKIP
     """
     index: ImageIndex | None = None
     with agree.together(comm):

@@ -35,8 +35,19 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
     An evaluator with its own ``evaluate`` method gives means without weights; they are averaged over the ranks whose
     result has the key, with equal weights.
 
+    Args:
+        actual_evaluator: the evaluator of this rank, over its part of the data.
+        communicator: the ranks.
+
     Raises:
         Whatever one rank raises while it evaluates, on every rank.
+
+    Example:
+        >>> comm = dbrdist.comm.create_communicator("single")
+        >>> test = iterators.SerialIterator(datasets.get_digits()[1], 100, repeat=False, shuffle=False)
+        >>> evaluator = extensions.Evaluator(test, L.Classifier(L.Linear(64, 10)))
+        >>> sorted(dbrdist.comm.create_multi_node_evaluator(evaluator, comm)())
+        ['main/accuracy', 'main/loss']
     """
     evaluator = copy.copy(actual_evaluator)
     is_plain = isinstance(actual_evaluator, Evaluator) and type(actual_evaluator).evaluate is Evaluator.evaluate

@@ -170,6 +170,18 @@ def allgather(comm: Any, x: Any) -> tuple[Any, ...]:
     """Every rank's ``x``, in order of ranks, as a tuple of Variables; shapes may differ between ranks.
 
     The gradient of ``x`` is the sum of what all ranks have for it.
+
+    Args:
+        comm: the ranks.
+        x: an array or Variable; shapes may differ between ranks.
+
+    Raises:
+        CommunicatorError: on every rank, if the ranks disagree.
+
+    Example:
+        >>> comm = dbrdist.comm.create_communicator("single")
+        >>> dbrdist.comm.functions.allgather(comm, np.ones(1))[0].array
+        array([1.])
     """
     xs = as_variables([x])
     return counted(AllGather(comm), xs) if xs else comm.allgather(_one(x))
@@ -180,6 +192,18 @@ def reduce_scatter(comm: Any, xs: Any) -> Any:
 
     All ranks pass the same shapes and types. Sums of 16-bit types run in float32 and are narrowed once. The gradient of
     entry k is rank k's.
+
+    Args:
+        comm: the ranks.
+        xs: ``size`` arrays, or an array with ``size`` rows; the same shapes and types on all ranks.
+
+    Raises:
+        CommunicatorError: on every rank, if the ranks disagree.
+
+    Example:
+        >>> comm = dbrdist.comm.create_communicator("single")
+        >>> dbrdist.comm.functions.reduce_scatter(comm, np.ones((1, 2))).array
+        array([1., 1.])
     """
     each = _for_each(comm, xs)
     return counted(ReduceScatter(comm), each)[0] if each is not None else _exchange_alike(comm, _all(xs))
@@ -187,13 +211,39 @@ def reduce_scatter(comm: Any, xs: Any) -> Any:
 
 def allreduce(comm: Any, x: Any) -> Any:
     """The sum of every rank's ``x``, which all have the same shape and type. The gradient of ``x`` is that of the sum,
-    added up over ranks."""
+    added up over ranks.
+
+    Args:
+        comm: the ranks.
+        x: an array or Variable, of the same shape and type on all ranks.
+
+    Raises:
+        CommunicatorError: on every rank, if the ranks disagree.
+
+    Example:
+        >>> comm = dbrdist.comm.create_communicator("single")
+        >>> dbrdist.comm.functions.allreduce(comm, np.ones(1)).array
+        array([1.])
+    """
     xs = as_variables([x])
     return counted(AllReduce(comm), xs)[0] if xs else comm.allreduce(_one(x))
 
 
 def alltoall(comm: Any, xs: Any) -> tuple[Any, ...]:
-    """Entry k of the result is what rank k had at this rank's place of its ``xs``, which are ``size`` arrays."""
+    """Entry k of the result is what rank k had at this rank's place of its ``xs``, which are ``size`` arrays.
+
+    Args:
+        comm: the ranks.
+        xs: ``size`` arrays or Variables, entry k for rank k.
+
+    Raises:
+        CommunicatorError: on every rank, if the ranks disagree.
+
+    Example:
+        >>> comm = dbrdist.comm.create_communicator("single")
+        >>> dbrdist.comm.functions.alltoall(comm, (np.ones(1),))[0].array
+        array([1.])
+    """
     each = _for_each(comm, xs)
     return counted(AllToAll(comm), each) if each is not None else comm.alltoall(_all(xs))
 
@@ -202,6 +252,19 @@ def bcast(comm: Any, x: Any, root: int = 0) -> Any:
     """The ``x`` of ``root``, on every rank; its gradient is the sum of all ranks'.
 
     On the other ranks ``x`` is None, or a delegate variable, through which backward continues.
+
+    Args:
+        comm: the ranks.
+        x: on the root an array or Variable; elsewhere None or a delegate variable.
+        root: the rank whose x is sent.
+
+    Raises:
+        CommunicatorError: on every rank, if the ranks disagree.
+
+    Example:
+        >>> comm = dbrdist.comm.create_communicator("single")
+        >>> dbrdist.comm.functions.bcast(comm, np.ones(1)).array
+        array([1.])
     """
     if comm.rank != root:
         return counted(Bcast(comm, root), (), x)[0]
@@ -211,7 +274,21 @@ def bcast(comm: Any, x: Any, root: int = 0) -> Any:
 
 def gather(comm: Any, x: Any, root: int = 0) -> Any:
     """On ``root`` every rank's ``x``, as a tuple of Variables; on the others a delegate variable, from which or through
-    which (:func:`pseudo_connect`) backward must go."""
+    which (:func:`pseudo_connect`) backward must go.
+
+    Args:
+        comm: the ranks.
+        x: an array or Variable.
+        root: the rank that receives.
+
+    Raises:
+        CommunicatorError: on every rank, if the ranks disagree.
+
+    Example:
+        >>> comm = dbrdist.comm.create_communicator("single")
+        >>> dbrdist.comm.functions.gather(comm, np.ones(1))[0].array
+        array([1.])
+    """
     xs = as_variables([x])
     if not xs:
         return comm.gather(_one(x), root)
@@ -223,6 +300,19 @@ def scatter(comm: Any, xs: Any, root: int = 0) -> Any:
     """Entry ``rank`` of the ``xs`` of ``root``: ``size`` arrays, or an array with ``size`` rows.
 
     On the other ranks ``xs`` is None, or a delegate variable, through which backward continues.
+
+    Args:
+        comm: the ranks.
+        xs: on the root ``size`` arrays, or an array with ``size`` rows; elsewhere None or a delegate variable.
+        root: the rank whose entries are sent.
+
+    Raises:
+        CommunicatorError: on every rank, if the ranks disagree.
+
+    Example:
+        >>> comm = dbrdist.comm.create_communicator("single")
+        >>> dbrdist.comm.functions.scatter(comm, np.ones((1, 2))).array
+        array([1., 1.])
     """
     if comm.rank != root:
         return counted(Scatter(comm, root), (), xs)[0]

@@ -205,6 +205,9 @@ def pseudo_connect(delegate_variable: Any, *actual_variables: Any) -> Any:
         delegate_variable: what :func:`send` or, except on the root, :func:`gather` returned, or any other Variable;
             None ties to nothing.
         actual_variables: arrays of a floating type; a Variable is returned for one, a tuple for several.
+
+    Example:
+        >>> joined = dbrdist.comm.functions.pseudo_connect(delegate, x)  # doctest: +SKIP
     """
     if not actual_variables:
         raise expected("pseudo_connect", "actual_variables", "one or more Variables after the delegate", "none")

@@ -19,8 +19,17 @@ _BACKENDS = ("auto", "mpi", "nccl")
 def get_communication_backend(comm: Any, communication_backend: str = "auto") -> str:
     """What carries the statistics of a multi-node batch normalization: the communicator itself, whatever is asked.
 
+    Args:
+        comm: the ranks.
+        communication_backend: ``'auto'``, ``'mpi'`` or ``'nccl'``.
+
     Raises:
         ValueError: unless ``communication_backend`` is ``'auto'``, ``'mpi'`` or ``'nccl'``.
+
+    Example:
+        >>> comm = dbrdist.comm.create_communicator("single")
+        >>> dbrdist.comm.functions.get_communication_backend(comm)
+        'mpi'
     """
     if communication_backend not in _BACKENDS:
         raise expected("batch normalization", "communication_backend", "'auto', 'mpi' or 'nccl'", communication_backend)

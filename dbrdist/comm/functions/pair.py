@@ -92,10 +92,24 @@ def _see_that_it_is_another(name: str, communicator: Any, rank: Any) -> None:
 
 
 def send(x: Any, communicator: Any, rank: int, tag: int = 0) -> Any:
-    """Send a Variable, or a tuple or list of them, to ``rank``, which calls :func:`recv` with the same ``tag``.
+    """Send a Variable, or a tuple or list of them, to another rank, which calls :func:`recv`.
 
-    Returns a delegate variable, of no elements: backward must go from it (``delegate.backward()``) or through it
-    (:func:`pseudo_connect`), for it is there that the gradients of ``x`` are received.
+    Args:
+        x: one or more Variables or arrays.
+        communicator: the ranks.
+        rank: the rank that receives.
+        tag: a number that tells messages apart; both sides use the same.
+
+    Returns:
+        A delegate variable, of no elements: backward must go from it (``delegate.backward()``) or through it
+        (:func:`pseudo_connect`), because the gradients of ``x`` are received there.
+
+    Raises:
+        ValueError: the rank is this one or outside of the communicator, or there is nothing to send.
+
+    Example:
+        >>> delegate = dbrdist.comm.functions.send(h, comm, rank=1)  # doctest: +SKIP
+        >>> delegate.backward()  # doctest: +SKIP
     """
     _see_that_it_is_another("send", communicator, rank)
     xs = x if isinstance(x, (tuple, list)) else (x,)
@@ -114,6 +128,9 @@ def recv(communicator: Any, rank: int, delegate_variable: Any = None, tag: int =
             :func:`send` returned; it is used for its place in the graph only. A second-order gradient needs one.
         tag: the sender's.
         force_tuple: return a tuple for one Variable too.
+
+    Example:
+        >>> h = dbrdist.comm.functions.recv(comm, rank=0)  # doctest: +SKIP
     """
     _see_that_it_is_another("recv", communicator, rank)
     ys = recorded(Recv(communicator, rank, tag), (), delegate_variable)

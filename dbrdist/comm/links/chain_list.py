@@ -42,6 +42,10 @@ class MultiNodeChainList(ChainList):
 
     Args:
         comm: the ranks.
+
+    Example:
+        >>> model = dbrdist.comm.MultiNodeChainList(dbrdist.comm.create_communicator("single"))
+        >>> model.add_link(L.Linear(4, 3))
     """
 
     def __init__(self, comm: Any) -> None:

@@ -65,6 +65,10 @@ def create_multi_node_n_step_rnn(
 
     Raises:
         ValueError: for any other link.
+
+    Example:
+        >>> comm = dbrdist.comm.create_communicator("single")
+        >>> rnn = dbrdist.comm.links.create_multi_node_n_step_rnn(L.NStepLSTM(1, 3, 4, 0.0), comm)
     """
     if not isinstance(actual_link, _KINDS):
         what = "an n-step recurrent link such as NStepLSTM"

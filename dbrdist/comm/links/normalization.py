@@ -31,6 +31,11 @@ class MultiNodeBatchNormalization(BatchNormalization):
         use_gamma, use_beta: False leaves the parameter out.
         initial_gamma, initial_beta: initializer, array or number; None for 1 and 0.
         communication_backend: ``'auto'``, ``'mpi'`` or ``'nccl'``, for old scripts: the communicator decides.
+
+    Example:
+        >>> comm = dbrdist.comm.create_communicator("single")
+        >>> dbrdist.comm.links.MultiNodeBatchNormalization(3, comm)(np.ones((4, 3), np.float32)).shape
+        (4, 3)
     """
 
     def __init__(
@@ -59,9 +64,20 @@ def create_mnbn_model(link: Any, comm: Any, communication_backend: str = "auto")
 
     Parameters, running statistics and all settings are copied. Links that are used in several places still are.
 
+    Args:
+        link: the model to copy.
+        comm: the ranks over which the statistics are taken.
+        communication_backend: ``'auto'``, ``'mpi'`` or ``'nccl'``; the communicator itself is used, whatever is given.
+
     Raises:
         ValueError: if the model has a link of a class derived from BatchNormalization, since that may compute something
             else.
+
+    Example:
+        >>> comm = dbrdist.comm.create_communicator("single")
+        >>> model = dbrdist.Sequential(L.Linear(4, 3), L.BatchNormalization(3))
+        >>> type(dbrdist.comm.links.create_mnbn_model(model, comm)[1]).__name__
+        'MultiNodeBatchNormalization'
     """
     get_communication_backend(comm, communication_backend)
     new = copy.deepcopy(link)

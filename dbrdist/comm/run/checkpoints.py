@@ -52,6 +52,10 @@ def create_multi_node_checkpointer(
 
     Raises:
         ValueError, TypeError: on every rank, for a number below 1, or a name that cannot be part of a file's.
+
+    Example:
+        >>> comm = dbrdist.comm.create_communicator("single")
+        >>> checkpointer = dbrdist.comm.create_multi_node_checkpointer("run", comm)  # doctest: +SKIP
     """
     error = None
     for number, what in ((cp_interval, "cp_interval"), (gc_interval, "gc_interval")):

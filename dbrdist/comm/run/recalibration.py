@@ -32,6 +32,13 @@ class RecalibrateStatistics(Extension):
         make_iterator: makes an iterator of training batches, of this rank or of its virtual workers.
         num_batches: how many are gone through.
         converter, device: as for StandardUpdater.
+
+    Example:
+        >>> comm = dbrdist.comm.create_communicator("single")
+        >>> train = datasets.get_digits()[0]
+        >>> model = dbrdist.Sequential(L.Linear(64, 8), L.BatchNormalization(8))
+        >>> make = lambda: iterators.SerialIterator(train, 32, rank=comm.rank, size=comm.size)
+        >>> recalibrate = dbrdist.comm.RecalibrateStatistics(comm, model, make)
     """
 
     trigger = (1, "epoch")

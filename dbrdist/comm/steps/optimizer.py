@@ -52,6 +52,10 @@ def create_multi_node_optimizer(
 
     Raises:
         ValueError: for settings that are out of range or cannot be combined.
+
+    Example:
+        >>> comm = dbrdist.comm.create_communicator("single")
+        >>> optimizer = dbrdist.comm.create_multi_node_optimizer(optimizers.SGD(0.1), comm).setup(L.Linear(2, 1))
     """
     if not isinstance(actual_optimizer, Optimizer):
         raise TypeError(f"expected an optimizer, got {type(actual_optimizer).__name__}")

@@ -51,6 +51,10 @@ class Reduction:
         CommunicatorError: on every rank, if the parameters differ between ranks.
         ValueError: on every rank, if a parameter of one has no shape yet.
         TypeError: if an argument is of another type.
+
+    Example:
+        >>> model = L.Linear(2, 1)
+        >>> reduction = dbrdist.comm.Reduction(dbrdist.comm.create_communicator("single"), model)
     """
 
     def __init__(self, communicator: CommunicatorBase, model: Any) -> None:

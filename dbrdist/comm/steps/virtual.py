@@ -55,6 +55,12 @@ class VirtualUpdater(StandardUpdater):
     Raises:
         ValueError: on every rank, if the iterator of one has no virtual workers, or a parameter has no shape yet.
         CommunicatorError: on every rank, if ranks differ in virtual workers, batch, data, model or optimizer.
+
+    Example:
+        >>> comm = dbrdist.comm.create_communicator("single")
+        >>> optimizer = optimizers.SGD(0.1).setup(L.Classifier(L.Linear(64, 10)))
+        >>> iterator = iterators.SerialIterator(datasets.get_digits()[0], 32, last="short", virtual_workers=4)
+        >>> updater = dbrdist.comm.VirtualUpdater(iterator, optimizer, comm)
     """
 
     def __init__(

@@ -323,7 +323,20 @@ def bus_id_of_device() -> str:
 
 
 def get_device(device_spec: Any) -> Device:
-    """A Device from ``'@numpy'``, ``'@cupy:0'``, ``'cpu'``, ``'cuda:0'``, a GPU number (negative: CPU) or a Device."""
+    """A device from its name or number.
+
+    Args:
+        device_spec: ``'@numpy'``, ``'@cupy:0'``, ``'cpu'``, ``'cuda:0'``, a GPU's number (negative: the CPU), a device
+            of
+            CuPy, or a Device, which is returned as it is.
+
+    Raises:
+        TypeError, ValueError: this names no device.
+
+    Example:
+        >>> dbrdist.get_device("@numpy").name
+        '@numpy'
+    """
     if isinstance(device_spec, Device):
         return device_spec
     if device_spec is None or device_spec is np:
@@ -350,7 +363,16 @@ def get_device(device_spec: Any) -> Device:
 
 
 def using_device(device_spec: Any) -> Any:
-    """Within the ``with`` block this is the current device of the thread; for the CPU nothing changes."""
+    """Make a device the current one of the thread within a ``with`` block; for the CPU nothing changes.
+
+    Args:
+        device_spec: the device, as :func:`get_device` takes it.
+
+    Example:
+        >>> with dbrdist.using_device("@numpy"):
+        ...     L.Linear(2, 1).device.name
+        '@numpy'
+    """
     return get_device(device_spec).create_context()
 
 

@@ -209,7 +209,21 @@ class SwitchBlock(ContextDecorator):
 
 
 def using_config(name: str, value: Any, config: Any = config) -> SwitchBlock:
-    """Set one configuration entry within a ``with`` block, for this thread."""
+    """Set one configuration entry within a ``with`` block, for this thread.
+
+    Args:
+        name: the entry, such as ``"train"``, ``"enable_backprop"`` or ``"dtype"``.
+        value: its value within the block.
+        config: the configuration to change; by default that of the thread.
+
+    Raises:
+        ValueError, AttributeError: there is no such entry, or the value is not allowed.
+
+    Example:
+        >>> with dbrdist.using_config("train", False):
+        ...     dbrdist.config.train
+        False
+    """
     return SwitchBlock(name, value, config)
 
 
@@ -241,27 +255,57 @@ def _check_entry(name: str, value: Any) -> None:
 
 
 def no_backprop_mode() -> Any:
-    """Within the ``with`` block this thread records no graph."""
+    """Within the ``with`` block this thread records no graph.
+
+    Example:
+        >>> with dbrdist.no_backprop_mode():
+        ...     F.sin(dbrdist.Variable(np.ones(1))).requires_grad
+        False
+    """
     return using_config("enable_backprop", False)
 
 
 def force_backprop_mode() -> Any:
-    """Within the ``with`` block this thread records the graph, also inside :func:`no_backprop_mode`."""
+    """Within the ``with`` block this thread records the graph, also inside :func:`no_backprop_mode`.
+
+    Example:
+        >>> with dbrdist.no_backprop_mode(), dbrdist.force_backprop_mode():
+        ...     F.sin(dbrdist.Variable(np.ones(1))).requires_grad
+        True
+    """
     return using_config("enable_backprop", True)
 
 
 def is_debug() -> bool:
-    """True if this thread checks for NaN."""
+    """True if this thread checks for NaN.
+
+    Example:
+        >>> dbrdist.is_debug()
+        False
+    """
     return bool(config.debug)
 
 
 def get_compute_mode() -> Any:
-    """The configured mode, None or "cudnn_fast"; memory layouts are chosen without it."""
+    """The configured mode, None or "cudnn_fast"; memory layouts are chosen without it.
+
+    Example:
+        >>> dbrdist.get_compute_mode()
+    """
     return config.compute_mode
 
 
 class DebugMode:
-    """Switch the checks for NaN on or off within a ``with`` block, for this thread."""
+    """Switch the checks for NaN on or off within a ``with`` block, for this thread.
+
+    Args:
+        debug: True checks the outputs and gradients of each function.
+
+    Example:
+        >>> with dbrdist.DebugMode(True):
+        ...     dbrdist.is_debug()
+        True
+    """
 
     def __init__(self, debug: bool) -> None:
         self._block = using_config("debug", bool(debug))
@@ -274,7 +318,14 @@ class DebugMode:
 
 
 def set_debug(debug: bool) -> None:
-    """Switch the checks for NaN on or off, for this thread."""
+    """Switch the checks for NaN on or off, for this thread.
+
+    Args:
+        debug: True checks the outputs and gradients of each function.
+
+    Example:
+        >>> dbrdist.set_debug(False)
+    """
     config.debug = debug
 
 
@@ -282,8 +333,16 @@ MIXED = (mixed16, mixedbf16)  # float32 parameters, and 16 bits in between
 
 
 def get_dtype(dtype: Any = None, map_mixed16: Any = None) -> Any:
-    """``dtype``, or where it is None the configured one; a mixed type gives ``map_mixed16``, or where it is None the
-    16 bits in which it computes."""
+    """The type that an argument ``dtype`` stands for.
+
+    Args:
+        dtype: a type or its name; None is ``config.dtype``.
+        map_mixed16: the type for a mixed one; None is that of the 16 bits in which it computes.
+
+    Example:
+        >>> dbrdist.get_dtype(), dbrdist.get_dtype("mixed16"), dbrdist.get_dtype("mixed16", np.float32)
+        (dtype('float32'), dtype('float16'), dtype('float32'))
+    """
     chosen = config.dtype if dtype is None else dtype
     if chosen in MIXED:
         if map_mixed16 is not None:

@@ -31,7 +31,15 @@ _heap_is_tuned = False
 
 
 def get_array_module(*xs: Any) -> Any:
-    """``cupy`` if any of ``xs`` (arrays or Variables) is on a GPU, otherwise ``numpy``. Never imports CuPy."""
+    """``cupy`` if any of ``xs`` (arrays or Variables) is on a GPU, otherwise ``numpy``. Never imports CuPy.
+
+    Args:
+        xs: arrays or Variables.
+
+    Example:
+        >>> dbrdist.get_array_module(np.zeros(1)).__name__
+        'numpy'
+    """
     cupy = sys.modules.get("cupy")
     if cupy is not None:
         for x in xs:
@@ -70,12 +78,22 @@ def places_of(*arrays: Array | None) -> Any:
 
 
 def get_cpu_array_types() -> tuple[type, ...]:
-    """The types of arrays in host memory."""
+    """The types of arrays in host memory.
+
+    Example:
+        >>> dbrdist.get_cpu_array_types()
+        (<class 'numpy.ndarray'>,)
+    """
     return (np.ndarray,)
 
 
 def get_array_types() -> tuple[type, ...]:
-    """The types of arrays: NumPy's, and CuPy's where it is loaded."""
+    """The types of arrays: NumPy's, and CuPy's where it is loaded.
+
+    Example:
+        >>> np.ndarray in dbrdist.get_array_types()
+        True
+    """
     cupy = sys.modules.get("cupy")
     return get_cpu_array_types() + (() if cupy is None else (cupy.ndarray,))
 
@@ -86,7 +104,15 @@ def is_of_own_class(a: Any) -> bool:
 
 
 def is_arrays_compatible(arrays: Iterable[Any]) -> bool:
-    """True if all arrays (None is left out) are of one module, so that one function can take them together."""
+    """True if all arrays (None is left out) are of one module, so that one function can take them together.
+
+    Args:
+        arrays: arrays, or None.
+
+    Example:
+        >>> dbrdist.is_arrays_compatible([np.zeros(1), None])
+        True
+    """
     return len({get_array_module(a) for a in arrays if a is not None}) < 2
 
 

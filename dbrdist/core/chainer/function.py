@@ -16,7 +16,18 @@ __all__ = ["Function", "FunctionAdapter", "force_backprop_mode", "no_backprop_mo
 
 
 class FunctionAdapter(FunctionNode):
-    """The node of a :class:`Function` in the graph."""
+    """The node of an old-style :class:`Function` in the graph.
+
+    Args:
+        function: the function whose ``forward`` and ``backward`` are called.
+
+    Example:
+        >>> class Twice(dbrdist.Function):
+        ...     def forward(self, xs):
+        ...         return (2 * xs[0],)
+        >>> Twice()(np.array([1.0])).array
+        array([2.])
+    """
 
     def __init__(self, function: Function) -> None:
         self._function = function
@@ -80,6 +91,15 @@ class Function:
 
     Calling it applies it to Variables or arrays and returns a Variable, or a tuple of them. All inputs are kept for
     ``backward`` unless ``retain_inputs`` names those that it needs; the others are then None there.
+
+    Example:
+        >>> class Twice(dbrdist.Function):
+        ...     def forward(self, xs):
+        ...         return (2 * xs[0],)
+        ...     def backward(self, xs, gys):
+        ...         return (2 * gys[0],)
+        >>> Twice()(np.array([1.0])).array
+        array([2.])
     """
 
     # A function holds its node until the call, when the graph takes it over: a reference back would be a cycle.

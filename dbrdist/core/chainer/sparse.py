@@ -23,6 +23,12 @@ class CooMatrix:
         shape: rows and columns of a matrix.
         order: 'C' where entries are sorted by row, 'F' where by column, 'other', or None to find out.
         requires_grad: whether ``data``, which becomes a Variable, takes a gradient; a Variable stays as it is.
+
+    Example:
+        >>> a = dbrdist.utils.CooMatrix(np.array([2.0]), np.array([0]), np.array([1]), (2, 2))
+        >>> a.to_dense()
+        array([[0., 2.],
+               [0., 0.]])
     """
 
     def __init__(
@@ -69,6 +75,19 @@ def to_coo(x: Array, ldnz: int | None = None, requires_grad: bool = False) -> Co
     """The entries of a matrix (M, N), or of a batch of matrices (B, M, N), that are not zero.
 
     ``ldnz``: how many entries there are at least; those too many have row and column -1 and are zero.
+
+    Args:
+        x: a matrix (M, N), or a batch of matrices (B, M, N).
+        ldnz: the least number of entries to store; those beyond the matrix's own have row and column -1 and are zero.
+            None takes as many as there are.
+        requires_grad: True makes the entries a Variable that takes a gradient.
+
+    Raises:
+        ValueError: x has another number of axes.
+
+    Example:
+        >>> dbrdist.utils.to_coo(np.array([[0.0, 2.0], [3.0, 0.0]])).row
+        array([0, 1], dtype=int32)
     """
     if x.ndim not in (2, 3):
         raise expected("to_coo", "x", "a matrix, or a batch of them", x)
@@ -93,7 +112,18 @@ def _to_coo_here(x: Array, ldnz: int | None, requires_grad: bool) -> CooMatrix:
 
 
 def get_order(row: Array, col: Array) -> str:
-    """'C' where entries are sorted by row and then column, 'F' where by column and then row, else 'other'."""
+    """'C' where entries are sorted by row and then column, 'F' where by column and then row, else 'other'.
+
+    Args:
+        row, col: the rows and columns of the entries, integers of one shape.
+
+    Raises:
+        ValueError: the shapes differ, or one of row and column is below 0 and the other is not.
+
+    Example:
+        >>> dbrdist.utils.get_order(np.array([0, 0, 1]), np.array([0, 1, 0]))
+        'C'
+    """
     if row.shape != col.shape:
         raise expected("get_order", "col", f"shape {row.shape} to match row", col)
     if bool(((row < 0) != (col < 0)).any()):

@@ -9,7 +9,23 @@ _OPTIONS = ("verbosity_level", "enable_double_backprop", "minimize_cache_size", 
 
 
 def static_graph(*args: Any, **kwargs: Any) -> Any:
-    """Decorator of a chain's ``forward``, with or without Chainer's options; the method stays as it is."""
+    """Decorator of a chain's ``forward``, with or without Chainer's options; the method stays as it is.
+
+    Args:
+        args: the method, if the decorator is used without brackets.
+        kwargs: Chainer's options, which have no effect.
+
+    Raises:
+        TypeError: an option that Chainer does not have.
+
+    Example:
+        >>> class Net(dbrdist.Chain):
+        ...     @dbrdist.static_graph
+        ...     def forward(self, x):
+        ...         return x
+        >>> Net()(1)
+        1
+    """
     unknown = [name for name in kwargs if name not in _OPTIONS]
     if unknown:
         raise TypeError(f"static_graph() got unknown arguments: {', '.join(unknown)}")
@@ -17,7 +33,19 @@ def static_graph(*args: Any, **kwargs: Any) -> Any:
 
 
 def static_code(*dec_args: Any, **dec_kwargs: Any) -> Any:
-    """Decorator of a function with side effects within a static graph; the function stays as it is."""
+    """Decorator of a function with side effects within a static graph; the function stays as it is.
+
+    Args:
+        dec_args: the function, if the decorator is used without brackets.
+        dec_kwargs: Chainer's options, which have no effect.
+
+    Example:
+        >>> @dbrdist.static_code
+        ... def note(x):
+        ...     return x
+        >>> note(1)
+        1
+    """
     return _unchanged("static_code", dec_args)
 
 

@@ -35,7 +35,16 @@ def _import_h5py() -> Any:
 class HDF5Serializer(Serializer):
     """Saves into a group of an HDF5 file that is open for writing.
 
-    ``compression``: level of gzip for arrays of more than one element, 0 to 9; None for none.
+    Args:
+        group: the group or file of h5py.
+        compression: level of gzip for arrays of more than one element, 0 to 9; None for none.
+
+    Raises:
+        RuntimeError: h5py is not installed.
+
+    Example:
+        >>> with h5py.File("model.h5", "w") as file:  # doctest: +SKIP
+        ...     serializers.HDF5Serializer(file).save(model)
     """
 
     def __init__(self, group: Any, compression: int | None = 4) -> None:
@@ -64,7 +73,20 @@ class HDF5Serializer(Serializer):
 
 
 class HDF5Deserializer(Deserializer):
-    """Loads from a group of an open HDF5 file. With ``strict`` a missing entry is an error, else the value stays."""
+    """Loads from a group of an open HDF5 file.
+
+    Args:
+        group: the group or file of h5py; None where the file does not have it.
+        strict: True raises if an entry is missing, False keeps the value.
+
+    Raises:
+        RuntimeError: h5py is not installed.
+        CheckpointError: at a call, an entry is missing or has another shape.
+
+    Example:
+        >>> with h5py.File("model.h5") as file:  # doctest: +SKIP
+        ...     serializers.HDF5Deserializer(file).load(model)
+    """
 
     def __init__(self, group: Any, strict: bool = True) -> None:
         self._h5py = _import_h5py()
@@ -101,10 +123,18 @@ class HDF5Deserializer(Deserializer):
 
 
 def save_hdf5(filename: str | os.PathLike[str], obj: Any, compression: int | None = 4) -> None:
-    """Save an object, or a dictionary of arrays, to an HDF5 file. The file is there whole or not at all.
+    """Save an object, or a dictionary of arrays, to an HDF5 file. A crash leaves no half of a file.
+
+    Args:
+        filename: the file.
+        obj: a link, an optimizer, a trainer, anything with ``serialize``, or a dictionary of arrays by name.
+        compression: level of gzip for arrays of more than one element, 0 to 9; None for none.
 
     Raises:
         RuntimeError: h5py is not installed.
+
+    Example:
+        >>> serializers.save_hdf5("model.h5", model)  # doctest: +SKIP
     """
     h5py = _import_h5py()
 
@@ -124,9 +154,17 @@ def save_hdf5(filename: str | os.PathLike[str], obj: Any, compression: int | Non
 def load_hdf5(filename: str | os.PathLike[str], obj: Any) -> None:
     """Load an object from an HDF5 file of :func:`save_hdf5` or of Chainer.
 
+    Args:
+        filename: the file.
+        obj: what to fill: a link, an optimizer, a trainer or anything with ``serialize``.
+
     Raises:
         CheckpointError: the file is damaged, or an entry is missing or of another shape; the message names the entry.
-        FileNotFoundError: there is no such file. RuntimeError: h5py is not installed.
+        FileNotFoundError: there is no such file.
+        RuntimeError: h5py is not installed.
+
+    Example:
+        >>> serializers.load_hdf5("model.h5", model)  # doctest: +SKIP
     """
     h5py = _import_h5py()
     if not os.path.exists(filename):

@@ -33,7 +33,12 @@ _META = "dbrdist.json"
 
 
 class AbstractSerializer:
-    """What saving and loading share: ``serializer[key]`` for a part, ``serializer(key, value)`` for a value."""
+    """What saving and loading share: ``serializer[key]`` for a part, ``serializer(key, value)`` for a value.
+
+    Example:
+        >>> isinstance(serializers.DictionarySerializer(), serializers.AbstractSerializer)
+        True
+    """
 
     is_loading = False
 
@@ -47,7 +52,12 @@ class AbstractSerializer:
 
 
 class Serializer(AbstractSerializer):
-    """The base of what saves."""
+    """The base of what saves.
+
+    Example:
+        >>> isinstance(serializers.DictionarySerializer(), serializers.Serializer)
+        True
+    """
 
     def save(self, obj: Any) -> None:
         """Save an object with ``serialize``."""
@@ -55,7 +65,12 @@ class Serializer(AbstractSerializer):
 
 
 class Deserializer(AbstractSerializer):
-    """The base of what loads."""
+    """The base of what loads.
+
+    Example:
+        >>> isinstance(serializers.NpzDeserializer({}), serializers.Deserializer)
+        True
+    """
 
     is_loading = True
 
@@ -110,6 +125,12 @@ class DictionarySerializer(Serializer):
         target: the dictionary; a new one if not given.
         path: what keys begin with.
         copy: makes the copy of an array, in C order; None for one in new memory.
+
+    Example:
+        >>> serializer = serializers.DictionarySerializer()
+        >>> serializer.save(L.Linear(2, 1))
+        >>> sorted(serializer.target)
+        ['W', 'b']
     """
 
     def __init__(self, target: dict[str, Any] | None = None, path: str = "", copy: _Copy | None = None) -> None:
@@ -140,8 +161,20 @@ def as_saved(key: str, value: Any, copy: _Copy | None = None) -> HostArray:
 class NpzDeserializer(Deserializer):
     """Loads from a mapping of arrays keyed by path, such as an opened ``.npz`` file.
 
-    With ``strict`` a missing entry is an error, else the value stays. ``ignore_names`` (names or predicates) are left
-    as they are.
+    Args:
+        npz: the arrays by name.
+        path: the prefix of the names to read.
+        strict: True raises if an entry is missing, False keeps the value.
+        ignore_names: names, or functions of a name, whose entries are not read; one or several.
+
+    Raises:
+        CheckpointError: at a call, an entry is missing or has another shape.
+
+    Example:
+        >>> model = L.Linear(2, 1)
+        >>> serializers.NpzDeserializer({"W": np.ones((1, 2)), "b": np.zeros(1)}).load(model)
+        >>> model.W.array
+        array([[1., 1.]], dtype=float32)
     """
 
     def __init__(self, npz: Mapping[str, Any], path: str = "", strict: bool = True, ignore_names: Any = None) -> None:
@@ -315,9 +348,23 @@ def saved_state(obj: Any, copy: _Copy | None = None) -> dict[str, Any]:
 
 
 def save_npz(file: Any, obj: Any, compression: bool = True) -> None:
-    """Save an object to an ``.npz`` file (a path or an open binary file).
+    """Save an object to an ``.npz`` file. A crash leaves no half of a file.
 
-    A dictionary of arrays by name, such as :func:`saved_state` gives, is saved as it is.
+    Args:
+        file: a path or an open binary file.
+        obj: a link, an optimizer, a trainer, anything with ``serialize``, or a dictionary of arrays by name, such as
+            :func:`saved_state` gives.
+        compression: compress the arrays.
+
+    Raises:
+        TypeError: the arguments are exchanged, or ``obj`` cannot be saved.
+
+    Example:
+        >>> import io
+        >>> file = io.BytesIO()
+        >>> serializers.save_npz(file, L.Linear(2, 1))
+        >>> sorted(np.load(io.BytesIO(file.getvalue())))
+        ['W', 'b', 'dbrdist.json']
     """
     if isinstance(file, type) or hasattr(file, "serialize"):
         raise TypeError(f"save_npz: expected a file's name, got {type(file).__name__}; write save_npz(file, object)")
@@ -335,8 +382,24 @@ def save_npz(file: Any, obj: Any, compression: bool = True) -> None:
 def load_npz(file: Any, obj: Any, path: str = "", strict: bool = True, ignore_names: Any = None) -> None:
     """Load an object from an ``.npz`` file of :func:`save_npz` or of Chainer (whose None entries need pickle: refused).
 
+    Args:
+        file: the file, a path or an open binary file.
+        obj: what to fill: a link, an optimizer, a trainer or anything with ``serialize``.
+        path: the prefix of the names to read, for a part of what was saved.
+        strict: True raises if an entry is missing, False keeps the value.
+        ignore_names: names, or functions of a name, whose entries are not read; one or several.
+
     Raises:
         CheckpointError: the file is damaged, or an entry is missing or of another shape; the message names the entry.
+        TypeError: the arguments are exchanged, or ``obj`` cannot be loaded.
+
+    Example:
+        >>> model, other = L.Linear(2, 1), L.Linear(2, 1)
+        >>> with dbrdist.utils.tempdir() as folder:
+        ...     serializers.save_npz(f"{folder}/model.npz", model)
+        ...     serializers.load_npz(f"{folder}/model.npz", other)
+        >>> bool((model.W.array == other.W.array).all())
+        True
     """
     if isinstance(file, type) or hasattr(file, "serialize"):
         raise TypeError(f"load_npz: expected a file's name, got {type(file).__name__}; write load_npz(file, object)")

@@ -101,17 +101,23 @@ class _Container(Link):
 class Chain(_Container):
     """A link whose children are attributes, assigned within ``with self.init_scope():`` or given as keywords.
 
-    ::
+    Args:
+        links: the children by name.
 
-        class MLP(dbrdist.Chain):
-            def __init__(self):
-                super().__init__()
-                with self.init_scope():
-                    self.l1 = L.Linear(None, 100)
-                    self.l2 = L.Linear(100, 10)
+    Raises:
+        TypeError, AttributeError: a child is no link, or its name is taken.
 
-            def forward(self, x):
-                return self.l2(F.relu(self.l1(x)))
+    Example:
+        >>> class MLP(dbrdist.Chain):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         with self.init_scope():
+        ...             self.l1 = L.Linear(None, 100)
+        ...             self.l2 = L.Linear(100, 10)
+        ...     def forward(self, x):
+        ...         return self.l2(F.relu(self.l1(x)))
+        >>> MLP()(np.zeros((2, 64), np.float32)).shape
+        (2, 10)
     """
 
     def __init__(self, **links: Link) -> None:
@@ -165,7 +171,19 @@ class Chain(_Container):
 
 
 class ChainList(_Container):
-    """A link whose children are a list; it may be indexed, and grows by ``append``."""
+    """A link whose children are a list; it may be indexed, and grows by ``append``.
+
+    Args:
+        links: the children, in order.
+
+    Raises:
+        TypeError: a child is no link.
+
+    Example:
+        >>> layers = dbrdist.ChainList(L.Linear(4, 3), L.Linear(3, 2))
+        >>> len(layers), layers[1].out_size
+        (2, 2)
+    """
 
     def __init__(self, *links: Link) -> None:
         super().__init__()
@@ -234,9 +252,16 @@ class LayerError(TypeError, ValueError):
 class Sequential(ChainList):
     """Links and functions that are called one after another.
 
-    ::
+    Args:
+        layers: links, and functions of one array; a tuple that a layer returns is passed on as several arguments.
 
-        model = dbrdist.Sequential(L.Linear(None, 100), F.relu, L.Linear(100, 10))
+    Raises:
+        TypeError: a layer is a class or cannot be called.
+
+    Example:
+        >>> model = dbrdist.Sequential(L.Linear(None, 100), F.relu, L.Linear(100, 10))
+        >>> model(np.zeros((2, 64), np.float32)).shape
+        (2, 10)
     """
 
     def __init__(self, *layers: Any) -> None:

@@ -22,6 +22,10 @@ class DeviceResident:
                 self.values = visitor.visit_array(self.values)
 
     A link that owns such an object calls its ``device_resident_accept`` in its own, so that both move together.
+
+    Example:
+        >>> L.Linear(2, 1).device.name
+        '@numpy'
     """
 
     _device: Device = CpuDevice()

@@ -57,6 +57,20 @@ class Link(DeviceResident):
     Parameters are assigned within ``with self.init_scope():``, persistent values (saved, not trained) are registered
     with ``add_persistent`` or ``register_persistent``; ``forward`` computes. Parameters are listed in the order of
     their registration.
+
+    Args:
+        params: parameters by name: their shape, or a pair of shape and type.
+
+    Example:
+        >>> class Shift(dbrdist.Link):
+        ...     def __init__(self, n):
+        ...         super().__init__()
+        ...         with self.init_scope():
+        ...             self.b = dbrdist.Parameter(0.0, (n,))
+        ...     def forward(self, x):
+        ...         return x + self.b
+        >>> [name for name, param in Shift(3).namedparams()]
+        ['/b']
     """
 
     repeated_class: ClassVar[Callable[..., Any]]  # handed down by core.chain

@@ -26,7 +26,16 @@ class ForwardPostprocessArgs(NamedTuple):
 
 
 class LinkHook:
-    """Active for all links of this thread within ``with hook:``, or for one link after ``link.add_hook(hook)``."""
+    """Active for all links of this thread within ``with hook:``, or for one link after ``link.add_hook(hook)``.
+
+    Example:
+        >>> class Names(dbrdist.LinkHook):
+        ...     def forward_preprocess(self, args):
+        ...         print(args.link.name or type(args.link).__name__)
+        >>> with Names():
+        ...     y = L.Linear(2, 1)(np.ones((1, 2), np.float32))
+        Linear
+    """
 
     name: ClassVar[str] = "LinkHook"
 

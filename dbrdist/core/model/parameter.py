@@ -70,11 +70,6 @@ _NOT_CLEARED = np.array(np.nan, np.float32)
 class Parameter(Variable):
     """A variable that a link owns and an optimizer updates.
 
-    Args:
-        initializer: a number, an array (used as it is), a callable that fills an array, or None for NaN.
-        shape: None leaves the parameter uninitialised until ``initialize(shape)``.
-        name: shown in messages.
-
     From ``optimizer.setup`` on (or from the first update, where some parameter of the model has no shape before),
     array and gradient are views into flat memory (``core.flat``):
 
@@ -84,6 +79,19 @@ class Parameter(Variable):
 
     Assigning new values between forward and backward makes backward raise if it needs the old ones. An update by an
     optimizer, and a change in place (``p.array[...] = 0``), do not count as assignments.
+
+    Args:
+        initializer: a number, an array (used as it is), a callable that fills an array, or None for NaN.
+        shape: None leaves the parameter uninitialised until ``initialize(shape)``.
+        name: shown in messages.
+        layout: None; Chainer's other layouts are not supported, since strides carry the layout.
+
+    Raises:
+        ValueError: ``layout`` is not None.
+
+    Example:
+        >>> dbrdist.Parameter(0.5, (2,)).array
+        array([0.5, 0.5], dtype=float32)
     """
 
     __slots__ = (

@@ -49,6 +49,13 @@ class Reporter:
     Within ``with reporter:``, :func:`report` puts values into ``reporter.observation``: ``'accuracy'`` reported by the
     observer named ``'main'`` becomes ``'main/accuracy'``. Variables are stored as 0-d arrays, so that no graph is kept,
     except where ``config.keep_graph_on_report`` is True.
+
+    Example:
+        >>> reporter = dbrdist.Reporter()
+        >>> with reporter:
+        ...     dbrdist.report({"loss": 0.5})
+        >>> reporter.observation
+        {'loss': 0.5}
     """
 
     def __init__(self) -> None:
@@ -104,14 +111,36 @@ def _unknown(observer: Any) -> KeyError:
 
 
 def get_current_reporter() -> Reporter:
-    """The innermost reporter of this thread."""
+    """The innermost reporter of this thread.
+
+    Example:
+        >>> reporter = dbrdist.Reporter()
+        >>> with reporter:
+        ...     dbrdist.get_current_reporter() is reporter
+        True
+    """
     if not _stack.reporters:
         raise RuntimeError("no reporter is current in this thread; enter one: with dbrdist.Reporter() as reporter")
     return _stack.reporters[-1]
 
 
 def report(values: dict[str, Any], observer: Any = None) -> None:
-    """Report values to the current reporter; without one, nothing happens."""
+    """Report values to the current reporter; without one, nothing happens.
+
+    Args:
+        values: numbers or 0-d arrays and Variables by name.
+        observer: the link that reports; its name in the reporter comes before the names of the values.
+
+    Raises:
+        TypeError: ``values`` is no dictionary.
+
+    Example:
+        >>> reporter = dbrdist.Reporter()
+        >>> with reporter.scope({}):
+        ...     dbrdist.report({"loss": 0.5})
+        ...     reporter.observation
+        {'loss': 0.5}
+    """
     if type(values) is not dict and not hasattr(values, "items"):
         raise TypeError(
             f"report: expected a dictionary, got {type(values).__name__}; write report({{'name': value}}, self)"
@@ -122,7 +151,18 @@ def report(values: dict[str, Any], observer: Any = None) -> None:
 
 @contextmanager
 def report_scope(observation: dict[str, Any]) -> Iterator[None]:
-    """Let the current reporter collect into ``observation`` within the block."""
+    """Collect what is reported within the block.
+
+    Args:
+        observation: the dictionary that receives the values.
+
+    Example:
+        >>> observation = {}
+        >>> with dbrdist.Reporter(), dbrdist.report_scope(observation):
+        ...     dbrdist.report({"loss": 0.5})
+        >>> observation
+        {'loss': 0.5}
+    """
     current = get_current_reporter()
     old, current.observation = current.observation, observation
     try:
@@ -146,6 +186,13 @@ class Summary:
     """Weighted mean and standard deviation of values that come one by one, in float64 (West 1979).
 
     The mean of values of which some are infinite, all with one sign, is that infinity.
+
+    Example:
+        >>> summary = dbrdist.reporter.Summary()
+        >>> summary.add(1.0)
+        >>> summary.add(3.0)
+        >>> float(summary.compute_mean())
+        2.0
     """
 
     def __init__(self) -> None:
@@ -245,7 +292,15 @@ def _is_number(value: Any) -> bool:
 
 
 class DictSummary:
-    """A :class:`Summary` per key; a value may be a number, or a pair of value and weight."""
+    """A :class:`Summary` per key; a value may be a number, or a pair of value and weight.
+
+    Example:
+        >>> summary = triggers.DictSummary()
+        >>> summary.add({"loss": 1.0})
+        >>> summary.add({"loss": 3.0})
+        >>> summary.compute_mean()
+        {'loss': 2.0}
+    """
 
     def __init__(self) -> None:
         self._summaries: dict[str, Summary] = {}

@@ -33,9 +33,15 @@ def _version(distributions: tuple[str, ...]) -> str:
 
 
 def print_runtime_info(out: TextIO | None = None) -> None:
-    """Print the platform and the versions of dbrdist and of the libraries below it, a line each, to ``out``.
+    """Print the platform and the versions of dbrdist and of the libraries below it, one per line.
 
     Nothing is loaded for this: a oneDNN, CuPy or MPI that is not a wheel is not listed.
+
+    Args:
+        out: the stream; None is the standard output.
+
+    Example:
+        >>> dbrdist.print_runtime_info()  # doctest: +SKIP
     """
     out = sys.stdout if out is None else out
     package: Any = sys.modules["dbrdist"]

@@ -333,11 +333,26 @@ def backward(
     loss_scale: float | None = None,
     listener: Listener | None = None,
 ) -> None:
-    """Backpropagate from ``outputs``, filling ``grad`` of every leaf (with ``retain_grad``: of every variable).
+    """Backpropagate from several outputs, filling ``grad`` of every leaf.
 
-    ``grad_outputs`` defaults to the outputs' own ``grad``, and to one where an output has a single element. The graph
-    stays, so that two losses may share it and backward may be called again; gradients of leaves add up. A ``listener``
-    hears during a first-order pass when gradients in flat memory are complete.
+    The graph stays, so that two losses may share it and backward may be called again; gradients of leaves add up.
+
+    Args:
+        outputs: the Variables to begin with.
+        grad_outputs: their gradients; None takes their own ``grad``, and one where an output has a single element.
+        retain_grad: fill ``grad`` of every variable, not only of leaves.
+        enable_double_backprop: make the gradients differentiable themselves.
+        loss_scale: factor of the gradients on the way, for 16-bit types; None for none.
+        listener: notified during a first-order pass when gradients in flat memory are complete.
+
+    Raises:
+        TypeError, ValueError: an output is no Variable, or has no gradient to begin with.
+
+    Example:
+        >>> x = dbrdist.Variable(np.array(3.0))
+        >>> dbrdist.backward([x * x, 2.0 * x])
+        >>> x.grad
+        array(8.)
     """
     see_that_all_are_variables("outputs", outputs)
     if grad_outputs is not None:
@@ -415,11 +430,29 @@ def grad(
     enable_double_backprop: bool = False,
     loss_scale: float | None = None,
 ) -> list[Any]:
-    """The gradients of ``outputs`` by ``inputs``, as Variables; None for inputs that the outputs do not depend on.
+    """The gradients of outputs by inputs, as Variables; None for inputs that the outputs do not depend on.
 
-    Only functions between both are visited, and no other ``grad`` is touched. ``grad_inputs`` are added to the
-    gradients of the inputs, and go on from there; ``set_grad`` stores the results in the inputs, ``retain_grad`` those
-    of the variables on the way in these; ``enable_double_backprop`` makes them differentiable.
+    Only functions between both are visited, and no other ``grad`` is touched.
+
+    Args:
+        outputs: the Variables to begin with.
+        inputs: the Variables by which to differentiate.
+        grad_outputs: gradients of the outputs; None is one for each element.
+        grad_inputs: added to the gradients of the inputs, and passed on from there.
+        set_grad: store the results in ``grad`` of the inputs.
+        retain_grad: store the gradients of the variables between outputs and inputs in their ``grad``.
+        enable_double_backprop: make the results differentiable themselves.
+        loss_scale: factor of the gradients on the way, for 16-bit types; None for none.
+
+    Raises:
+        TypeError, ValueError: an output or input is no Variable, or the numbers of gradients differ.
+
+    Example:
+        >>> x = dbrdist.Variable(np.array(3.0))
+        >>> (gx,) = dbrdist.grad([x * x], [x], enable_double_backprop=True)
+        >>> (ggx,) = dbrdist.grad([gx], [x])
+        >>> gx.array, ggx.array
+        (array(6.), array(2.))
     """
     see_that_all_are_variables("outputs", outputs)
     see_that_all_are_variables("inputs", inputs)

@@ -33,6 +33,11 @@ def jvp(func: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any
 
     What ``func`` uses besides its arguments is constant, even a Variable that is also a primal. Elementwise functions
     use their partial derivatives and linear ones themselves; any other is transposed twice.
+
+    Example:
+        >>> y, dy = dbrdist.jvp(lambda x: x * x, (np.array([3.0]),), (np.array([1.0]),))
+        >>> dy.array
+        array([6.])
     """
     xs = _arguments("jvp", primals)
     if len(tangents) != len(xs):
@@ -56,10 +61,23 @@ def jvp(func: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any
 
 
 def vjp(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., tuple[Any, ...]]]:
-    """The outputs of ``func`` at ``primals``, and a function that maps their gradients to those of the primals.
+    """The outputs of a function, and a function that maps their gradients to those of the primals.
 
-    ``func`` as for :func:`jvp`. The function takes one array or Variable (or None) for each output and returns a tuple
-    of Variables, zeros for a primal on which the outputs do not depend.
+    The latter takes one array or Variable (or None) for each output and returns a tuple of Variables, zeros for a
+    primal
+    on which the outputs do not depend.
+
+    Args:
+        func: a function of Variables that returns a Variable or a tuple of them; see :func:`jvp`.
+        primals: its arguments, arrays or Variables.
+
+    Raises:
+        ValueError: when it is called, the number or the shape of gradients does not match the outputs.
+
+    Example:
+        >>> y, pull = dbrdist.vjp(lambda x: x * x, np.array([1.0, 2.0]))
+        >>> pull(np.ones(2))[0].array
+        array([2., 4.])
     """
     xs = _arguments("vjp", primals)
     with using_config("enable_backprop", True):

@@ -76,7 +76,16 @@ def computed_once(compute: Callable[[], Any]) -> Any:
 
 
 class FunctionHook:
-    """Called before and after every function's forward and backward, within ``with hook:`` or after ``add_hook``."""
+    """Called before and after every function's forward and backward, within ``with hook:`` or after ``add_hook``.
+
+    Example:
+        >>> class Names(dbrdist.FunctionHook):
+        ...     def forward_preprocess(self, function, in_data):
+        ...         print(function.label)
+        >>> with Names():
+        ...     y = F.sin(np.ones(1))
+        sin
+    """
 
     name: ClassVar[str] = "FunctionHook"
 
@@ -112,7 +121,12 @@ class FunctionHook:
 
 
 def get_function_hooks() -> dict[str, FunctionHook]:
-    """The function hooks of this thread by name."""
+    """The function hooks of this thread by name.
+
+    Example:
+        >>> list(dbrdist.get_function_hooks())
+        []
+    """
     return config.__dict__["_function_hooks"]
 
 
@@ -130,6 +144,15 @@ class FunctionNode(Call):
 
     ``operands`` names the inputs and the kinds of type that they may have. Forward mode takes the tangent of a linear
     function (``is_linear``) to be the function of the tangents, and derives any other from the rule.
+
+    Example:
+        >>> class Twice(dbrdist.FunctionNode):
+        ...     def forward(self, xs):
+        ...         return (2 * xs[0],)
+        ...     def backward(self, indexes, gys):
+        ...         return (2 * gys[0],)
+        >>> Twice().apply((np.array([1.0]),))[0].array
+        array([2.])
     """
 
     writes: bool = False

@@ -27,7 +27,17 @@ class NothingToCheck(ValueError, RuntimeError):
 
 
 def assert_allclose(x: Any, y: Any, atol: float = 1e-5, rtol: float = 1e-4, verbose: bool = True) -> None:
-    """AssertionError unless |x - y| <= atol + rtol |y| everywhere; arrays of any device, Variables or numbers."""
+    """Raise an AssertionError unless |x - y| <= atol + rtol |y| everywhere.
+
+    Args:
+        x, y: arrays of any device, Variables or numbers.
+        atol: the absolute tolerance.
+        rtol: the tolerance relative to y.
+        verbose: list the elements that differ.
+
+    Example:
+        >>> dbrdist.gradient_check.assert_allclose(np.array([1.0]), np.array([1.00001]))
+    """
     a, b = (np.asarray(to_cpu(as_array(v))) for v in (x, y))
     a, b = (v.astype(np.float64) if v.dtype.itemsize == 2 else v for v in (a, b))
     np.testing.assert_allclose(a, b, atol=atol, rtol=rtol, verbose=verbose)
@@ -90,10 +100,24 @@ def numerical_grad(
     diff_rtol: float = 1e-2,
     center_outputs: Sequence[Array] | None = None,
 ) -> tuple[Array, ...]:
-    """The gradient of ``sum(gy * y)`` by each element of ``inputs``, from differences.
+    """The gradient of ``sum(gy * y)`` by each element of the inputs, from differences.
 
-    ``f()`` computes the outputs from ``inputs``, which are changed in place meanwhile. ``center_outputs`` is accepted
-    for compatibility with Chainer.
+    Args:
+        f: a function without arguments that computes the outputs from ``inputs``, which are changed in place meanwhile.
+        inputs: arrays on one device.
+        grad_outputs: the weights gy of the outputs; None leaves an output out.
+        eps: the step of the differences.
+        detect_nondifferentiable: raise NondifferentiableError at a kink.
+        diff_atol, diff_rtol: how far a function may bend within a step before that counts as a kink.
+        center_outputs: accepted for compatibility with Chainer, without effect.
+
+    Returns:
+        A tuple of arrays in the shapes of the inputs.
+
+    Example:
+        >>> x = np.array([3.0])
+        >>> dbrdist.gradient_check.numerical_grad(lambda: (x * x,), (x,), (np.ones(1),))[0].round(3)
+        array([6.])
     """
     kinks = Kinks(diff_atol, diff_rtol) if detect_nondifferentiable else None
     return tuple(_numerical_grad_of(f, x, grad_outputs, eps, kinks) for x in inputs)
@@ -260,10 +284,25 @@ def check_backward_with_params(
     dtype: Any = None,
     detect_nondifferentiable: bool = False,
 ) -> None:
-    """As :func:`check_backward` for a function ``func(xs, params)`` of two tuples of Variables.
+    """:func:`check_backward` for functions that do not hold their parameters themselves.
 
-    ``params`` are arrays, whose gradients are checked as those of ``x_data`` are: for functions that do not hold their
-    parameters themselves.
+    Args:
+        func: ``func(xs, params)`` of two tuples of Variables.
+        x_data: an array or a tuple of arrays, the inputs.
+        y_grad: gradients of the outputs, an array or a tuple of arrays; None is one for an output of one element.
+        params: arrays, whose gradients are checked as those of the inputs.
+        eps: the step of the differences.
+        atol, rtol: absolute and relative tolerance.
+        no_grads: True for each input that takes no gradient; None for none of them.
+        dtype: the type in which inputs and parameters are used, such as ``np.float64``; None keeps theirs.
+        detect_nondifferentiable: raise NondifferentiableError at a kink instead of comparing.
+
+    Raises:
+        AssertionError: gradients and differences do not agree.
+
+    Example:
+        >>> check = dbrdist.gradient_check.check_backward_with_params
+        >>> check(lambda xs, ps: xs[0] * ps[0], np.ones(2), np.ones(2), [np.full(2, 3.0)], dtype=np.float64)
     """
     xs, ps = _listed(x_data), _listed(params)
     skip = [False] * len(xs) if no_grads is None else list(no_grads)
@@ -306,11 +345,29 @@ def check_double_backward(
     dtype: Any = None,
     detect_nondifferentiable: bool = False,
 ) -> None:
-    """AssertionError unless the gradients of the gradients of ``func`` agree with differences.
+    """Raise an AssertionError unless the gradients of the gradients of a function agree with differences.
 
-    The first-order gradients, as functions of inputs, parameters and ``y_grad``, are checked by
-    :func:`check_backward` with ``x_grad_grad`` (one for each input that takes a gradient) and ``params_grad_grad`` as
-    the gradients that arrive at them. Other arguments as there.
+    The first-order gradients, as functions of inputs, parameters and ``y_grad``, are checked by :func:`check_backward`.
+
+    Args:
+        func: a function of Variables that returns a Variable or a tuple of them.
+        x_data: an array or a tuple of arrays, the inputs.
+        y_grad: gradients of the outputs, an array or a tuple of arrays.
+        x_grad_grad: gradients that arrive at the first-order gradients, one for each input that takes a gradient.
+        params: Parameters that ``func`` uses, a single one or a tuple.
+        params_grad_grad: gradients that arrive at the gradients of ``params``.
+        eps: the step of the differences.
+        atol, rtol: absolute and relative tolerance.
+        no_grads: True for each input that takes no gradient; None for none of them.
+        dtype: the type in which everything is computed, such as ``np.float64``; None keeps that of the inputs.
+        detect_nondifferentiable: raise NondifferentiableError at a kink instead of comparing.
+
+    Raises:
+        AssertionError: gradients and differences do not agree.
+
+    Example:
+        >>> check = dbrdist.gradient_check.check_double_backward
+        >>> check(lambda x: x * x * x, np.array([1.0, 2.0]), np.ones(2), np.ones(2), dtype=np.float64)
     """
     xs, gys, params = _listed(x_data), _listed(y_grad), _listed(params)
     skip = [False] * len(xs) if no_grads is None else list(no_grads)

@@ -57,6 +57,22 @@ class Variable(Value):
     ``Variable(array)`` is a leaf. Functions and operators give Variables that know their creator; ``backward`` of a
     result fills ``grad`` of the leaves behind it. Where no gradient can be asked for (``requires_grad=False``, or
     within :func:`no_backprop_mode`) nothing is recorded.
+
+    Args:
+        data: an array of NumPy or CuPy; None for a variable that gets its array later.
+        name: shown in messages and graphs.
+        grad: the gradient to begin with, an array in the shape of ``data``.
+        requires_grad: False records nothing, so that no gradient is computed.
+
+    Raises:
+        TypeError: ``data`` is no array.
+
+    Example:
+        >>> x = dbrdist.Variable(np.array([1.0, 2.0]))
+        >>> y = F.sum(x * x)
+        >>> y.backward()
+        >>> x.grad
+        array([2., 4.])
     """
 
     __slots__ = ()
@@ -484,12 +500,28 @@ add_hints(Variable, "Variable")
 
 
 def as_variable(obj: Any) -> Variable:
-    """A Variable as it is, or an array as a Variable that gets no gradient."""
+    """A Variable as it is, or an array as a Variable that gets no gradient.
+
+    Args:
+        obj: a Variable or an array.
+
+    Example:
+        >>> dbrdist.as_variable(np.array([1.0])).requires_grad
+        False
+    """
     return obj if isinstance(obj, Variable) else Variable(obj, requires_grad=False)
 
 
 def as_array(obj: Any) -> Array:
-    """The array of a Variable, or an array as it is."""
+    """The array of a Variable, or an array as it is.
+
+    Args:
+        obj: a Variable or an array.
+
+    Example:
+        >>> dbrdist.as_array(dbrdist.Variable(np.array([1.0])))
+        array([1.])
+    """
     return obj.array if isinstance(obj, Variable) else obj
 
 

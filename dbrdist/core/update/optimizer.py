@@ -50,7 +50,12 @@ class Sharding(Protocol):
 
 
 class Optimizer:
-    """The base of all optimizers: a target link, the number of updates ``t``, and hooks."""
+    """The base of all optimizers: a target link, the number of updates ``t``, and hooks.
+
+    Example:
+        >>> isinstance(optimizers.SGD(), dbrdist.Optimizer)
+        True
+    """
 
     use_auto_new_epoch = False  # whether updaters count the epochs, by ``new_epoch(auto=True)``
 
@@ -211,7 +216,20 @@ class Optimizer:
 
 
 class GradientMethod(Optimizer):
-    """An optimizer that uses gradients. Hyperparameters such as ``lr`` are attributes and may change at any time."""
+    """An optimizer that uses gradients.
+
+    Args:
+        hyperparams: the hyperparameters by name, such as ``lr``; they are attributes and may change at any time.
+
+    Raises:
+        ValueError: a value is outside of the range that the subclass declares.
+
+    Example:
+        >>> optimizer = optimizers.SGD(lr=0.1)
+        >>> optimizer.lr = 0.01
+        >>> optimizer.lr
+        0.01
+    """
 
     rule_class: ClassVar[type[UpdateRule]]
     _parts: list[Part]  # the plan: runs of flat memory with their rules,

@@ -84,6 +84,16 @@ class UpdateRule:
 
     A subclass names its state arrays in ``state_names`` and gives ``step``; or it overrides Chainer's ``init_state``
     and ``update_core``, and is then called for each parameter in turn.
+
+    Args:
+        parent_hyperparam: the hyperparameters of the optimizer, which hold where the rule has none of its own.
+
+    Example:
+        >>> model = L.Linear(2, 1)
+        >>> optimizer = optimizers.SGD(lr=0.1).setup(model)
+        >>> model.b.update_rule.hyperparam.lr = 0.2  # for this parameter alone
+        >>> model.W.update_rule.hyperparam.lr, model.b.update_rule.hyperparam.lr
+        (0.1, 0.2)
     """
 
     state_names: ClassVar[tuple[str, ...]] = ()

@@ -37,6 +37,11 @@ class ColorJitter(Transform):
     Args:
         brightness, contrast, saturation: the factor is uniform from max(0, 1 - value) to 1 + value; 0 changes nothing.
         hue: the turn is uniform from -hue to hue, as a fraction of the full circle, at most 0.5.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> datasets.ColorJitter()((np.zeros((4, 4, 3), np.uint8), 0), rng)[0].shape
+        (4, 4, 3)
     """
 
     is_random = True
@@ -79,6 +84,11 @@ class PCALighting(Transform):
 
     Args:
         std: the standard deviation of the normal numbers.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> datasets.PCALighting()((np.zeros((4, 4, 3), np.uint8), 0), rng)[0].shape
+        (4, 4, 3)
     """
 
     is_random = True
@@ -109,6 +119,11 @@ class RandomErasing(Transform):
         area: least and greatest fraction of the image's area.
         ratio: least and greatest ratio of height to width, uniform in the logarithm.
         value: what stands there: an integer from 0 to 255, one for each channel, or ``'noise'``.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> datasets.RandomErasing(p=1.0, value=255)((np.zeros((16, 16, 3), np.uint8), 0), rng)[0].max()
+        np.uint8(255)
     """
 
     is_random = True
@@ -235,6 +250,11 @@ class RandAugment(Transform):
         std: standard deviation of a normal number that is added to the magnitude of each operation.
         increasing: take timm's operations whose severity grows with the magnitude.
         p: the probability that an operation, once drawn, is applied.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> datasets.RandAugment()((np.zeros((8, 8, 3), np.uint8), 0), rng)[0].shape
+        (8, 8, 3)
     """
 
     is_random = True
@@ -306,6 +326,11 @@ class TrivialAugment(Transform):
 
     Args:
         fill: what comes in from outside: an integer from 0 to 255, or one for each channel.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> datasets.TrivialAugment()((np.zeros((8, 8, 3), np.uint8), 0), rng)[0].shape
+        (8, 8, 3)
     """
 
     is_random = True

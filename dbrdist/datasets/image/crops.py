@@ -59,7 +59,20 @@ def _resized(image: Image, height: int, width: int, method: str, out: Any) -> Im
 
 
 class RandomCrop(Transform):
-    """A window of ``size`` at a uniformly random place of the image, which has ``padding`` zero pixels on each side."""
+    """A window at a uniformly random place of the image.
+
+    Args:
+        size: side of the square in pixels, or a pair (height, width).
+        padding: zeros added to each side before cutting, in pixels.
+
+    Raises:
+        ValueError: the size is not positive, or at the call, larger than the padded image.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> datasets.RandomCrop(32, padding=4)((np.zeros((32, 32, 3), np.uint8), 0), rng)[0].shape
+        (32, 32, 3)
+    """
 
     is_random = True
 
@@ -86,7 +99,19 @@ class RandomCrop(Transform):
 
 
 class CenterCrop(Transform):
-    """The window of ``size`` in the middle; the image must not be smaller."""
+    """The window in the middle of the image.
+
+    Args:
+        size: side of the square in pixels, or a pair (height, width); not larger than the image.
+
+    Raises:
+        ValueError: the size is not positive, or at the call, larger than the image.
+
+    Example:
+        >>> datasets.CenterCrop(2)((np.arange(16, dtype=np.uint8).reshape(4, 4, 1), 0), None)[0][..., 0]
+        array([[ 5,  6],
+               [ 9, 10]], dtype=uint8)
+    """
 
     def __init__(self, size: Annotated[int | tuple[int, int], "Side of the square in pixels."]) -> None:
         self.size = _pair(size)
@@ -105,6 +130,16 @@ class CenterResizedCrop(Transform):
     """The square in the middle with ``ratio`` of the shorter side, resized to ``size``: one pass over the image.
 
     With 224 of 256, the default, it shows about what a Resize to 256 and a CenterCrop of 224 show.
+
+    Args:
+        size: side of the result in pixels, or a pair (height, width).
+        ratio: side of the square, as a fraction of the image's shorter side.
+        method: how it is resized: ``'linear'`` between pixels; ``'area'``: means over areas where it shrinks;
+            ``'bilinear'`` and ``'bicubic'``: filtered where it shrinks, as Pillow does.
+
+    Example:
+        >>> datasets.CenterResizedCrop(8)((np.zeros((32, 40, 3), np.uint8), 0), None)[0].shape
+        (8, 8, 3)
     """
 
     def __init__(
@@ -124,7 +159,19 @@ class CenterResizedCrop(Transform):
 
 
 class RandomHorizontalFlip(Transform):
-    """The image mirrored left to right at random: with probability ``p``, one half by default."""
+    """The image mirrored left to right at random.
+
+    Args:
+        p: the probability, from 0 to 1.
+
+    Raises:
+        ValueError: p is no probability.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> datasets.RandomHorizontalFlip(1.0)((np.array([[[1], [2]]], np.uint8), 0), rng)[0][..., 0]
+        array([[2, 1]], dtype=uint8)
+    """
 
     is_random = True
 
@@ -138,7 +185,20 @@ class RandomHorizontalFlip(Transform):
 
 
 class Resize(Transform):
-    """The image at another size: ``size`` is the new shorter side, or a pair of height and width."""
+    """The image at another size.
+
+    Args:
+        size: the new length of the shorter side in pixels, or a pair (height, width).
+        method: ``'linear'`` between pixels; ``'area'``: means over areas where it shrinks; ``'bilinear'`` and
+            ``'bicubic'``: filtered where it shrinks, as Pillow does.
+
+    Raises:
+        ValueError: the size is not positive, or the method is unknown.
+
+    Example:
+        >>> datasets.Resize(16)((np.zeros((32, 40, 3), np.uint8), 0), None)[0].shape
+        (16, 20, 3)
+    """
 
     def __init__(
         self,
@@ -163,6 +223,20 @@ class RandomResizedCrop(Transform):
 
     The part covers a uniformly random fraction of the area within ``scale``; its ratio of width to height is random
     within ``ratio``, uniform in the logarithm. After ten parts that do not fit, the middle of the image is taken.
+
+    Args:
+        size: side of the result in pixels, or a pair (height, width).
+        scale: lower and upper bound of the part's area, as fractions of the image's.
+        ratio: lower and upper bound of the part's width over its height.
+        method: how it is resized: ``'linear'``, ``'area'``, ``'bilinear'`` or ``'bicubic'``; see :class:`Resize`.
+
+    Raises:
+        ValueError: the bounds are not in order or out of range.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> datasets.RandomResizedCrop(8)((np.zeros((32, 40, 3), np.uint8), 0), rng)[0].shape
+        (8, 8, 3)
     """
 
     is_random = True

@@ -70,6 +70,10 @@ class ImageFolder(DatasetMixin):
             (see ``docs/data.md``); it needs simplejpeg, and is as ``'exact'`` without.
         index: which images there are, where that is known: of :func:`open_images`, or of
             ``dbrdist.comm.open_images_once``, by which one rank alone looks. None looks at ``root``.
+
+    Example:
+        >>> change = datasets.Compose([datasets.RandomResizedCrop(64), datasets.ToCHW()])
+        >>> train = datasets.ImageFolder("images/train", change)  # doctest: +SKIP
     """
 
     def __init__(
@@ -202,7 +206,19 @@ class _ImageCache:
 
 
 def check_same_classes(first: Sequence[str], second: Sequence[str], first_name: str, second_name: str) -> None:
-    """Raise a ValueError that names the classes which only one side has, or that have other numbers."""
+    """Raise a ValueError if the classes of two datasets differ; it names those that only one has or whose number
+    differs.
+
+    Args:
+        first, second: the names of the classes in the order of their numbers.
+        first_name, second_name: what the message calls the two, such as their folders.
+
+    Raises:
+        ValueError: the names or their order differ.
+
+    Example:
+        >>> datasets.check_same_classes(["cat", "dog"], ["cat", "dog"], "train", "test")
+    """
     only_first, only_second = sorted(set(first) - set(second)), sorted(set(second) - set(first))
     if only_first or only_second:
         raise ValueError(
@@ -236,6 +252,22 @@ def get_image_folders(
     """(train, test) from ``root/train/CLASS/*`` and ``root/test/CLASS/*``; both must have the same class folders.
 
     ``find(path)`` gives the index of the images in each of the two; ``options`` go to :class:`ImageFolder`.
+
+    Args:
+        root: the folder of both.
+        train_transform: ``t(example, rng)`` for training images; see :class:`ImageFolder`.
+        test_transform: the same for test images.
+        train, test: the names of the two folders.
+        find: a function of a path that gives the index of its images.
+        options: further arguments of :class:`ImageFolder`, for both.
+
+    Raises:
+        FileNotFoundError, ValueError: a folder is missing or empty, or their classes differ.
+
+    Example:
+        >>> train, test = datasets.get_image_folders("images", test="val")  # doctest: +SKIP
+        >>> train.classes == test.classes  # doctest: +SKIP
+        True
     """
     train, test = os.path.join(root, train), os.path.join(root, test)
     first = ImageFolder(train, train_transform, index=find(train), **options)
@@ -252,6 +284,19 @@ def get_cifar10_folders(
     Images are (3, 32, 32), normalised by the mean and deviation of the training set. With ``augment`` the training
     images are cropped at random from 4 pixels of padding and mirrored with probability 1/2. Decoded images are kept in
     memory (150 MB). ``options`` go to :class:`ImageFolder`.
+
+    Args:
+        root: the folder with ``train`` and ``test``.
+        augment: whether training images are changed at random.
+        options: further arguments of :class:`ImageFolder`.
+
+    Raises:
+        FileNotFoundError: a folder is missing.
+
+    Example:
+        >>> train, test = datasets.get_cifar10_folders("cifar10")  # doctest: +SKIP
+        >>> train[0][0].shape  # doctest: +SKIP
+        (3, 32, 32)
     """
     plain = [Normalize(CIFAR10_MEAN, CIFAR10_STD), ToCHW()]
     changes = [RandomCrop(32, padding=4), RandomHorizontalFlip()] if augment else []
@@ -265,6 +310,9 @@ class ImageDataset(DatasetMixin):
         paths: paths, or the path of a text file with one per line.
         root: the folder that they are relative to.
         dtype: type of the pixels, 0 to 255; None is ``config.dtype``.
+
+    Example:
+        >>> datasets.ImageDataset(["a.jpg", "b.png"], root="images")[0].shape  # doctest: +SKIP
     """
 
     def __init__(self, paths: Any, root: str | os.PathLike[str] = ".", dtype: Any = None) -> None:
@@ -287,6 +335,9 @@ class LabeledImageDataset(DatasetMixin):
         root: the folder that paths are relative to.
         dtype: type of the pixels; None is ``config.dtype``.
         label_dtype: type of the labels.
+
+    Example:
+        >>> datasets.LabeledImageDataset([("a.jpg", 0), ("b.png", 1)], root="images")[0][1]  # doctest: +SKIP
     """
 
     def __init__(

@@ -43,11 +43,27 @@ class ImageIndex:
     Make one with :func:`dbrdist.datasets.open_images`. A pickled index is a reference: the process that unpickles it
     maps the same memory or file, or scans the images again where it cannot.
 
+    Args:
+        block: the bytes of the index, an array of uint8.
+        origin: where the bytes come from, for messages.
+        root: the folder of the class folders or of the shards.
+        path: the file of the index; None where it is in memory alone.
+        descriptor: the shared memory that holds it; None where there is none.
+        check: look at every entry at once, not only at those that are read.
+
     Attributes:
         root: the folder of the class folders or of the shards.
         classes: the names of the classes; labels are numbered in this order.
         labels: int32, shape (images,), read-only.
         shards: the tar files; empty where each image is a file.
+
+    Raises:
+        DatasetError: the index is damaged.
+
+    Example:
+        >>> index = datasets.open_images("images/train")  # doctest: +SKIP
+        >>> index.classes, len(index.labels)  # doctest: +SKIP
+        (('cat', 'dog'), 200)
     """
 
     def __init__(
@@ -235,10 +251,17 @@ def open_images(root: str | os.PathLike[str]) -> ImageIndex:
     ``root`` is a folder of class folders or of tar shards: the index in it (``dbrdist.index``) is used, or else the
     images are scanned. Or it is the file of an index that lies elsewhere.
 
+    Args:
+        root: the folder, or the file of an index.
+
     Raises:
         FileNotFoundError: there is nothing at ``root``.
         ValueError: there are no images.
         DatasetError: a shard or the index is damaged, or the images have changed since it was made.
+
+    Example:
+        >>> datasets.open_images("images/train").classes  # doctest: +SKIP
+        ('cat', 'dog')
     """
     path = os.path.join(root, FILE_NAME) if os.path.isdir(root) else os.fspath(root)
     if not os.path.isfile(path):

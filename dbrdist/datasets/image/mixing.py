@@ -44,6 +44,10 @@ class Mixing:
     Args:
         alpha: the share of the other image follows Beta(alpha, alpha): small values leave most images nearly alone.
         p: the probability that an example is mixed at all.
+
+    Example:
+        >>> datasets.Mixup(alpha=0.2).alpha
+        0.2
     """
 
     def __init__(self, alpha: float = 1.0, p: float = 1.0) -> None:
@@ -60,6 +64,16 @@ class Mixup(Mixing):
     """Each image mixed with another one, and their labels (Zhang et al. 2018, arXiv:1710.09412).
 
     It becomes ``w out + (1 - w) other``, w in 256ths; integers are rounded to nearest.
+
+    Args:
+        alpha: the share of the other image follows Beta(alpha, alpha); above 0.
+        p: the probability that an image is mixed.
+
+    Example:
+        >>> train = [(np.zeros((8, 8, 3), np.uint8), 0), (np.ones((8, 8, 3), np.uint8), 1)]
+        >>> image, label = datasets.MixedDataset(train, [datasets.Mixup()], num_classes=2)[0]
+        >>> image.shape, round(float(label.sum()), 3)
+        ((8, 8, 3), 1.0)
     """
 
     def __init__(
@@ -85,6 +99,16 @@ class CutMix(Mixing):
 
     Its sides are sqrt(1 - w) of the image's with w from Beta(alpha, alpha), its centre is uniform, and what lies beyond
     the image is cut off; the weight is what is left.
+
+    Args:
+        alpha: the part of the image that is left follows Beta(alpha, alpha); above 0.
+        p: the probability that an image is mixed.
+
+    Example:
+        >>> train = [(np.zeros((8, 8, 3), np.uint8), 0), (np.ones((8, 8, 3), np.uint8), 1)]
+        >>> image, label = datasets.MixedDataset(train, [datasets.CutMix()], num_classes=2)[0]
+        >>> image.shape, label.shape
+        ((8, 8, 3), (2,))
     """
 
     def __init__(
@@ -120,6 +144,11 @@ class MixedDataset(DatasetMixin):
         num_classes: how many classes there are.
         per: examples, of the epoch's order, that are mixed in one and the same way: with the same share, and the same
             rectangle. torchvision and timm do so with whole batches; 1 draws for each example.
+
+    Example:
+        >>> train = [(np.zeros((8, 8, 3), np.uint8), 0), (np.ones((8, 8, 3), np.uint8), 1)]
+        >>> datasets.MixedDataset(train, [datasets.Mixup(), datasets.CutMix()], num_classes=2)[0][1].shape
+        (2,)
     """
 
     def __init__(self, dataset: Any, mixings: Sequence[Mixing], num_classes: int, per: int = 1) -> None:

@@ -29,6 +29,10 @@ class RepeatedDataset(DatasetMixin):
         dataset: the examples, augmented by functions of (seed, epoch, sample).
         repeats: how often each image comes.
         block: examples of the global batch.
+
+    Example:
+        >>> datasets.RepeatedDataset([10, 11, 12], repeats=2, block=3)[:]
+        [10, 11, 12]
     """
 
     def __init__(self, dataset: Any, repeats: int, block: int) -> None:

@@ -18,6 +18,11 @@ class Transform:
     ``is_random`` says that it draws from ``rng``; ``is_pixelwise`` that it takes any axes before H, W, C, so that a
     whole batch is one call. Where ``image`` takes a third argument ``out``, an array (H, W, C) of undefined values in
     the batch, the result may be written there, and ``out`` returned; the image given may be ``out`` itself.
+
+    Example:
+        >>> class Invert(datasets.Transform):
+        ...     def image(self, image, rng):
+        ...         return 255 - image
     """
 
     is_random = False
@@ -40,6 +45,14 @@ class Compose:
     """Transforms one after the other; they draw from the same ``rng`` in this order.
 
     Members are transforms of this module or your own callables ``(example, rng)``.
+
+    Args:
+        transforms: the transforms, in the order in which they are applied.
+
+    Example:
+        >>> both = datasets.Compose([datasets.CenterCrop(2), datasets.ToCHW()])
+        >>> both((np.zeros((4, 4, 3), np.uint8), 0), None)[0].shape
+        (3, 2, 2)
     """
 
     def __init__(self, transforms: Sequence[Callable[..., Any]]) -> None:
@@ -74,6 +87,9 @@ class ByEpoch(Transform):
     Args:
         stages: transforms by the epoch from which each holds, counted from 0; the first must be 0. The example takes
             the transform of its epoch, through the datasets' ``example_at`` and ``get_batch``.
+
+    Example:
+        >>> sizes = datasets.ByEpoch({0: datasets.CenterCrop(2), 5: datasets.CenterCrop(4)})
     """
 
     def __init__(self, stages: Mapping[int, Callable[..., Any]]) -> None:

@@ -42,7 +42,20 @@ from dbrdist.datasets.loading.memory import reused
 
 
 class Normalize(Transform):
-    """``(x / scale - mean) / std`` per channel, as float32; ``mean`` and ``std`` are for pixels from 0 to 1."""
+    """``(x / scale - mean) / std`` per channel, as float32.
+
+    Args:
+        mean: the mean of each channel, for pixels from 0 to 1; a number for all channels.
+        std: the standard deviation of each channel, for pixels from 0 to 1, above 0.
+        scale: the largest value of a pixel.
+
+    Raises:
+        ValueError: a standard deviation is not above 0.
+
+    Example:
+        >>> datasets.Normalize(0.5, 0.25)((np.full((1, 1, 3), 255, np.uint8), 0), None)[0]
+        array([[[2., 2., 2.]]], dtype=float32)
+    """
 
     is_pixelwise = True
 
@@ -73,7 +86,12 @@ class Normalize(Transform):
 
 
 class ToCHW(Transform):
-    """From (H, W, C) to float32 of (C, H, W): the axes change, the memory stays channels-last."""
+    """From (H, W, C) to float32 of (C, H, W): the axes change, the memory stays channels-last.
+
+    Example:
+        >>> datasets.ToCHW()((np.zeros((4, 6, 3), np.uint8), 0), None)[0].shape
+        (3, 4, 6)
+    """
 
     is_pixelwise = True
 

@@ -23,11 +23,25 @@ from dbrdist.errors import CorruptExampleError
 
 
 class SkipExample(CorruptExampleError):
-    """This example cannot be read and is to be left out (``on_corrupt='skip'``); loaders catch it and count."""
+    """This example cannot be read and is to be left out (``on_corrupt='skip'``); loaders catch it and count.
+
+    Example:
+        >>> datasets.SkipExample("a.jpg is no JPEG file")  # doctest: +SKIP
+    """
 
 
 class DatasetMixin:
-    """Base of datasets that implement ``__len__`` and ``get_example(i)``; adds slices and lists of indices."""
+    """Base of datasets that implement ``__len__`` and ``get_example(i)``; adds slices and lists of indices.
+
+    Example:
+        >>> class Squares(datasets.DatasetMixin):
+        ...     def __len__(self):
+        ...         return 4
+        ...     def get_example(self, i):
+        ...         return i * i
+        >>> Squares()[1:3]
+        [1, 4]
+    """
 
     def __getitem__(self, index: Any) -> Any:
         """One example for an integer, a list of examples for a slice, a list or a 1-d array of integers."""
@@ -57,6 +71,11 @@ class Batch(Sequence):  # type: ignore[type-arg]
         finish: ``finish(arrays, dtype)`` makes the final arrays of them, floating ones in ``dtype`` where that is not
             None. It is called when they are first asked for: so images are sent as uint8, and become floating numbers
             once, where they are needed.
+
+    Example:
+        >>> batch = datasets.Batch((np.zeros((2, 3)), np.array([0, 1])))
+        >>> len(batch), batch[1]
+        (2, (array([0., 0., 0.]), np.int64(1)))
     """
 
     def __init__(self, arrays: Any, finish: Any = None) -> None:
@@ -197,11 +216,31 @@ def read_examples(dataset: Any, indices: Array, seed: int, epoch: int, skipped: 
 
 
 def block_bounds(n: int, rank: int, size: int) -> tuple[int, int]:
-    """Start and end of this rank's part of ``n`` things: contiguous, in order of ranks, lengths differ by at most 1."""
+    """Start and end of this rank's part of ``n`` things: contiguous, in order of ranks, lengths differ by at most 1.
+
+    Args:
+        n: the number of things to divide.
+        rank: the number of the rank, from 0.
+        size: the number of ranks.
+
+    Example:
+        >>> [datasets.block_bounds(5, rank, 2) for rank in (0, 1)]
+        [(0, 2), (2, 5)]
+    """
     return n * rank // size, n * (rank + 1) // size
 
 
 def block(indices: Any, rank: int, size: int) -> Any:
-    """This rank's contiguous part of a global batch: nothing padded, nothing lost, possibly empty."""
+    """This rank's contiguous part of a global batch: nothing padded, nothing lost, possibly empty.
+
+    Args:
+        indices: anything with ``len`` and slices.
+        rank: the number of the rank, from 0.
+        size: the number of ranks.
+
+    Example:
+        >>> [datasets.block(list(range(5)), rank, 2) for rank in (0, 1)]
+        [[0, 1], [2, 3, 4]]
+    """
     start, end = block_bounds(len(indices), rank, size)
     return indices[start:end]

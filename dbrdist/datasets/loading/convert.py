@@ -14,7 +14,12 @@ from dbrdist.datasets.loading.base import Batch
 
 
 class Converter:
-    """Base of converters: callables ``(batch, device)`` that make arrays of a list of examples."""
+    """Base of converters: callables ``(batch, device)`` that make arrays of a list of examples.
+
+    Example:
+        >>> isinstance(dbrdist.dataset.concat_examples, dbrdist.dataset.Converter)
+        True
+    """
 
     def __call__(self, batch: Any, device: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} must define __call__(batch, device)")
@@ -38,7 +43,15 @@ class _FunctionConverter(Converter):
 
 
 def converter() -> Callable[[Callable[..., Any]], Converter]:
-    """Decorator that turns a function ``(batch, device)`` into a :class:`Converter`."""
+    """Decorator that turns a function ``(batch, device)`` into a :class:`Converter`.
+
+    Example:
+        >>> @dbrdist.dataset.converter()
+        ... def halves(batch, device):
+        ...     return np.stack(batch) / 2
+        >>> halves([np.ones(2)], None)
+        array([[0.5, 0.5]])
+    """
     return _FunctionConverter
 
 
@@ -53,7 +66,16 @@ def call_converter(converter: Callable[..., Any], batch: Any, device: Any) -> An
 
 
 def to_device(device: Any, x: Any) -> Any:
-    """``x`` (an array, or tuples, lists and dictionaries of them) on ``device``; where that is None, ``x`` itself."""
+    """Arrays on a device.
+
+    Args:
+        device: where to, such as ``'@cupy:0'`` or ``'@numpy'``; None leaves x as it is.
+        x: an array, or tuples, lists and dictionaries of them.
+
+    Example:
+        >>> dbrdist.dataset.to_device("@numpy", (np.ones(2), {"t": np.zeros(1)}))
+        (array([1., 1.]), {'t': array([0.])})
+    """
     return x if device is None else backend.get_device(device).send(x)
 
 

@@ -18,6 +18,9 @@ class DaliIterator(Iterator):
     Args:
         pipeline: a ``nvidia.dali.pipeline.Pipeline``; it is built at the first batch.
         repeat: continue forever, or stop after one epoch.
+
+    Example:
+        >>> iterator = iterators.DaliIterator(pipeline)  # doctest: +SKIP
     """
 
     def __init__(self, pipeline: Any, repeat: bool = True) -> None:

@@ -21,6 +21,13 @@ class OrderSampler:
 
     A sampler that also has ``order(epoch, n)``, a pure function, needs nothing but integers to be resumed; the orders
     of others are saved with the iterator.
+
+    Example:
+        >>> class Reversed(iterators.OrderSampler):
+        ...     def __call__(self, order, position):
+        ...         return np.arange(3)[::-1]
+        >>> iterators.SerialIterator([10, 11, 12], 2, order_sampler=Reversed()).next()
+        [12, 11]
     """
 
     def __call__(self, current_order: Array, current_position: int) -> Array:
@@ -33,6 +40,11 @@ class ShuffleOrderSampler(OrderSampler):
     Args:
         random_state: the seed: an integer, or a NumPy RandomState or Generator that is asked for one. None takes
             another seed for each sampler, which follows from that of the run (:func:`dbrdist.random.set_seed`).
+
+    Example:
+        >>> iterator = iterators.SerialIterator([1, 2, 3], 3, order_sampler=iterators.ShuffleOrderSampler())
+        >>> sorted(iterator.next())
+        [1, 2, 3]
     """
 
     def __init__(self, random_state: Any = None) -> None:

@@ -112,10 +112,19 @@ class MultithreadIterator(PrefetchIterator):
     cache. A dataset that computes in Python is better served by :class:`MultiprocessIterator`.
 
     Args:
+        dataset: anything with ``len`` and ``[i]`` that several threads may read.
+        batch_size, repeat, shuffle, order_sampler, seed, rank, size, last, virtual_workers: those of
+            :class:`SerialIterator`; the batches are the same.
         n_threads: number of threads; they share the work on each batch, and two batches are in the making or ready,
             so that memory does not grow with the threads.
 
-    The other arguments are those of :class:`SerialIterator`.
+    Raises:
+        ValueError: ``n_threads`` is less than 1.
+
+    Example:
+        >>> with iterators.MultithreadIterator([0, 1, 2], 2, shuffle=False, n_threads=2) as iterator:
+        ...     iterator.next()
+        [0, 1]
     """
 
     _starts_again = True
@@ -192,11 +201,14 @@ class MultiprocessIterator(PrefetchIterator):
     LoaderError with its exit code; an exception in the dataset is raised here with the worker's traceback. Workers end
     when the iterator is finalized and when this process ends, however it ends.
 
-    The arrays of a batch lie in memory that is shared with the workers, and is used again once they and all views of
-    them are gone: at most for the batches in the making and two more. A batch is copied through a pipe where you keep
-    more than that, where it is small, and where the system gives no such memory (a RuntimeWarning says so once).
+    The arrays of a batch are stored in memory that is shared with the workers. It is used again once the arrays and all
+    views of them are gone: at most for the batches in the making and two more. A batch is copied through a pipe if you
+    keep more than that, if it is small, and if the system gives no such memory (a RuntimeWarning says so once).
 
     Args:
+        dataset: anything with ``len`` and ``[i]`` that can be pickled.
+        batch_size, repeat, shuffle, order_sampler, seed, rank, size, last, virtual_workers: those of
+            :class:`SerialIterator`; the batches are the same.
         n_processes: number of workers; None is the number of cores of this process (of its share, where ranks have one
             host). Each makes whole batches.
         n_prefetch: how many batches are in the making or ready, beyond one per worker.
@@ -206,7 +218,13 @@ class MultiprocessIterator(PrefetchIterator):
             says so, and keeps waiting; None never warns.
         maxtasksperchild: replace a worker after so many batches; None never does.
 
-    The other arguments are those of :class:`SerialIterator`.
+    Raises:
+        ValueError: a number is less than 1.
+        LoaderError: at ``next``, a worker died, or the dataset raised.
+
+    Example:
+        >>> iterator = iterators.MultiprocessIterator(train, 32, n_processes=4)  # doctest: +SKIP
+        >>> batch = iterator.next()  # doctest: +SKIP
     """
 
     class TimeoutWarning(RuntimeWarning):

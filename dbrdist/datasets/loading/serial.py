@@ -21,7 +21,13 @@ from dbrdist.errors import CheckpointError, CorruptExampleError
 
 
 class Iterator:
-    """Base of iterators over batches; also a context manager that finalizes."""
+    """Base of iterators over batches; also a context manager that finalizes.
+
+    Example:
+        >>> with iterators.SerialIterator([1, 2, 3], 2) as iterator:
+        ...     isinstance(iterator, iterators.Iterator)
+        True
+    """
 
     def __iter__(self) -> Iterator:
         return self
@@ -86,6 +92,11 @@ class SerialIterator(Iterator):
         num_read: how many examples this rank's last batch has: those of ``indices`` that were not left out.
         skipped: messages of the examples that could not be read and were left out (``on_corrupt='skip'``), each once.
         num_skipped: how many times an example of this rank was left out.
+
+    Example:
+        >>> iterator = iterators.SerialIterator([10, 11, 12], 2, repeat=False, shuffle=False)
+        >>> [list(batch) for batch in iterator]
+        [[10, 11], [12]]
     """
 
     def __init__(

@@ -183,6 +183,11 @@ class ConcatWithAsyncTransfer:
     Args:
         stream: on which batches are sent (a ``cupy.cuda.Stream``); None makes one at the first call.
         compute_stream: on which computations run; None is the current one.
+
+    Example:
+        >>> convert = dbrdist.dataset.ConcatWithAsyncTransfer()
+        >>> convert([(np.ones(2), 0), (np.zeros(2), 1)])[0].shape
+        (2, 2)
     """
 
     def __init__(self, stream: Any = None, compute_stream: Any = None) -> None:

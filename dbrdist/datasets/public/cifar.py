@@ -36,6 +36,9 @@ def get_cifar10(withlabel: bool = True, ndim: int = 3, scale: float = 1.0, dtype
         ndim: 1: images (3072,), 3: (3, 32, 32).
         scale: pixels go from 0 to ``scale``.
         dtype: type of the pixels; None is ``config.dtype``.
+
+    Example:
+        >>> train, test = datasets.get_cifar10()  # doctest: +SKIP
     """
     batches = [f"cifar-10-batches-py/data_batch_{k}" for k in range(1, 6)]
     source = _source("cifar-10", "c58f30108f718f92721af3b95e74349a")
@@ -45,8 +48,25 @@ def get_cifar10(withlabel: bool = True, ndim: int = 3, scale: float = 1.0, dtype
 
 
 def get_cifar100(withlabel: bool = True, ndim: int = 3, scale: float = 1.0, dtype: Any = None) -> tuple[Any, Any]:
-    """(train, test) of CIFAR-100 with its 100 fine classes; ``cifar-100-python.tar.gz`` or the folder
-    ``cifar-100-python``, else as :func:`get_cifar10`."""
+    """(train, test) of CIFAR-100 with its 100 fine classes (Krizhevsky 2009).
+
+    ``cifar-100-python.tar.gz`` or the folder ``cifar-100-python`` is taken from ``pfnet/chainer/cifar`` under
+    :func:`~dbrdist.dataset.get_dataset_root`, or downloaded.
+
+    Args:
+        withlabel: pairs (image, label) as a TupleDataset, labels int32; False: the images alone, as an array.
+        ndim: 1: images (3072,), 3: (3, 32, 32).
+        scale: pixels go from 0 to ``scale``.
+        dtype: type of the pixels; None is ``config.dtype``.
+
+    Raises:
+        OSError: the files are missing and cannot be downloaded; the message says where to put them.
+
+    Example:
+        >>> train, test = datasets.get_cifar100()  # doctest: +SKIP
+        >>> len(train), train[0][0].shape  # doctest: +SKIP
+        (50000, (3, 32, 32))
+    """
     source = _source("cifar-100", "eb9058c3a382ffc7106e4002c42a8d85")
     files = ["cifar-100-python/train"], "cifar-100-python/test"
     return _get("CIFAR-100", source, *files, "fine_labels", 100, withlabel, ndim, scale, dtype)

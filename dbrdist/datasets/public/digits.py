@@ -30,6 +30,11 @@ def get_digits(withlabel: bool = True, ndim: int = 1, scale: float = 1.0, dtype:
         ndim: 1: images (64,), 2: (8, 8), 3: (1, 8, 8).
         scale: pixels go from 0 to ``scale``.
         dtype: type of the pixels; None is ``config.dtype``.
+
+    Example:
+        >>> train, test = datasets.get_digits()
+        >>> len(train), len(test), train[0][0].shape
+        (1442, 355, (64,))
     """
     if ndim not in (1, 2, 3):
         raise ValueError(f"expected ndim 1, 2 or 3, got {ndim}")

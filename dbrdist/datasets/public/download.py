@@ -25,7 +25,16 @@ _TIMEOUT_SECONDS = 60
 
 
 def get_dataset_directory(dataset_name: str, create_directory: bool = True) -> str:
-    """The folder of one dataset, such as ``pfnet/chainer/mnist``, under the root; made where it is missing."""
+    """The folder of one dataset, such as ``pfnet/chainer/mnist``, under the root; made where it is missing.
+
+    Args:
+        dataset_name: the path under the root.
+        create_directory: make the folder if it is missing.
+
+    Example:
+        >>> dbrdist.dataset.get_dataset_directory("pfnet/chainer/mnist", False)  # doctest: +SKIP
+        '/home/me/.chainer/dataset/pfnet/chainer/mnist'
+    """
     path = os.path.join(get_dataset_root(), dataset_name)
     if create_directory:
         os.makedirs(path, exist_ok=True)
@@ -75,6 +84,23 @@ def cache_or_load_file(path: str, creator: Callable[[str], Any], loader: Callabl
 
     ``temporary`` has the name of ``path`` in another folder; the file is renamed when it is whole. Of several processes
     that want it one makes it, and the others wait and load it.
+
+    Args:
+        path: the file.
+        creator: ``creator(temporary)`` writes the file and returns its content.
+        loader: ``loader(path)`` returns the content of the file.
+
+    Returns:
+        What the creator or the loader returned.
+
+    Example:
+        >>> from pathlib import Path
+        >>> def create(path):
+        ...     Path(path).write_text("made")
+        ...     return "made"
+        >>> with dbrdist.utils.tempdir() as folder:
+        ...     [dbrdist.dataset.cache_or_load_file(f"{folder}/a", create, lambda p: "loaded") for _ in range(2)]
+        ['made', 'loaded']
     """
     path = os.fspath(path)
     if os.path.exists(path):
@@ -97,9 +123,19 @@ def cache_or_load_file(path: str, creator: Callable[[str], Any], loader: Callabl
 
 
 def cached_download(url: str) -> str:
-    """The path of a file that was downloaded from ``url``, now or before.
+    """The path of a file that was downloaded from a URL, now or before.
 
-    Of several processes that want it one downloads, and the others wait. Raises OSError with the reason.
+    Of several processes that want it one downloads, and the others wait.
+
+    Args:
+        url: the address, ``https://...``.
+
+    Raises:
+        OSError: it cannot be downloaded; the message has the reason.
+
+    Example:
+        >>> dbrdist.dataset.cached_download("https://example.org/data.gz")  # doctest: +SKIP
+        '/home/me/.chainer/dataset/_dl_cache/0123456789abcdef0123456789abcdef'
     """
     return download(url)
 

@@ -79,6 +79,9 @@ def get_mnist(
         dtype: type of the pixels; None is ``config.dtype``.
         label_dtype: type of the labels.
         rgb_format: with ``ndim`` 3, images (3, 28, 28) of three equal channels.
+
+    Example:
+        >>> train, test = datasets.get_mnist()  # doctest: +SKIP
     """
     return _get("MNIST", "pfnet/chainer/mnist", _MNIST, withlabel, ndim, scale, dtype, label_dtype, rgb_format)
 
@@ -87,15 +90,39 @@ def get_fashion_mnist(
     withlabel: bool = True, ndim: int = 1, scale: float = 1.0, dtype: Any = None, label_dtype: Any = np.int32,
     rgb_format: bool = False,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """(train, test) of Fashion-MNIST: articles of clothing; folder ``pfnet/chainer/fashion-mnist``, else as
-    :func:`get_mnist`."""
+    """(train, test) of Fashion-MNIST: articles of clothing (Xiao et al. 2017, arXiv:1708.07747).
+
+    The files are taken from ``pfnet/chainer/fashion-mnist`` under :func:`~dbrdist.dataset.get_dataset_root`, or
+    downloaded.
+
+    Args:
+        withlabel: pairs (image, label) as a TupleDataset; False: the images alone, as an array.
+        ndim: 1: images (784,), 2: (28, 28), 3: (1, 28, 28).
+        scale: pixels go from 0 to ``scale``.
+        dtype: type of the pixels; None is ``config.dtype``.
+        label_dtype: type of the labels.
+        rgb_format: with ``ndim`` 3, images (3, 28, 28) of three equal channels.
+
+    Raises:
+        OSError: the files are missing and cannot be downloaded; the message says where to put them.
+
+    Example:
+        >>> train, test = datasets.get_fashion_mnist(ndim=3)  # doctest: +SKIP
+        >>> len(train), train[0][0].shape  # doctest: +SKIP
+        (60000, (1, 28, 28))
+    """
     return _get(
         "Fashion-MNIST", "pfnet/chainer/fashion-mnist", _FASHION, withlabel, ndim, scale, dtype, label_dtype, rgb_format
     )
 
 
 def get_fashion_mnist_labels() -> list[str]:
-    """What the ten labels of Fashion-MNIST mean."""
+    """What the ten labels of Fashion-MNIST mean.
+
+    Example:
+        >>> datasets.get_fashion_mnist_labels()[:2]
+        ['T-shirt/top', 'Trouser']
+    """
     return [
         "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
     ]  # fmt: skip
@@ -105,8 +132,27 @@ def get_kuzushiji_mnist(
     withlabel: bool = True, ndim: int = 1, scale: float = 1.0, dtype: Any = None, label_dtype: Any = np.int32,
     rgb_format: bool = False,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """(train, test) of Kuzushiji-MNIST: cursive Japanese characters; folder ``pfnet/chainer/kuzushiji_mnist``, else as
-    :func:`get_mnist`."""
+    """(train, test) of Kuzushiji-MNIST: cursive Japanese characters (Clanuwat et al. 2018, arXiv:1812.01718).
+
+    The files are taken from ``pfnet/chainer/kuzushiji_mnist`` under :func:`~dbrdist.dataset.get_dataset_root`, or
+    downloaded.
+
+    Args:
+        withlabel: pairs (image, label) as a TupleDataset; False: the images alone, as an array.
+        ndim: 1: images (784,), 2: (28, 28), 3: (1, 28, 28).
+        scale: pixels go from 0 to ``scale``.
+        dtype: type of the pixels; None is ``config.dtype``.
+        label_dtype: type of the labels.
+        rgb_format: with ``ndim`` 3, images (3, 28, 28) of three equal channels.
+
+    Raises:
+        OSError: the files are missing and cannot be downloaded; the message says where to put them.
+
+    Example:
+        >>> train, test = datasets.get_kuzushiji_mnist()  # doctest: +SKIP
+        >>> len(train), train[0][0].shape  # doctest: +SKIP
+        (60000, (784,))
+    """
     return _get(
         "Kuzushiji-MNIST", "pfnet/chainer/kuzushiji_mnist", _KUZUSHIJI, withlabel, ndim, scale, dtype, label_dtype,
         rgb_format,
@@ -114,7 +160,12 @@ def get_kuzushiji_mnist(
 
 
 def get_kuzushiji_mnist_labels() -> list[tuple[str, str]]:
-    """The characters of the ten labels of Kuzushiji-MNIST: pairs of the sound and the hiragana."""
+    """The characters of the ten labels of Kuzushiji-MNIST: pairs of the sound and the hiragana.
+
+    Example:
+        >>> len(datasets.get_kuzushiji_mnist_labels())
+        10
+    """
     return list(zip(("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo"), "おきすつなはまやれを"))
 
 

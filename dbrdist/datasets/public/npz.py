@@ -27,6 +27,12 @@ class NpzDataset(TupleDataset):
             and examples are tuples of one entry.
         dtype: None is ``config.dtype``.
         shape: the shape that each example of x must have; None takes any.
+
+    Example:
+        >>> with dbrdist.utils.tempdir() as folder:
+        ...     np.savez(f"{folder}/a.npz", x=np.ones((4, 2)), y=np.arange(4))
+        ...     len(datasets.NpzDataset(f"{folder}/a.npz"))
+        4
     """
 
     def __init__(

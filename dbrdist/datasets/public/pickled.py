@@ -26,6 +26,11 @@ class PickleDatasetWriter:
     Args:
         writer: a file opened for writing in binary mode.
         protocol: of the pickles.
+
+    Example:
+        >>> import io
+        >>> writer = datasets.PickleDatasetWriter(io.BytesIO())
+        >>> writer.write((np.zeros(2), 1))
     """
 
     def __init__(self, writer: BinaryIO, protocol: int = pickle.HIGHEST_PROTOCOL) -> None:
@@ -64,6 +69,9 @@ class PickleDataset(DatasetMixin):
     Args:
         reader: a seekable file, opened for reading in binary mode.
         trusted: read whatever is in the file, functions too.
+
+    Example:
+        >>> dataset = datasets.PickleDataset(open("data", "rb"))  # doctest: +SKIP
     """
 
     def __init__(self, reader: BinaryIO, *, trusted: bool = False) -> None:
@@ -135,6 +143,22 @@ def open_pickle_dataset(path: str | os.PathLike[str], *, trusted: bool = False) 
     """The :class:`PickleDataset` of a file; close it, or use it in a ``with`` statement.
 
     It can be sent to loader processes, which open the file again.
+
+    Args:
+        path: a file of :func:`open_pickle_dataset_writer`.
+        trusted: True unpickles any object, which can run code of whoever wrote the file; False accepts arrays, numbers,
+            text and containers of them.
+
+    Raises:
+        DatasetError: the file is damaged.
+
+    Example:
+        >>> with dbrdist.utils.tempdir() as folder:
+        ...     with datasets.open_pickle_dataset_writer(f"{folder}/data") as writer:
+        ...         writer.write((np.zeros(2), 1))
+        ...     with datasets.open_pickle_dataset(f"{folder}/data") as dataset:
+        ...         print(len(dataset), dataset[0])
+        1 (array([0., 0.]), 1)
     """
     file = _File(os.path.abspath(path))
     try:
@@ -147,7 +171,20 @@ def open_pickle_dataset(path: str | os.PathLike[str], *, trusted: bool = False) 
 def open_pickle_dataset_writer(
     path: str | os.PathLike[str], protocol: int = pickle.HIGHEST_PROTOCOL
 ) -> PickleDatasetWriter:
-    """A :class:`PickleDatasetWriter` to a new file at ``path``, replacing an existing file."""
+    """A :class:`PickleDatasetWriter` to a new file at ``path``, replacing an existing file.
+
+    Args:
+        path: the file to write.
+        protocol: the version of the pickle format, from 0 to ``pickle.HIGHEST_PROTOCOL``.
+
+    Raises:
+        OSError: the file cannot be written.
+
+    Example:
+        >>> with dbrdist.utils.tempdir() as folder:
+        ...     with datasets.open_pickle_dataset_writer(f"{folder}/data") as writer:
+        ...         writer.write((np.zeros(2), 1))
+    """
     return PickleDatasetWriter(open(path, "wb"), protocol)
 
 

@@ -33,6 +33,9 @@ def get_ptb_words() -> tuple[Any, Any, Any]:
 
     ``ptb.train.txt``, ``ptb.valid.txt`` and ``ptb.test.txt`` are taken from ``pfnet/chainer/ptb`` under
     :func:`~dbrdist.dataset.get_dataset_root`, or downloaded. :func:`get_ptb_words_vocabulary` has the numbers.
+
+    Example:
+        >>> train, validation, test = datasets.get_ptb_words()  # doctest: +SKIP
     """
     train, valid, test = (
         download.arrays_once(_FOLDER, f"{part}.npz", ("x",), lambda part=part: {"x": _numbers(part)})["x"]
@@ -42,7 +45,11 @@ def get_ptb_words() -> tuple[Any, Any, Any]:
 
 
 def get_ptb_words_vocabulary() -> dict[str, int]:
-    """The number of each word, in the order in which words first come in the training text."""
+    """The number of each word, in the order in which words first come in the training text.
+
+    Example:
+        >>> datasets.get_ptb_words_vocabulary()["the"]  # doctest: +SKIP
+    """
     path = os.path.join(download.get_dataset_directory(_FOLDER, create_directory=False), "vocab.txt")
     if os.path.exists(path):  # of Chainer, or written by hand
         with open(path, encoding="utf-8", opener=regular) as file:

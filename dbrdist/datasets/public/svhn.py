@@ -37,6 +37,9 @@ def get_svhn(
         dtype: type of the pixels; None is ``config.dtype``. In float32 the extra images take 6.5 GB.
         label_dtype: type of the labels, which are the digits 0 to 9.
         add_extra: also the extra training images.
+
+    Example:
+        >>> train, test = datasets.get_svhn()  # doctest: +SKIP
     """
     parts = []
     for part in ("train", "test", "extra") if add_extra else ("train", "test"):

@@ -30,6 +30,9 @@ class TextDataset(DatasetMixin):
         paths: a path, or a list of paths.
         encoding, errors, newline: as in :func:`open`; one for all files or a list with one for each.
         filter_func: called with the line of each file; example i is the i-th line for which it is true.
+
+    Example:
+        >>> datasets.TextDataset("lines.txt", encoding="utf-8")[0]  # doctest: +SKIP
     """
 
     def __init__(

@@ -28,6 +28,9 @@ class ZippedImageDataset(DatasetMixin):
     Args:
         zipfilename: the archive.
         dtype: type of the pixels, 0 to 255; None is ``config.dtype``.
+
+    Example:
+        >>> datasets.ZippedImageDataset("images.zip")[0].shape  # doctest: +SKIP
     """
 
     def __init__(self, zipfilename: str | os.PathLike[str], dtype: Any = None) -> None:
@@ -92,7 +95,16 @@ class ZippedImageDataset(DatasetMixin):
 
 
 class MultiZippedImageDataset(ConcatenatedDataset):
-    """The images of several zip archives, one archive behind the other; see :class:`ZippedImageDataset`."""
+    """The images of several zip archives, one archive after another; see :class:`ZippedImageDataset`.
+
+    Args:
+        zipfilenames: the paths of the archives.
+        dtype: type of the pixels; None is ``config.dtype``.
+
+    Example:
+        >>> datasets.MultiZippedImageDataset(["a.zip", "b.zip"])[0].shape  # doctest: +SKIP
+        (3, 32, 32)
+    """
 
     def __init__(self, zipfilenames: Any, dtype: Any = None) -> None:
         super().__init__(*(ZippedImageDataset(name, dtype) for name in zipfilenames))
@@ -106,6 +118,9 @@ class LabeledZippedImageDataset(DatasetMixin):
         labelfilename: a text file with a name in the archive, a blank and a label on each line.
         dtype: type of the pixels; None is ``config.dtype``.
         label_dtype: type of the labels.
+
+    Example:
+        >>> datasets.LabeledZippedImageDataset("images.zip", "labels.txt")[0]  # doctest: +SKIP
     """
 
     def __init__(

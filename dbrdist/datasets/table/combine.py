@@ -24,7 +24,18 @@ def _check_lengths(named: list[tuple[str, Any]], owner: str) -> None:
 
 
 class TupleDataset:
-    """Datasets of one length beside each other: example ``i`` is the tuple of their examples ``i``."""
+    """Datasets of one length beside each other: example ``i`` is the tuple of their examples ``i``.
+
+    Args:
+        datasets: the datasets, such as an array of inputs and one of labels; all have the same length.
+
+    Raises:
+        ValueError: the lengths differ, or there is no dataset.
+
+    Example:
+        >>> datasets.TupleDataset(np.array([0.5, 1.5]), np.array([0, 1]))[1]
+        (np.float64(1.5), np.int64(1))
+    """
 
     def __init__(self, *datasets: Any) -> None:
         if len(datasets) == 1 and isinstance(datasets[0], (list, tuple)):
@@ -65,7 +76,18 @@ class TupleDataset:
 
 
 class DictDataset:
-    """Datasets of one length under names: example ``i`` is the dictionary of their examples ``i``."""
+    """Datasets of one length under names: example ``i`` is the dictionary of their examples ``i``.
+
+    Args:
+        datasets: the datasets by name; all have the same length.
+
+    Raises:
+        ValueError: the lengths differ, or there is no dataset.
+
+    Example:
+        >>> datasets.DictDataset(x=[1, 2], y=["a", "b"])[1]
+        {'x': 2, 'y': 'b'}
+    """
 
     def __init__(self, **datasets: Any) -> None:
         _check_lengths(list(datasets.items()), "DictDataset")
@@ -96,7 +118,16 @@ class DictDataset:
 
 
 class ConcatenatedDataset(DatasetMixin):
-    """Datasets one behind the other: the first one's examples, then the second one's, and so on."""
+    """Datasets one after another: the examples of the first, then those of the second, and so on.
+
+    Args:
+        datasets: any number of datasets with ``len`` and ``[i]``.
+
+    Example:
+        >>> both = datasets.ConcatenatedDataset([1, 2], [3])
+        >>> len(both), both[2]
+        (3, 3)
+    """
 
     def __init__(self, *datasets: Any) -> None:
         self._datasets = datasets
@@ -125,6 +156,17 @@ class TransformDataset(DatasetMixin):
     """``transform(example)`` of a dataset's examples, computed at each access.
 
     For random changes take :class:`AugmentedDataset`, whose transform is handed its random numbers.
+
+    Args:
+        dataset: anything with ``len`` and ``[i]``.
+        transform: a function of one example that returns the new one.
+
+    Raises:
+        TypeError: ``transform`` cannot be called.
+
+    Example:
+        >>> datasets.TransformDataset([1, 2, 3], lambda x: 10 * x)[2]
+        30
     """
 
     def __init__(self, dataset: Any, transform: Callable[[Any], Any]) -> None:
@@ -153,6 +195,11 @@ class AugmentedDataset(DatasetMixin):
         dataset: the examples, tuples whose first entry is the image (H, W, C) for the transforms of
             :mod:`dbrdist.datasets.image.transforms`; a transform of your own may take any example.
         transform: a callable ``(example, rng)``, such as a ``Compose``; ``rng`` is a ``numpy.random.Generator``.
+
+    Example:
+        >>> noisy = datasets.AugmentedDataset([1.0, 2.0], lambda x, rng: x + 0 * rng.random())
+        >>> noisy[1]
+        2.0
     """
 
     def __init__(self, dataset: Any, transform: Callable[..., Any]) -> None:

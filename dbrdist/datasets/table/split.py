@@ -19,6 +19,10 @@ class SubDataset(DatasetMixin):
         dataset: the whole dataset.
         start, finish: half-open range of positions, from 0 to ``len(dataset)``.
         order: a permutation of ``range(len(dataset))``; position p is example ``order[p]``. None: position = index.
+
+    Example:
+        >>> datasets.SubDataset([10, 11, 12, 13], 1, 3)[:]
+        [11, 12]
     """
 
     def __init__(self, dataset: Any, start: int, finish: int, order: Any = None) -> None:
@@ -55,7 +59,21 @@ class SubDataset(DatasetMixin):
 
 
 def split_dataset(dataset: Any, split_at: int, order: Any = None) -> tuple[SubDataset, SubDataset]:
-    """Two datasets: the first ``split_at`` examples (in ``order``) and the others."""
+    """Two datasets: the first examples and the others.
+
+    Args:
+        dataset: anything with ``len`` and ``[i]``.
+        split_at: the number of examples in the first, from 0 to the number of examples.
+        order: a permutation of the indices; None keeps their order.
+
+    Raises:
+        TypeError, ValueError: ``split_at`` is no integer, or out of range.
+
+    Example:
+        >>> first, second = datasets.split_dataset([10, 11, 12], 2)
+        >>> first[:], second[:]
+        ([10, 11], [12])
+    """
     if not isinstance(split_at, (int, np.integer)):
         raise TypeError(f"expected an integer split_at, got {split_at!r}")
     if not 0 <= split_at <= len(dataset):
@@ -64,19 +82,53 @@ def split_dataset(dataset: Any, split_at: int, order: Any = None) -> tuple[SubDa
 
 
 def split_dataset_random(dataset: Any, first_size: int, seed: int | None = None) -> tuple[SubDataset, SubDataset]:
-    """Two random parts, the first with ``first_size`` examples; ``seed`` None means 0."""
+    """Two random parts of a dataset.
+
+    Args:
+        dataset: anything with ``len`` and ``[i]``.
+        first_size: the number of examples in the first part.
+        seed: the seed of the order; None means 0.
+
+    Example:
+        >>> first, second = datasets.split_dataset_random([10, 11, 12], 2)
+        >>> sorted(first[:] + second[:])
+        [10, 11, 12]
+    """
     return split_dataset(dataset, first_size, _random_order(len(dataset), seed))
 
 
 def split_dataset_n(dataset: Any, n: int, order: Any = None) -> list[SubDataset]:
-    """``n`` parts of ``len(dataset) // n`` examples each; as in Chainer the remainder is in none of them."""
+    """``n`` parts of ``len(dataset) // n`` examples each; as in Chainer the remainder is in none of them.
+
+    Args:
+        dataset: anything with ``len`` and ``[i]``.
+        n: the number of parts, from 1 to the number of examples.
+        order: a permutation of the indices; None keeps their order.
+
+    Raises:
+        TypeError, ValueError: n is no integer, or out of range.
+
+    Example:
+        >>> [part[:] for part in datasets.split_dataset_n([10, 11, 12, 13, 14], 2)]
+        [[10, 11], [12, 13]]
+    """
     _check_parts(dataset, n)
     size = len(dataset) // n
     return [SubDataset(dataset, size * k, size * (k + 1), order) for k in range(n)]
 
 
 def split_dataset_n_random(dataset: Any, n: int, seed: int | None = None) -> list[SubDataset]:
-    """``n`` random parts of ``len(dataset) // n`` examples each; ``seed`` None means 0."""
+    """Random parts of ``len(dataset) // n`` examples each; the remainder is in none of them.
+
+    Args:
+        dataset: anything with ``len`` and ``[i]``.
+        n: the number of parts, from 1 to the number of examples.
+        seed: the seed of the order; None means 0.
+
+    Example:
+        >>> [len(part) for part in datasets.split_dataset_n_random([10, 11, 12, 13, 14], 2)]
+        [2, 2]
+    """
     return split_dataset_n(dataset, n, _random_order(len(dataset), seed))
 
 
@@ -86,6 +138,20 @@ def get_cross_validation_datasets(
     """``n_folds`` pairs (train, test); the test parts are contiguous in ``order``, disjoint, and cover the dataset.
 
     As in Chainer the last part of the dataset is the first test part, and a train part begins behind its test part.
+
+    Args:
+        dataset: anything with ``len`` and ``[i]``.
+        n_folds: the number of pairs, from 1 to the number of examples.
+        order: a permutation of the indices; None keeps their order.
+        kwargs: ``n_fold``, Chainer's older name of ``n_folds``.
+
+    Raises:
+        TypeError, ValueError: ``n_folds`` is missing or out of range.
+
+    Example:
+        >>> pairs = datasets.get_cross_validation_datasets([0, 1, 2, 3], 2)
+        >>> [(train[:], test[:]) for train, test in pairs]
+        [([0, 1], [2, 3]), ([2, 3], [0, 1])]
     """
     if "n_fold" in kwargs and n_folds is None:
         n_folds = kwargs.pop("n_fold")
@@ -107,7 +173,19 @@ def get_cross_validation_datasets(
 def get_cross_validation_datasets_random(
     dataset: Any, n_folds: int, seed: int | None = None, **kwargs: Any
 ) -> list[tuple[SubDataset, SubDataset]]:
-    """As :func:`get_cross_validation_datasets` over a random order; ``seed`` None means 0."""
+    """The pairs of :func:`get_cross_validation_datasets` over a random order.
+
+    Args:
+        dataset: anything with ``len`` and ``[i]``.
+        n_folds: the number of pairs, from 1 to the number of examples.
+        seed: the seed of the order; None means 0.
+        kwargs: ``n_fold``, Chainer's older name of ``n_folds``.
+
+    Example:
+        >>> pairs = datasets.get_cross_validation_datasets_random([0, 1, 2, 3], 2)
+        >>> [(len(train), len(test)) for train, test in pairs]
+        [(2, 2), (2, 2)]
+    """
     return get_cross_validation_datasets(dataset, n_folds, _random_order(len(dataset), seed), **kwargs)
 
 

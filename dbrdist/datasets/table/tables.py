@@ -24,6 +24,9 @@ class TabularDataset(DatasetMixin):
 
     Indexing gives one example, as from any dataset; :meth:`fetch` gives whole columns, and :attr:`slice` parts of them.
     Iterators read a batch of a table by one call of ``get_examples``.
+
+    Example:
+        >>> data = dbrdist.dataset.tabular.from_data(("x", [1, 2]), ("y", [3, 4]))  # doctest: +SKIP
     """
 
     @property

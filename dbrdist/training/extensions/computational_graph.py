@@ -44,6 +44,9 @@ class DumpGraph(Extension):
     Raises:
         ValueError: no such value was observed at the first step.
         TypeError: it is no Variable.
+
+    Example:
+        >>> dump = extensions.dump_graph("main/loss")
     """
 
     default_name = "dump_graph"

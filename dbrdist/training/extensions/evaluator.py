@@ -19,10 +19,29 @@ from dbrdist.training.updater import as_arguments, finalize, parts_of_ranks
 
 
 class Evaluator(Extension):
-    """Goes once through `iterator`, calls `eval_func` (the target if not given) on each batch, and reports means.
+    """Goes once through a dataset and reports the means of what the network reports, such as loss and accuracy.
 
-    Each batch counts with its number of examples, so a short last batch weighs what it should: the means are those
-    over examples. Keys are `validation/main/loss` and the like: the extension's name, the target's, the reported one.
+    Each batch counts with its number of examples: the means are those over examples, whatever the size of the last
+    batch.
+    Keys are `validation/main/loss` and the like: the extension's name, the target's, the reported one.
+
+    Args:
+        iterator: the batches of one pass (`repeat=False`); or a dictionary of iterators with `"main"` in it.
+        target: the link to evaluate; or a dictionary of links with `"main"` in it.
+        converter: `converter(batch, device)` makes arrays of a batch.
+        device: where the arrays go, such as `"@cupy:0"`; None leaves them where they are.
+        eval_hook: called with the evaluator before each pass.
+        eval_func: called with the arrays of each batch; None calls the target.
+        kwargs: `progress_bar=True` shows how far the pass is.
+
+    Raises:
+        TypeError: the iterator or the target is a class, or the target is no link.
+
+    Example:
+        >>> test = iterators.SerialIterator(datasets.get_digits()[1], 100, repeat=False, shuffle=False)
+        >>> evaluator = extensions.Evaluator(test, L.Classifier(L.Linear(64, 10)))
+        >>> sorted(evaluator())
+        ['main/accuracy', 'main/loss']
     """
 
     trigger = (1, "epoch")

@@ -21,12 +21,26 @@ from dbrdist.training.triggers import get_trigger
 
 
 class LogReport(Extension):
-    """Collects the observed values of each step and, when `trigger` fires, writes their means as one line of JSON.
+    """Collects the observed values of each step and writes their means as one line of JSON.
 
-    A line has the observed keys (all, or those in `keys`), `epoch`, `iteration` and `elapsed_time` in seconds;
-    `postprocess(line)` may change it. NaN and infinity are null in the file. A snapshot holds the number of lines, not
-    the lines: after a resume the file keeps that many, and what comes after them is written again. `filename` is
-    relative to the trainer's `out`; None means `log.jsonl`.
+    A line has the observed keys, `epoch`, `iteration` and `elapsed_time` in seconds. NaN and infinity are null in the
+    file. A snapshot holds the number of lines, not the lines: after a resume the file keeps that many, and what comes
+    after them is written again.
+
+    Args:
+        keys: the keys to write; None writes all.
+        trigger: when a line is written, a trigger or a pair `(period, unit)`.
+        postprocess: `postprocess(line)` may change the line, a dictionary, before it is written.
+        filename: the file, relative to the trainer's `out`; None is `log.jsonl`.
+        kwargs: `log_name`, Chainer's older name of `filename`.
+
+    Raises:
+        TypeError: `keys` is a text, or an argument is unknown.
+
+    Example:
+        >>> report = extensions.LogReport(["main/loss"], trigger=(100, "iteration"))
+        >>> report.log
+        []
     """
 
     def __init__(
@@ -184,6 +198,9 @@ class PrintReport(Extension):
         entries: keys of the log, or Columns: one for each column.
         log_report: the LogReport, or its name in the trainer; default 'LogReport'.
         out: stream to print to; default None.
+
+    Example:
+        >>> table = extensions.PrintReport(["epoch", "main/loss", "validation/main/accuracy"])
     """
 
     def __init__(self, entries: Sequence[str | Column], log_report: str | LogReport = "LogReport", out: Any = None):

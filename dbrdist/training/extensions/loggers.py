@@ -22,6 +22,11 @@ class MetricsLogger(Extension):
 
     Args:
         log_report: the name of the LogReport in the trainer; default 'LogReport'.
+
+    Example:
+        >>> class Printer(extensions.MetricsLogger):
+        ...     def log(self, line, step):
+        ...         print(step, line)
     """
 
     trigger = (1, "iteration")
@@ -95,6 +100,9 @@ class CSVLogger(MetricsLogger):
     Args:
         filename: the file, below the trainer's output; default 'log.csv'.
         log_report: the name of the LogReport in the trainer; default 'LogReport'.
+
+    Example:
+        >>> log = extensions.CSVLogger("log.csv")  # trainer.extend(log)
     """
 
     def __init__(self, filename: str = "log.csv", log_report: str = "LogReport"):
@@ -145,6 +153,9 @@ class WandbLogger(MetricsLogger):
 
     Raises:
         ImportError: the package is not installed.
+
+    Example:
+        >>> log = extensions.WandbLogger(project="digits", mode="offline")  # doctest: +SKIP
     """
 
     def __init__(self, log_report: str = "LogReport", **options: Any):
@@ -176,6 +187,9 @@ class MLflowLogger(MetricsLogger):
 
     Raises:
         ImportError: the package is not installed.
+
+    Example:
+        >>> log = extensions.MLflowLogger(experiment_name="digits")  # doctest: +SKIP
     """
 
     def __init__(self, log_report: str = "LogReport", tracking_uri: str | None = None, **options: Any):

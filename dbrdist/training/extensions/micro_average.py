@@ -21,6 +21,9 @@ class MicroAverage(Extension):
         denominator_key: name of the observed denominator.
         result_key: name under which the ratio of the sums is reported.
         trigger: when to report: a pair such as (1, 'epoch'), or a trigger; default (1, 'epoch').
+
+    Example:
+        >>> mean = extensions.MicroAverage("main/num_correct", "main/num_questions", "main/accuracy")
     """
 
     priority = PRIORITY_EDITOR

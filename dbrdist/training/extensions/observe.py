@@ -20,6 +20,9 @@ def observe_value(observation_key: str, target_func: Callable[[Any], Any]) -> Ca
     Args:
         observation_key: name under which the value is reported.
         target_func: function of the trainer that gives the value.
+
+    Example:
+        >>> observe = extensions.observe_value("lr", lambda trainer: trainer.updater.get_optimizer("main").lr)
     """
     if not callable(target_func):
         raise TypeError(
@@ -39,6 +42,9 @@ def observe_lr(optimizer_name: str = "main", observation_key: str = "lr") -> Cal
     Args:
         optimizer_name: name of the optimizer in the updater; default 'main'.
         observation_key: name under which its learning rate is reported; default 'lr'.
+
+    Example:
+        >>> observe = extensions.observe_lr()
     """
     return observe_value(observation_key, lambda trainer: trainer.updater.get_optimizer(optimizer_name).lr)
 
@@ -47,6 +53,9 @@ class unchain_variables(Extension):
     """Frees the graphs of reported Variables, after all other extensions.
 
     ``report`` stores values without their graphs; only what code of your own puts into ``trainer.observation`` has one.
+
+    Example:
+        >>> extension = extensions.unchain_variables()
     """
 
     priority = -1
@@ -62,6 +71,9 @@ class FailOnNonNumber(Extension):
 
     Raises:
         NonFiniteLossError: naming the step, the loss and the first parameter concerned.
+
+    Example:
+        >>> check = extensions.FailOnNonNumber()
     """
 
     def __call__(self, trainer: Any) -> None:

@@ -41,6 +41,9 @@ class ParameterStatistics(Extension):
         prefix: first part of the keys.
         trigger: when the means since the last time are reported.
         skip_nan_params: report NaN for a parameter that holds NaN, without calling the functions.
+
+    Example:
+        >>> statistics = extensions.ParameterStatistics(L.Linear(2, 1))
     """
 
     priority = PRIORITY_WRITER

@@ -19,6 +19,9 @@ class PrintReportNotebook(PrintReport):
     Args:
         entries: keys of the log, or Columns: one for each column.
         log_report: the LogReport, or its name in the trainer; default 'LogReport'.
+
+    Example:
+        >>> table = extensions.PrintReportNotebook(["epoch", "main/loss"])  # doctest: +SKIP
     """
 
     def __init__(self, entries: Sequence[str | Column], log_report: str | LogReport = "LogReport"):

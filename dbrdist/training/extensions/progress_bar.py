@@ -20,12 +20,25 @@ def duration(seconds: float) -> str:
 
 
 class ProgressBar(Extension):
-    """Shows epochs, steps, speed and remaining time every `update_interval` steps, and what `details(trainer)` adds.
+    """Shows epochs, steps, speed and the estimated time left.
 
-    `training_length` is `(length, unit)`; by default that of the trainer's stop trigger. On a terminal, where rich is
-    installed, it is a bar of `bar_length` characters; otherwise one plain line each time. `live` says which, None
-    decides by `out` (None: the standard output). Only one process can own a terminal: several ranks take
-    `live=False` on rank 0. Between two updates at least `min_seconds` pass.
+    On a terminal, where rich is installed, it is a bar; otherwise one plain line each time. Only one process can own a
+    terminal: several ranks use `live=False` on rank 0.
+
+    Args:
+        training_length: a pair `(length, unit)`; None is that of the trainer's stop trigger.
+        update_interval: steps between two updates.
+        bar_length: characters of the bar.
+        out: the stream; None is the standard output.
+        live: True for a bar, False for plain lines; None decides by `out`.
+        min_seconds: the least time between two updates.
+        details: `details(trainer)` returns words to add.
+
+    Raises:
+        ValueError: `update_interval` is less than 1.
+
+    Example:
+        >>> bar = extensions.ProgressBar(update_interval=10, live=False)
     """
 
     def __init__(

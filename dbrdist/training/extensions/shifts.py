@@ -21,18 +21,22 @@ from dbrdist.training.extensions.snapshots import PRIORITY_SNAPSHOT
 
 
 class FollowSchedule(Extension):
-    """Sets a number for each step to `schedule(epochs done)`; it has no state of its own.
+    """Sets a hyperparameter for each step to a function of the epochs done. It has no state of its own.
 
-    `target` is the name of a hyperparameter of the trainer's main optimizer, or a function that takes the value:
-
-        trainer.extend(FollowSchedule(schedules.cosine(0.1, 30)))
-        trainer.extend(FollowSchedule(schedules.polynomial(0.9, 30, end=0.8), "momentum"))
-
-    `refuse(value)` says in words what is expected where a value will not do, and returns None where it will; `label` is
-    what an error calls the schedule.
+    Args:
+        schedule: a function of the epochs done, such as those of :mod:`dbrdist.optimizers.schedules`.
+        target: the name of a hyperparameter of the trainer's main optimizer, or a function that takes the value.
+        refuse: `refuse(value)` returns in words what is expected if the value is not allowed, otherwise None.
+        label: the schedule's name in messages.
 
     Raises:
-        ScheduleError: for a value that is no finite number, or that `refuse` refuses.
+        TypeError: `schedule` cannot be called.
+        ScheduleError: during the run, for a value that is no finite number, or that `refuse` refuses.
+
+    Example:
+        >>> from dbrdist.optimizers import schedules
+        >>> cosine = extensions.FollowSchedule(schedules.cosine(0.1, 30))
+        >>> momentum = extensions.FollowSchedule(schedules.polynomial(0.9, 30, end=0.8), "momentum")
     """
 
     trigger = (1, "iteration")
@@ -167,6 +171,9 @@ class ExponentialShift(_Shift):
         init: value at the beginning; None for the current one.
         target: value at which the change ends; None for no end.
         optimizer: the optimizer; None for the trainer's main one.
+
+    Example:
+        >>> shift = extensions.ExponentialShift("lr", 0.1)  # trainer.extend(shift, trigger=(30, "epoch"))
     """
 
     def __init__(
@@ -192,6 +199,9 @@ class InverseShift(_Shift):
         init: value at the beginning; None for the current one.
         target: value at which the change ends; None for no end.
         optimizer: the optimizer; None for the trainer's main one.
+
+    Example:
+        >>> shift = extensions.InverseShift("lr", 1e-4, 0.75)
     """
 
     def __init__(
@@ -216,6 +226,9 @@ class LinearShift(_Shift):
         value_range: pair: values at the beginning and at the end.
         time_range: pair: calls at which the change begins and ends.
         optimizer: the optimizer; None for the trainer's main one.
+
+    Example:
+        >>> shift = extensions.LinearShift("lr", (0.1, 0.0), (0, 10000))  # steps
     """
 
     def __init__(
@@ -239,6 +252,9 @@ class StepShift(_Shift):
         init: value at the beginning; None for the current one.
         target: value at which the change ends; None for no end.
         optimizer: the optimizer; None for the trainer's main one.
+
+    Example:
+        >>> shift = extensions.StepShift("lr", 0.1, 30000)
     """
 
     def __init__(
@@ -262,6 +278,9 @@ class MultistepShift(_Shift):
         step_value: calls at which stages begin, ascending.
         init: value at the beginning; None for the current one.
         optimizer: the optimizer; None for the trainer's main one.
+
+    Example:
+        >>> shift = extensions.MultistepShift("lr", 0.1, [30000, 60000], 0.1)
     """
 
     def __init__(
@@ -286,6 +305,9 @@ class PolynomialShift(_Shift):
         init: value at the beginning; None for the current one.
         target: value at which the change ends; None for no end.
         optimizer: the optimizer; None for the trainer's main one.
+
+    Example:
+        >>> shift = extensions.PolynomialShift("lr", 1.0, 90000)
     """
 
     def __init__(
@@ -311,6 +333,9 @@ class WarmupShift(_Shift):
         warmup_iter: number of calls until the value is init.
         init: value at the beginning; None for the current one.
         optimizer: the optimizer; None for the trainer's main one.
+
+    Example:
+        >>> shift = extensions.WarmupShift("lr", 0.01, 500, 0.1)  # trainer.extend(shift, trigger=(1, "iteration"))
     """
 
     def __init__(

@@ -36,7 +36,19 @@ def snapshot(
     target: Any = None,
     **kwargs: Any,
 ) -> Snapshot:
-    """An extension that saves the trainer, or `target`; see :class:`Snapshot` for the other arguments."""
+    """An extension that saves the trainer, or another object.
+
+    Args:
+        savefun: `savefun(path, target)`; None saves as .npz.
+        filename: the name of the file, formatted with the trainer, or a function of the trainer that returns it;
+            relative
+            to the trainer's `out`.
+        target: what to save; None is the trainer.
+        kwargs: further arguments of :class:`Snapshot`, such as `n_retains` and `autoload`.
+
+    Example:
+        >>> save = extensions.snapshot(n_retains=2, autoload=True)  # trainer.extend(save, trigger=(1, "epoch"))
+    """
     return Snapshot(target, filename, savefun, **kwargs)
 
 
@@ -46,7 +58,19 @@ def snapshot_object(
     savefun: Callable[[Any, Any], None] | None = None,
     **kwargs: Any,
 ) -> Snapshot:
-    """An extension that saves `target`, for example a link; see :class:`Snapshot` for the other arguments."""
+    """An extension that saves an object, for example the model alone.
+
+    Args:
+        target: what to save.
+        filename: the name of the file, formatted with the trainer, or a function of the trainer that returns it;
+            relative
+            to the trainer's `out`.
+        savefun: `savefun(path, target)`; None saves as .npz.
+        kwargs: further arguments of :class:`Snapshot`.
+
+    Example:
+        >>> save = extensions.snapshot_object(L.Linear(2, 1), "model_{.updater.epoch}.npz")
+    """
     return Snapshot(target, filename, savefun, **kwargs)
 
 
@@ -65,9 +89,17 @@ class Snapshot(Extension):
             one more while the newest is being written.
         autoload: load the newest whole snapshot in `out`, if there is one, when the run starts.
         snapshot_on_error: save too when the loop ends by an exception.
+        target: what to save; None is the trainer.
+        filename: the name of the file, formatted with the trainer, or a function of the trainer that returns it;
+            relative
+            to the trainer's `out`.
 
     Raises:
         CheckpointError: when a file could not be written; the message has the reason and the newest whole snapshot.
+        TypeError, ValueError: arguments exclude each other, `n_retains` is out of range, or the target cannot be saved.
+
+    Example:
+        >>> snapshot = extensions.Snapshot(None, "snapshot_iter_{.updater.iteration}", n_retains=2, autoload=True)
     """
 
     trigger = (1, "epoch")

@@ -28,6 +28,9 @@ class TensorBoard(Extension):
     Args:
         log_report: the LogReport, or its name in the trainer; default 'LogReport'.
         folder: folder of the event files, below the trainer's output; default 'tensorboard'.
+
+    Example:
+        >>> events = extensions.TensorBoard()  # trainer.extend(events)
     """
 
     trigger = (1, "iteration")

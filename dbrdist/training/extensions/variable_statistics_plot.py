@@ -94,6 +94,9 @@ class VariableStatisticsPlot(Extension):
         figsize: width and height in inches.
         marker: matplotlib's name of the points' marker; None for none.
         grid: draw a grid.
+
+    Example:
+        >>> plot = extensions.VariableStatisticsPlot(L.Linear(2, 1))  # doctest: +SKIP
     """
 
     def __init__(

@@ -12,16 +12,28 @@ from dbrdist.training.extension import PRIORITY_WRITER, Extension, as_extension,
 
 
 class WeightAverage(Extension):
-    """Moves the averages of all parameters by a fraction `1 - decay` towards their values after each step.
+    """Moving averages of all parameters, which often generalise better than the last values.
 
-    `a <- a + (1 - d) (w - a)` with `d = min(decay, (1 + t) / (10 + t))` at the t-th update, so that the first steps are
-    soon forgotten; with `warmup=False` d is `decay` from the start. `every` is the number of steps for one update of
-    the averages; for a half-life of h steps give `decay=0.5 ** (every / h)`. Averages of 16-bit weights are kept in
-    float32. Snapshots hold them. Ranks with equal weights have equal averages. Example:
+    After each step `a <- a + (1 - d) (w - a)` with `d = min(decay, (1 + t) / (10 + t))` at the t-th update, so that the
+    first steps are soon forgotten. Averages of 16-bit weights are kept in float32. Snapshots hold them. Ranks with
+    equal
+    weights have equal averages.
 
-        average = extensions.WeightAverage(model, 0.999)
-        trainer.extend(average)
-        trainer.extend(average.around(extensions.Evaluator(test_iterator, model)), name="validation")
+    Args:
+        model: the link whose parameters are averaged.
+        decay: the part of the old average that stays, from 0 to less than 1; for a half-life of h steps give
+            `0.5 ** (every / h)`.
+        warmup: False uses `decay` from the first update on.
+        every: the number of steps for one update of the averages.
+
+    Raises:
+        ValueError: `decay` or `every` is out of range.
+
+    Example:
+        >>> model = L.Classifier(L.Linear(64, 10))
+        >>> average = extensions.WeightAverage(model, 0.999)  # trainer.extend(average)
+        >>> test = iterators.SerialIterator(datasets.get_digits()[1], 100, repeat=False, shuffle=False)
+        >>> evaluator = average.around(extensions.Evaluator(test, model))  # of the averages
     """
 
     trigger = (1, "iteration")

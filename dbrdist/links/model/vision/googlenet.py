@@ -38,6 +38,10 @@ class GoogLeNet(VisionLayers):
     The layers are `conv1`, `pool1`, `conv2_reduce`, `conv2`, `pool2`, `inception_3a` to `inception_5b` with `pool3` and
     `pool4` between them, `pool5`, `loss3_fc`, `prob`, and the scores of the other classifiers, `loss1_fc2` (from
     `inception_4a`) and `loss2_fc2` (from `inception_4d`).
+
+    Example:
+        >>> model = L.GoogLeNet(None)  # doctest: +SKIP
+        >>> model.extract([image], layers=["pool5"])["pool5"].shape  # doctest: +SKIP
     """
 
     mean = _MEAN

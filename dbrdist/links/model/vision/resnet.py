@@ -167,21 +167,72 @@ class BottleneckB(Chain):
 
 
 class ResNet50Layers(ResNetLayers):
-    """ResNet-50. `"auto"` looks for ResNet-50-model.npz; see :class:`ResNetLayers`."""
+    """ResNet-50 with Chainer's names of layers and pretrained weights.
+
+    Args:
+        pretrained_model: a file with weights; `"auto"` looks for ResNet-50-model.npz in the folder of datasets; None
+            for
+            random weights.
+        downsample_fb: stages halve the image in the 3x3 convolution of their first block, as torchvision and Facebook
+            do;
+            False for the 1x1 convolution before it, as in the paper and in Chainer's weights.
+
+    Raises:
+        FileNotFoundError: the file of weights is missing; the message says where to put it.
+
+    Example:
+        >>> model = L.ResNet50Layers(None)  # doctest: +SKIP
+        >>> model(np.zeros((1, 3, 224, 224), np.float32), layers=["res5", "prob"])["prob"].shape  # doctest: +SKIP
+        (1, 1000)
+    """
 
     def __init__(self, pretrained_model: Any = "auto", downsample_fb: bool = False) -> None:
         super().__init__(pretrained_model, 50, downsample_fb)
 
 
 class ResNet101Layers(ResNetLayers):
-    """ResNet-101. `"auto"` looks for ResNet-101-model.npz; see :class:`ResNetLayers`."""
+    """ResNet-101 with Chainer's names of layers and pretrained weights.
+
+    Args:
+        pretrained_model: a file with weights; `"auto"` looks for ResNet-101-model.npz in the folder of datasets; None
+            for
+            random weights.
+        downsample_fb: stages halve the image in the 3x3 convolution of their first block, as torchvision and Facebook
+            do;
+            False for the 1x1 convolution before it, as in the paper and in Chainer's weights.
+
+    Raises:
+        FileNotFoundError: the file of weights is missing; the message says where to put it.
+
+    Example:
+        >>> model = L.ResNet101Layers(None)  # doctest: +SKIP
+        >>> model(np.zeros((1, 3, 224, 224), np.float32), layers=["res5", "prob"])["prob"].shape  # doctest: +SKIP
+        (1, 1000)
+    """
 
     def __init__(self, pretrained_model: Any = "auto", downsample_fb: bool = False) -> None:
         super().__init__(pretrained_model, 101, downsample_fb)
 
 
 class ResNet152Layers(ResNetLayers):
-    """ResNet-152. `"auto"` looks for ResNet-152-model.npz; see :class:`ResNetLayers`."""
+    """ResNet-152 with Chainer's names of layers and pretrained weights.
+
+    Args:
+        pretrained_model: a file with weights; `"auto"` looks for ResNet-152-model.npz in the folder of datasets; None
+            for
+            random weights.
+        downsample_fb: stages halve the image in the 3x3 convolution of their first block, as torchvision and Facebook
+            do;
+            False for the 1x1 convolution before it, as in the paper and in Chainer's weights.
+
+    Raises:
+        FileNotFoundError: the file of weights is missing; the message says where to put it.
+
+    Example:
+        >>> model = L.ResNet152Layers(None)  # doctest: +SKIP
+        >>> model(np.zeros((1, 3, 224, 224), np.float32), layers=["res5", "prob"])["prob"].shape  # doctest: +SKIP
+        (1, 1000)
+    """
 
     def __init__(self, pretrained_model: Any = "auto", downsample_fb: bool = False) -> None:
         super().__init__(pretrained_model, 152, downsample_fb)

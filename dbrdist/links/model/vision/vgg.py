@@ -81,14 +81,44 @@ def _pool(x: Any) -> Any:
 
 
 class VGG16Layers(VGGLayers):
-    """VGG-16: 138,357,544 parameters. `"auto"` looks for VGG_ILSVRC_16_layers.npz; see :class:`VGGLayers`."""
+    """VGG-16 with Chainer's names of layers and pretrained weights: 138,357,544 parameters (Simonyan and Zisserman
+    2014).
+
+    Args:
+        pretrained_model: a file with weights; `"auto"` looks for VGG_ILSVRC_16_layers.npz in the folder of datasets;
+            None
+            for random weights.
+
+    Raises:
+        FileNotFoundError: the file of weights is missing; the message says where to put it.
+
+    Example:
+        >>> model = L.VGG16Layers(None)  # doctest: +SKIP
+        >>> model.extract([image], layers=["fc7"])["fc7"].shape  # doctest: +SKIP
+        (1, 4096)
+    """
 
     def __init__(self, pretrained_model: Any = "auto") -> None:
         super().__init__(pretrained_model, 16)
 
 
 class VGG19Layers(VGGLayers):
-    """VGG-19: 143,667,240 parameters. `"auto"` looks for VGG_ILSVRC_19_layers.npz; see :class:`VGGLayers`."""
+    """VGG-19 with Chainer's names of layers and pretrained weights: 143,667,240 parameters (Simonyan and Zisserman
+    2014).
+
+    Args:
+        pretrained_model: a file with weights; `"auto"` looks for VGG_ILSVRC_19_layers.npz in the folder of datasets;
+            None
+            for random weights.
+
+    Raises:
+        FileNotFoundError: the file of weights is missing; the message says where to put it.
+
+    Example:
+        >>> model = L.VGG19Layers(None)  # doctest: +SKIP
+        >>> model.extract([image], layers=["fc7"])["fc7"].shape  # doctest: +SKIP
+        (1, 4096)
+    """
 
     def __init__(self, pretrained_model: Any = "auto") -> None:
         super().__init__(pretrained_model, 19)
