@@ -24,6 +24,15 @@ class Distribution:
     """A batch of probability distributions with Variables as parameters, differentiable in them.
 
     An element of a sample has the shape ``event_shape``; there are ``batch_shape`` distributions side by side.
+
+    Example:
+        >>> class Point(dbrdist.distribution.Distribution):
+        ...     batch_shape = ()
+        ...     params = {"at": dbrdist.as_variable(np.zeros(()))}
+        ...     def log_prob(self, x):
+        ...         return dbrdist.as_variable(np.where(np.asarray(x) == 0, 0.0, -np.inf))
+        >>> Point().prob(0.0).array
+        array(1.)
     """
 
     def _not_there(self, what: str) -> NotImplementedError:

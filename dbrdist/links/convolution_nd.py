@@ -128,7 +128,8 @@ class Convolution1D(ConvolutionND):
     Args:
         in_channels: number of input channels; None takes it from the first input.
         out_channels: number of output channels (filters).
-        ksize: length of the window, a number or one for each axis; default None.
+        ksize: length of the window, a number or one for each axis; without it the first two arguments are
+            ``out_channels`` and ``ksize``.
         stride: step of the window, a number or one for each axis; default 1.
         pad: zeros added on both sides, a number or one for each axis; default 0.
         nobias: leave out the bias; default False.
@@ -161,7 +162,8 @@ class Convolution3D(ConvolutionND):
     Args:
         in_channels: number of input channels; None takes it from the first input.
         out_channels: number of output channels (filters).
-        ksize: length of the window, a number or one for each axis; default None.
+        ksize: length of the window, a number or one for each axis; without it the first two arguments are
+            ``out_channels`` and ``ksize``.
         stride: step of the window, a number or one for each axis; default 1.
         pad: zeros added on both sides, a number or one for each axis; default 0.
         nobias: leave out the bias; default False.
@@ -235,7 +237,8 @@ class Deconvolution1D(DeconvolutionND):
     Args:
         in_channels: number of input channels; None takes it from the first input.
         out_channels: number of output channels (filters).
-        ksize: length of the window, a number or one for each axis; default None.
+        ksize: length of the window, a number or one for each axis; without it the first two arguments are
+            ``out_channels`` and ``ksize``.
         stride: step of the window, a number or one for each axis; default 1.
         pad: zeros added on both sides, a number or one for each axis; default 0.
         nobias: leave out the bias; default False.
@@ -266,7 +269,8 @@ class Deconvolution3D(DeconvolutionND):
     Args:
         in_channels: number of input channels; None takes it from the first input.
         out_channels: number of output channels (filters).
-        ksize: length of the window, a number or one for each axis; default None.
+        ksize: length of the window, a number or one for each axis; without it the first two arguments are
+            ``out_channels`` and ``ksize``.
         stride: step of the window, a number or one for each axis; default 1.
         pad: zeros added on both sides, a number or one for each axis; default 0.
         nobias: leave out the bias; default False.
@@ -340,7 +344,8 @@ class DilatedConvolution2D(Convolution2D):
     Args:
         in_channels: number of input channels; None takes it from the first input.
         out_channels: number of output channels (filters).
-        ksize: length of the window, a number or one for each axis; default None.
+        ksize: length of the window, a number or one for each axis; without it the first two arguments are
+            ``out_channels`` and ``ksize``.
         stride: step of the window, a number or one for each axis; default 1.
         pad: zeros added on both sides, a number or one for each axis; default 0.
         dilate: distance between elements of a window; default 1.

@@ -135,10 +135,8 @@ _ARGUMENTS = """
 
 def _n_step(name: str, base: Any, rnn: Any, n_weights: int, is_both: bool, what: str) -> Any:
     doc = f"{what} over sequences of different lengths, in any order; see :func:`dbrdist.functions.{rnn.__name__}`."
-    doc += _ARGUMENTS.format(
-        both=", in each direction" if is_both else "", name=name, states="None, None" if base is _WithCell else "None",
-        layers=1 + is_both, width=4 + 4 * is_both,
-    )  # fmt: skip
+    both, states = ", in each direction" if is_both else "", "None, None" if base is _WithCell else "None"
+    doc += _ARGUMENTS.format(both=both, name=name, states=states, layers=1 + is_both, width=4 + 4 * is_both)
     body = {"n_weights": n_weights, "use_bi_direction": is_both, "__doc__": doc, "__module__": __name__}
     return type(name, (base,), {**body, "rnn": lambda self, *args: rnn(*args)})
 

@@ -129,12 +129,15 @@ class StatelessLSTM(_LSTMBase):
 
 
 class LSTM(_Stateful, _LSTMBase):
-    """Long short-term memory that keeps its cell ``c`` and output ``h`` between calls; :class:`StatelessLSTM` has the
-    arguments. A batch may be smaller than the one before (sequences sorted by descending length).
+    """Long short-term memory that keeps its cell ``c`` and output ``h`` between calls (Gers et al. 2000).
+
+    A batch may be smaller than the one before (sequences sorted by descending length). ``reset_state()`` starts anew.
 
     Args:
         in_size: number of inputs per example; None takes it from the first input.
-        out_size: number of units; default None.
+        out_size: number of units U; ``LSTM(n)`` means ``LSTM(None, n)``.
+        kwargs: the initializers ``lateral_init``, ``upward_init``, ``bias_init`` and ``forget_bias_init`` of
+            :class:`StatelessLSTM`.
 
     Example:
         >>> lstm = L.LSTM(3, 4)
@@ -177,9 +180,11 @@ class StatefulZoneoutLSTM(_Stateful, _LSTMBase):
 
     Args:
         in_size: number of inputs per example; None takes it from the first input.
-        out_size: number of units; default None.
+        out_size: number of units U; ``StatefulZoneoutLSTM(n)`` means ``StatefulZoneoutLSTM(None, n)``.
         c_ratio: probability that an element of the cell keeps its value; default 0.5.
         h_ratio: probability that an element of the output keeps its value; default 0.5.
+        kwargs: the initializers ``lateral_init``, ``upward_init``, ``bias_init`` and ``forget_bias_init`` of
+            :class:`StatelessLSTM`.
 
     Example:
         >>> L.StatefulZoneoutLSTM(3, 4)(np.ones((2, 3), np.float32)).shape

@@ -38,7 +38,15 @@ def _tear_down() -> None:
 
 
 def generate_seed() -> int:
-    """A seed below 2**32 - 1 for a generator of the test's own, from the fixed numbers of :func:`fix_random`."""
+    """A seed below 2**32 - 1 for a generator of the test's own, from the fixed numbers of :func:`fix_random`.
+
+    Example:
+        >>> @dbrdist.testing.fix_random()
+        ... def test_noise():
+        ...     return np.random.default_rng(dbrdist.testing.generate_seed()).normal()
+        >>> test_noise() == test_noise()
+        True
+    """
     if not _saved:
         raise RuntimeError("expected to be called in a test under @fix_random(), which fixes the random numbers")
     return int(np.random.randint(0xFFFFFFFF, dtype=np.int64))
@@ -114,7 +122,7 @@ def generate_matrix(shape: tuple[int, ...], dtype: Any = float, **kwargs: Any) -
     Args:
         shape: (..., M, N).
         dtype: a floating or complex type.
-        singular_values: not negative; broadcast to shape (..., min(M, N)).
+        kwargs: ``singular_values``, an array of numbers of 0 or more that broadcasts to shape (..., min(M, N)).
 
     Example:
         >>> dbrdist.testing.generate_matrix((2, 2), singular_values=1.0).shape

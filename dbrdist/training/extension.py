@@ -96,26 +96,23 @@ def make_extension(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator that marks a function as an extension, with the given attributes.
 
-    The function stays a plain function; the trainer reads the attributes from it. Example:
-
-        >>> @make_extension(trigger=(1, "epoch"))
-        ... def announce(trainer):
-        ...     print(trainer.updater.epoch)
-        >>> announce.trigger
-        (1, 'epoch')
+    The function stays a plain function; the trainer reads the attributes from it.
 
     Args:
-        trigger: when the extension is called: a pair such as (1, 'epoch'), or a trigger; default None.
+        trigger: when the extension is called: a pair such as (1, 'epoch'), or a trigger; None for each step.
         default_name: name in the trainer; None for the function's own.
         priority: extensions with a higher one are called first; None for the default.
-        finalizer: function without arguments, called at the end of the training; default None.
-        initializer: function of the trainer, called before the first step; default None.
-        on_error: function of the trainer, the error and its traceback, called when the training fails; default None.
+        finalizer: function without arguments, called at the end of the training; None for none.
+        initializer: function of the trainer, called before the first step; None for none.
+        on_error: function of the trainer, the error and its traceback, called when the training fails; None for none.
+        kwargs: none; a name that is unknown raises a TypeError with a hint.
 
     Example:
         >>> @training.make_extension(trigger=(1, "epoch"))
         ... def hello(trainer):
         ...     print("epoch", trainer.updater.epoch)
+        >>> hello.trigger
+        (1, 'epoch')
     """
     refuse_unknown("make_extension", make_extension, kwargs)
 

@@ -16,6 +16,11 @@ from dbrdist.core.usage import foreign_names, mistakes
 from dbrdist.optimizers.schedules import whole_periods as _whole_periods
 from dbrdist.training import observed_keys
 
+__all__ = [
+    "AnyTrigger", "BestValueTrigger", "DictSummary", "EarlyStoppingTrigger", "EndTrigger", "IntervalTrigger",
+    "ManualScheduleTrigger", "MaxValueTrigger", "MinValueTrigger", "OnceTrigger", "TimeTrigger", "get_trigger",
+]  # fmt: skip
+
 _SLACK = 1e-10  # epochs are quotients of sample counts: 0.3 / 0.1 must count as 3
 
 
@@ -351,6 +356,10 @@ class EarlyStoppingTrigger:
         mode: 'min', 'max', or 'auto': 'max' if the name contains 'accuracy'; default 'auto'.
         verbose: print when a value has not improved; default False.
         max_trigger: when it fires in any case: a pair such as (100, 'epoch'); default (100, 'epoch').
+        kwargs: ``patients``, the name of ``patience`` in old programs.
+
+    Raises:
+        TypeError, ValueError: an argument is unknown, or ``mode`` is none of the three.
 
     Example:
         >>> stop = triggers.EarlyStoppingTrigger(monitor="validation/main/loss", patience=3, max_trigger=(100, "epoch"))

@@ -13,7 +13,9 @@ from typing import Any
 def tempdir(**kwargs: Any) -> Iterator[str]:
     """The path of a new folder, which is removed after the ``with`` block.
 
-    ``ignore_errors`` (False): whether what cannot be removed stays in silence. The rest goes to ``tempfile.mkdtemp``.
+    Args:
+        kwargs: ``ignore_errors=True`` leaves what cannot be removed without an error; the rest goes to
+            :func:`tempfile.mkdtemp`.
 
     Example:
         >>> import os

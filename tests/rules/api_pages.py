@@ -32,7 +32,18 @@ AREAS = {
 }
 HEAD = """# Names
 
-Every public name, how it is called, and the first sentence of its docstring; `help(name)` shows the rest.
+Every public name, how it is called, and the first sentence of its docstring. `help(name)` shows the rest: each
+argument with its shape, unit and default, the errors, and an example. Examples assume
+
+```python
+import numpy as np
+import dbrdist
+import dbrdist.distributions as D
+import dbrdist.functions as F
+import dbrdist.links as L
+from dbrdist import datasets, initializers, iterators, models, optimizers, serializers, training
+from dbrdist.training import extensions, triggers
+```
 
 | area | what is in it | names |
 |---|---|---|

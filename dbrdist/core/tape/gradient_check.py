@@ -268,6 +268,9 @@ def check_backward(
         no_grads: True for each input to leave out.
         dtype: float type to which everything is cast; ``numpy.float64`` unless ``func`` does not support it.
         detect_nondifferentiable: raise NondifferentiableError at kinks.
+
+    Example:
+        >>> dbrdist.gradient_check.check_backward(F.sin, np.array([0.5]), np.array([1.0]), dtype=np.float64)
     """
     _check(_Problem(func, x_data, params, no_grads, dtype), y_grad, eps, atol, rtol, dtype, detect_nondifferentiable)
 

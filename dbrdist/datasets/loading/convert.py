@@ -90,6 +90,14 @@ def concat_examples_func(batch: Any, device: Any = None, padding: Any = None) ->
         device: where the arrays go; None leaves them where they are.
         padding: a number that fills smaller examples up to the largest (a tuple or dictionary gives one per entry);
             None: examples of different shapes are a ValueError.
+
+    Example:
+        >>> dbrdist.dataset.concat_examples([(np.ones(2), 0), (np.zeros(2), 1)])
+        (array([[1., 1.],
+               [0., 0.]]), array([0, 1]))
+        >>> dbrdist.dataset.concat_examples([np.ones(2), np.ones(1)], padding=0)
+        array([[1., 1.],
+               [1., 0.]])
     """
     if isinstance(batch, Batch):
         return batch.arrays if device is None else batch.to_device(backend.get_device(device))

@@ -40,6 +40,7 @@ class DumpGraph(Extension):
         root_name: the observed value, such as "main/loss".
         filename: the file in the trainer's `out`; None for cg.dot.
         variable_style, function_style: attributes of DOT for variables and functions.
+        kwargs: ``out_name``, Chainer's older name of ``filename``.
 
     Raises:
         ValueError: no such value was observed at the first step.

@@ -197,7 +197,7 @@ class PrintReport(Extension):
     Args:
         entries: keys of the log, or Columns: one for each column.
         log_report: the LogReport, or its name in the trainer; default 'LogReport'.
-        out: stream to print to; default None.
+        out: stream to print to; None for the standard output.
 
     Example:
         >>> table = extensions.PrintReport(["epoch", "main/loss", "validation/main/accuracy"])

@@ -182,7 +182,7 @@ class MLflowLogger(MetricsLogger):
 
     Args:
         log_report: the name of the LogReport in the trainer; default 'LogReport'.
-        tracking_uri: server or folder; default None: MLflow's own setting.
+        tracking_uri: server or folder; None for MLflow's own setting.
         options: arguments of ``mlflow.start_run``, such as ``run_name``.
 
     Raises:

@@ -30,6 +30,7 @@ class PlotReport(Extension):
         filename: the file in the trainer's `out`, None for plot.png; its ending is the format (png, svg, pdf).
         marker: matplotlib's name of the points' marker; None for none.
         grid: draw a grid.
+        kwargs: ``file_name``, Chainer's older name of ``filename``.
 
     Example:
         >>> plot = extensions.PlotReport(["main/loss", "validation/main/loss"], "epoch")  # doctest: +SKIP

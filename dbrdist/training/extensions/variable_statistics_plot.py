@@ -94,6 +94,7 @@ class VariableStatisticsPlot(Extension):
         figsize: width and height in inches.
         marker: matplotlib's name of the points' marker; None for none.
         grid: draw a grid.
+        kwargs: ``file_name``, Chainer's older name of ``filename``.
 
     Example:
         >>> plot = extensions.VariableStatisticsPlot(L.Linear(2, 1))  # doctest: +SKIP
