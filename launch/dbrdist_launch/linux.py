@@ -113,13 +113,31 @@ def expects(pid: int, signal_number: int) -> bool:
     return _is_in(pid, signal_number, ("SigCgt:", "SigBlk:", "SigIgn:")) or _is_in_sigwait(pid)
 
 
-def _is_in_sigwait(pid: int) -> bool:
-    """Whether a process is in `sigwait`, in which the kernel shows nothing as blocked."""
+def hears(pid: int, signal_number: int) -> bool:
+    """Whether a program expects a signal: itself, or the one for which it waits, as a shell does.
+
+    A helper that it has started beside itself, and that happens to have a handler, does not count.
+    """
+    if expects(pid, signal_number):
+        return True
+    where = _waits_in(pid)
+    is_hidden = where in ("", "0") and state(pid) != "R"  # not everybody may see it
+    is_waiting = is_hidden or any(call in where for call in ("wait4", "do_wait", "pipe", "poll", "select"))
+    return is_waiting and any(hears(child, signal_number) for child in children(pid))
+
+
+def _waits_in(pid: int) -> str:
+    """The kernel's function in which a process sleeps."""
     try:
         with open(f"/proc/{pid}/wchan") as file:
-            return "sigtimedwait" in file.read()
+            return file.read()
     except OSError:
-        return False
+        return ""
+
+
+def _is_in_sigwait(pid: int) -> bool:
+    """Whether a process is in `sigwait`, in which the kernel shows nothing as blocked."""
+    return "sigtimedwait" in _waits_in(pid)
 
 
 def ignores(pid: int, signal_number: int) -> bool:

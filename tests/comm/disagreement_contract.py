@@ -11,6 +11,7 @@ from dbrdist import optimizers
 from dbrdist.comm import create_multi_node_optimizer
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.update.update_rule import UpdateRule
 from dbrdist.errors import CommunicatorError
 from tests.comm.contract import array_of, raises, same
 from tests.comm.training_contract import Dense, Net, batches, gradients_of
@@ -331,9 +332,10 @@ def check_a_hook_of_the_users_own_that_changes_something_on_one_rank(comm):
     """The ranks would drift apart; a hook that all ranks have, or that only watches, is right."""
     odd = comm.rank == comm.size - 1
     for add, text in [
-        (lambda o: o.add_hook(_halve, "half"), "own hooks that change gradients or parameters: 'half'"),
-        (lambda o: o.add_hook(_HalveEach()), "'each'"), (lambda o: o.add_hook(_HalveEach(), timing="post"), "'each'"),
-        (lambda o: o.target.l1.W.update_rule.add_hook(lambda rule, p: p.grad.fill(0), "rule"), "'rule' of /l1/W"),
+        (lambda o: o.add_hook(_halve, "half"), "hooks of the program's own: _halve (called"),
+        (lambda o: o.add_hook(_HalveEach()), "own: _HalveEach ("),
+        (lambda o: o.add_hook(_HalveEach(), timing="post"), "/l1/W on rank"),
+        (lambda o: o.target.l1.W.update_rule.add_hook(lambda rule, p: p.grad.fill(0), "rule"), "> of /l1/W ("),
     ]:  # fmt: skip
         for everywhere in (True, False):
             model = gradients_of(comm, np.float64)
@@ -346,8 +348,65 @@ def check_a_hook_of_the_users_own_that_changes_something_on_one_rank(comm):
                     optimizer.update()
             else:
                 all_raise(comm, CommunicatorError, text, optimizer.update)
-            assert "call_hook" not in vars(optimizer.actual_optimizer)
-            assert "call_hooks" not in vars(model.l1.W.update_rule)
+
+
+@several
+def check_hooks_with_another_name_on_each_rank(comm):
+    optimizer = create_multi_node_optimizer(optimizers.SGD().setup(gradients_of(comm, np.float64)), comm)
+    optimizer.add_hook(_halve, f"half of {comm.rank}")
+    for _ in range(4):
+        optimizer.update()
+
+
+@several
+def check_what_makes_ranks_drift_apart(comm):
+    """Each changes parameters on one rank, or by another amount on each."""
+    rng = np.random.default_rng(comm.rank)
+
+    class Decay(optimizers.WeightDecay):
+        def __call__(self, rule, p):
+            p.grad[...] += comm.rank
+
+    class Rule(UpdateRule):
+        def update_core(self, p):
+            p.array[...] -= (1 + comm.rank) * p.grad
+
+    def noise(optimizer):
+        for p in optimizer.target.params():
+            p.grad[...] += rng.standard_normal(p.shape)
+
+    def in_the_sixth_step(optimizer):
+        if optimizer.t == 5 and comm.rank == 1:
+            _halve(optimizer)
+
+    def own_rule(optimizer):
+        optimizer.target.l1.W.update_rule = Rule()
+
+    for change in (
+        lambda o: o.add_hook(noise), lambda o: o.add_hook(in_the_sixth_step), lambda o: o.add_hook(Decay(0.5)),
+        own_rule,
+        lambda o: o.target.l1.W.update_rule.state["v"].fill(comm.rank),
+        lambda o: o.target.l1.b.array.fill(comm.rank),
+    ):  # fmt: skip
+        model = gradients_of(comm, np.float64)
+        optimizer = create_multi_node_optimizer(optimizers.MomentumSGD().setup(model), comm)
+        optimizer.update()
+        change(optimizer)
+        text = "expected the same parameters on every rank after update "
+        all_raise(comm, CommunicatorError, text, lambda o=optimizer: [o.update() for _ in range(9)])
+
+
+@several
+def check_parameters_that_came_back_together(comm):
+    """What one rank changes, and then gives to all, is right."""
+    model = gradients_of(comm, np.float64)
+    optimizer = create_multi_node_optimizer(optimizers.SGD().setup(model), comm)
+    optimizer.update()
+    model.l1.W.array[...] += comm.rank
+    optimizer.update()
+    comm.bcast_data(model)
+    for _ in range(9):
+        optimizer.update()
 
 
 @several

@@ -12,6 +12,7 @@ from dbrdist_launch.backends.hydra import Hydra
 from dbrdist_launch.backends.job import Host, Job
 from dbrdist_launch.backends.mpi import Starter
 from dbrdist_launch.launcher import attempt as attempts
+from dbrdist_launch.launcher import suspension
 from dbrdist_launch.launcher.attempt import Attempt, Plan
 from dbrdist_launch.launcher.report import Failure
 from dbrdist_launch.launcher.settings import Settings
@@ -310,12 +311,16 @@ def test_signals_of_the_launcher(start, clock, monkeypatch):
     one = start(2, grace=8.0)
     one.questions.show_stacks = lambda: one.output.note("stacks")
     one.ranks[1].exit = exit_of()
+    stopped = []
+    monkeypatch.setattr(suspension.os, "kill", lambda pid, number: stopped.append(number))
     one._on_signal(signal.SIGCHLD)
     one._on_signal(signal.SIGTSTP)
+    assert stopped == [signal.SIGSTOP] and sent(one, 1, "signal") == []
+    assert sent(one, 0, "signal") == [{"signal": signal.SIGTSTP}, {"signal": signal.SIGCONT}]
     one._on_signal(signal.SIGQUIT)
     assert (one.asked, one.judge.stop_asked) == (0, False)
     assert one.output.said == [
-        "dbrdist-launch: cannot be suspended: its ranks run in other sessions or on other hosts", "stacks",
+        "dbrdist-launch: suspended with all its ranks; `fg` or SIGCONT continues them", "stacks",
     ]  # fmt: skip
     one._on_signal(signal.SIGINT)
     words = "dbrdist-launch: SIGINT: asking all ranks to save and stop within 8 s (press Ctrl-C again to stop now)"

@@ -286,3 +286,53 @@ def test_a_plain_exit_is_in_doubt_only_where_a_peer_on_another_host_may_be_its_c
     assert (failure is None) == is_in_doubt
     failure = failure or made.verdict(NOW + 0.3)
     assert (failure.rank, failure.code) == (0, code)
+
+
+def tell(made, rank, at, event="leaving", **more):
+    made.take_event(made.ranks[rank], {"event": event, "own": True, **more}, at)
+
+
+@pytest.mark.parametrize("signal", [0, 9])
+def test_rank_that_told_its_code_comes_before_the_step_that_srun_killed(signal, monkeypatch):
+    """srun can kill supervisors before they report an end, and be killed itself: what the program told counts."""
+    monkeypatch.setattr(Srun, "result", lambda self: (137, signal))
+    made = judge("a", "a", "b", lines=["srun: error: a: tasks 0-1: Killed", "srun: error: b: task 2: Killed"])
+    tell(made, 0, NOW - 0.51, code=14)  # of the loss of a peer
+    tell(made, 2, NOW - 0.52, code=2)
+    tell(made, 1, NOW - 0.53, code=2)
+    for rank in range(3):
+        lose(made, rank, NOW - 0.5)
+    failure = made.verdict(NOW)
+    assert (failure.kind, failure.rank, failure.code, failure.message) == ("exit", 1, 2, "exit code 2")
+
+
+def test_exception_of_a_rank_in_a_killed_step():
+    made = judge("a", "a", code=137)
+    tell(made, 1, NOW - 0.6, "exception", message="KeyError: 3")
+    tell(made, 1, NOW - 0.6, code=1)
+    tell(made, 0, NOW - 0.5, code=0)
+    for rank in range(2):
+        lose(made, rank, NOW - 0.5)
+    failure = made.verdict(NOW)
+    assert (failure.kind, failure.rank, failure.code, failure.message) == ("exception", 1, 1, "KeyError: 3")
+
+
+@pytest.mark.parametrize("signal, expected", [(0, ("exit", 0, 2)), (9, ("signal", None, 137))])
+def test_rank_killed_with_srun_is_not_the_cause(signal, expected, monkeypatch):
+    """Slurm ends what a killed srun has left behind; a rank that left by itself is the cause all the same."""
+    monkeypatch.setattr(Srun, "result", lambda self: (137, 9))
+    made = judge("a", "b")
+    end(made, 0, NOW - 0.6, code=137 if signal else 2, signal=signal)
+    for rank in range(2):
+        made.take_event(made.ranks[rank], {"event": "orphaned"}, NOW - 0.55)
+    failure = made.verdict(NOW)
+    assert (failure.kind, failure.rank, failure.code) == expected
+
+
+def test_what_ranks_tell_under_mpiexec_is_not_the_cause_of_its_end(monkeypatch):
+    monkeypatch.setattr(Srun, "kills_step", False)
+    monkeypatch.setattr(Srun, "result", lambda self: (137, 9))
+    made = judge("a", "a")
+    tell(made, 0, NOW - 0.6, code=2)
+    made.starter_ended_at = NOW - 60
+    assert made.verdict(NOW).rank is None

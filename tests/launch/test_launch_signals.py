@@ -77,3 +77,43 @@ def test_ranks_that_are_ended_for_another_hear_of_it_first(tmp_path):
     assert process.returncode == 3, err
     assert (tmp_path / "heard").read_text() == "SIGTERM"
     assert_nothing_left(mark)
+
+
+COUNTS = """
+import os, pathlib, sys, time
+import dbrdist_launch.heartbeat as heartbeat
+mark = pathlib.Path(sys.argv[1] + os.environ["PMI_RANK"])
+for step in range(2000):
+    mark.write_text(str(step))
+    time.sleep(0.01)
+    if pathlib.Path(sys.argv[1] + "end").exists():
+        break
+"""
+
+
+def test_ctrl_z_suspends_the_ranks_and_a_continued_launcher_continues_them(tmp_path):
+    from dbrdist_launch import linux
+
+    def until(true):
+        end = time.monotonic() + 30
+        while not true():
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+    (tmp_path / "counts.py").write_text(COUNTS)
+    process = popen(
+        "-n", 2, "--heartbeat-timeout", 2, "python", tmp_path / "counts.py", tmp_path / "step", mark=uuid.uuid4().hex
+    )
+    steps = [tmp_path / f"step{rank}" for rank in range(2)]
+    until(lambda: all(step.exists() for step in steps))
+    process.send_signal(signal.SIGTSTP)
+    until(lambda: linux.state(process.pid) == "T")
+    until(lambda: sum(linux.state(pid) == "T" for pid in linux.descendants(process.pid)) >= 2)
+    before = [step.read_text() for step in steps]
+    time.sleep(0.2)  # nothing to wait for: nothing happens
+    assert [step.read_text() for step in steps] == before
+    process.send_signal(signal.SIGCONT)
+    until(lambda: all(step.read_text() not in ("", text) for step, text in zip(steps, before)))
+    (tmp_path / "stepend").write_text("")
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0 and "suspended with all its ranks" in err, err

@@ -257,15 +257,44 @@ def test_sigusr2_goes_to_those_that_have_a_handler_for_it(supervised, monkeypatc
     one = supervised
     monkeypatch.setattr(supervisors.linux, "descendants", lambda pid: [4243, 4244])
     monkeypatch.setattr(supervisors.linux, "expects", lambda pid, number: pid in catching)
+    monkeypatch.setattr(supervisors.linux, "hears", lambda pid, number: pid == 4242 and not is_helper)
+    is_helper = False
     for ask in (lambda: one._on_signal(signal.SIGUSR2), lambda: one._take([messages.Signal(12)])):
         ask()
         assert one.killed == [("one", pid, 12) for pid in sent]
         assert one.channel.sent == ([] if sent else [("asked", {"signal": 12})])
         one.killed.clear()
         one.channel.sent.clear()
+    is_helper = True  # it gets the signal, and the program would die of it
+    one._on_signal(signal.SIGUSR2)
+    assert one.killed == [("one", pid, 12) for pid in sent]
+    assert one.channel.sent == [("asked", {"signal": 12})]
+    is_helper = False
+    one.killed.clear()
+    one.channel.sent.clear()
     monkeypatch.setenv("SLURM_STEP_ID", "0")  # Slurm has signalled every process of the step
     one._on_signal(signal.SIGXCPU)
     assert one.killed == [] and one.channel.sent == ([] if sent else [("asked", {"signal": signal.SIGXCPU})])
+
+
+def test_a_suspended_program_is_not_silent_meanwhile(supervised, clock, monkeypatch):
+    one = supervised
+    monkeypatch.setattr(supervisors.linux, "descendants", lambda pid: [4243])
+    then = clock.now
+    one._take([messages.Signal(signal.SIGCONT)])  # it was not suspended
+    assert one.frozen == []
+    for number in (signal.SIGTSTP, signal.SIGTSTP, signal.SIGCONT):
+        clock.now += 10
+        one._take([messages.Signal(number)])
+    assert one._age(then, clock.now) == 10 and one.suspended_at is None and one.channel.sent == []
+    assert one.killed == [
+        ("one", pid, number)
+        for number in (signal.SIGCONT, signal.SIGSTOP, signal.SIGSTOP, signal.SIGCONT)
+        for pid in (4242, 4243)
+    ]
+    one.status = 0
+    one._take([messages.Signal(signal.SIGTSTP)])
+    assert len(one.killed) == 8
 
 
 @pytest.mark.parametrize(

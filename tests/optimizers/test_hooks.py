@@ -559,3 +559,60 @@ def test_decoupled_weight_decay_follows_the_schedule_but_not_the_size_of_the_rat
 def test_an_initial_rate_of_zero_is_refused():
     with pytest.raises(ValueError, match="initial_lr: expected a number above 0, got 0"):
         DecoupledWeightDecay(0.1, 0)
+
+
+OURS = [WeightDecay, Lasso, GradientLARS, DecoupledWeightDecay, GradientNoise, GradientHardClipping]
+
+
+def with_gradients():
+    link = large_link()
+    for p, g in zip(link.params(), gradients_for(link)):
+        p.grad = g
+    return link
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_a_subclass_is_called_as_it_calls_itself(kind):
+    """What its base does on flat memory, or on a rank's part, is not what it does."""
+    seen = []
+
+    class Own(kind):
+        def __call__(self, rule, param):
+            seen.append(param)
+
+    class Further(Own):
+        pass
+
+    for made in (Own, Further):
+        link = with_gradients()
+        optimizer = SGD(0.5).setup(link)
+        before = [p.array - 0.5 * p.grad for p in link.params()]
+        two = kind in (GradientHardClipping, DecoupledWeightDecay)
+        hook = made(0.1, 0.5) if two else made(0.1)
+        optimizer.add_hook(hook)
+        optimizer.update()
+        assert seen == list(link.params())
+        seen.clear()
+        for p, expected in zip(link.params(), before):
+            np.testing.assert_allclose(p.array, expected)
+        with pytest.raises(ValueError, match="may need whole gradients"):
+            optimizer.check_divisible(link.params())
+        hook.works_on_shards = True
+        optimizer.check_divisible(link.params())
+
+
+def test_a_subclass_with_a_way_of_its_own_on_flat_memory():
+    class Own(WeightDecay):
+        def __call__(self, rule, param):
+            raise AssertionError
+
+        def flat(self, run):
+            run.grad[...] = 1
+
+    link = with_gradients()
+    optimizer = SGD(0.5).setup(link)
+    before = [p.array - 0.5 for p in link.params()]
+    optimizer.add_hook(Own(0.1))
+    optimizer.update()
+    for p, expected in zip(link.params(), before):
+        np.testing.assert_allclose(p.array, expected)

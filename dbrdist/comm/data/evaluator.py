@@ -10,7 +10,7 @@ from typing import Any
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.data import virtual_evaluator
 from dbrdist.comm.data.datasets import Shard
-from dbrdist.comm.gradients.mean_network import mean_parameters
+from dbrdist.comm.gradients.mean_network import one_network
 from dbrdist.comm.protocol import agree
 from dbrdist.comm.protocol.agree import raise_together
 from dbrdist.comm.protocol.arguments import attempt, rank_of
@@ -18,6 +18,7 @@ from dbrdist.core.array.backend import is_array, to_cpu
 from dbrdist.core.array.config import no_backprop_mode, using_config
 from dbrdist.core.model.reporter import Reporter, Summary, report
 from dbrdist.core.tape.variable import Variable
+from dbrdist.core.usage.mistakes import warn
 from dbrdist.datasets.loading.convert import call_converter, concat_examples
 from dbrdist.datasets.loading.serial import SerialIterator
 from dbrdist.training.extensions.evaluator import Evaluator
@@ -31,6 +32,9 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
     examples are then added in the order of ranks. The padding of a scattered dataset is left out.
 
     Over an iterator with virtual workers the means are bit for bit the same on any number of ranks.
+
+    All ranks evaluate one network: with local steps the mean of theirs, and always with the means of their running
+    statistics. A warning says where their parameters differ otherwise, and no part of the model communicates.
 
     An evaluator with its own ``evaluate`` method gives means without weights; they are averaged over the ranks whose
     result has the key, with equal weights.
@@ -139,7 +143,7 @@ class GenericMultiNodeEvaluator(Evaluator):
         for name, target in self.get_all_targets().items():
             reporter.add_observer(prefix + name, target)
             reporter.add_observers(prefix + name, target.namedlinks(skipself=True))
-        with reporter, using_config("train", False), mean_parameters(self.comm, self.get_all_targets().values()):
+        with reporter, using_config("train", False), one_network(self.comm, self.get_all_targets().values()):
             result = self.evaluate()
         report(reporter.observation)
         return result
@@ -160,33 +164,39 @@ Means = dict[str, tuple[float, float]]  # key -> (mean, weight)
 
 
 def _of_one_network(
-    comm: CommunicatorBase, evaluator: Any, means: Callable[[CommunicatorBase, Any], Means], called: Any
+    comm: CommunicatorBase, evaluator: Any, means: Callable[[Any], Means], called: Any
 ) -> dict[str, float]:
-    """The means over all ranks. Where their parameters differ for a while, all evaluate the mean of them."""
+    """The means over all ranks. Where their networks differ for a while, all evaluate the mean of them."""
     targets: dict[str, Any] = getattr(evaluator, "get_all_targets", dict)()
-    with mean_parameters(comm, targets.values()):
-        return _merged(comm, means(comm, called))
+    with one_network(comm, targets.values()) as difference:
+        mine: Means = {}
+        num_verbs = comm.gate.record.num_entered
+        communicates = False
+        with agree.together(comm):
+            mine = means(called)
+            communicates = comm.gate.record.num_entered > num_verbs  # as the parts of one network do
+        everyone = comm.allgather_obj((mine, communicates))
+    if difference and comm.rank == 0 and not any(does for _, does in everyone):
+        warn(
+            f"{evaluator.name or 'Evaluator'}: the ranks have different networks, so that the means over their "
+            f"examples belong to none of them: {difference}; give all rank 0's before (comm.bcast_data(model), or a "
+            "first update of a multi-node optimizer)"
+        )
+    return _merged([theirs for theirs, _ in everyone])
 
 
-def _weighted_means(comm: CommunicatorBase, evaluator: Any) -> Means:
-    means: Means = {}
-    with agree.together(comm):
-        summary = evaluator.summarize()
-        means = {key: (one.compute_mean(), one.weight) for key, one in summary.summaries().items()}
-    return means
+def _weighted_means(evaluator: Any) -> Means:
+    return {key: (one.compute_mean(), one.weight) for key, one in evaluator.summarize().summaries().items()}
 
 
-def _plain_means(comm: CommunicatorBase, evaluator: Any) -> Means:
-    means: Means = {}
-    with agree.together(comm):
-        means = {key: (float(value), 1.0) for key, value in evaluator.evaluate().items()}
-    return means
+def _plain_means(evaluator: Any) -> Means:
+    return {key: (float(value), 1.0) for key, value in evaluator.evaluate().items()}
 
 
-def _merged(comm: CommunicatorBase, mine: Means) -> dict[str, float]:
+def _merged(everyone: list[Means]) -> dict[str, float]:
     """The weighted means over all ranks, the same on each; keys in the order in which ranks came to them."""
     total: dict[str, Summary] = {}
-    for theirs in comm.allgather_obj(mine):
+    for theirs in everyone:
         for key, (mean, weight) in theirs.items():
             if weight:
                 total.setdefault(key, Summary()).add(mean, weight)

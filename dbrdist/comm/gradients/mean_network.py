@@ -1,7 +1,8 @@
-"""The network that ranks have in common between two averages of local SGD: the mean of theirs.
+"""The network that ranks have in common where theirs differ: the mean.
 
-Each rank's own parameters have gone another way then. An evaluation that adds up what the ranks find, each with its
-own, belongs to no network, and a snapshot of rank 0's to another one.
+Between two averages of local SGD each rank has its own parameters, and running statistics are each rank's own until
+they are averaged. An evaluation that adds up what the ranks find, each with its own, belongs to no network, and a
+snapshot of rank 0's to another one.
 """
 
 from __future__ import annotations
@@ -9,9 +10,15 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
+
+from dbrdist.comm.protocol import samples
+from dbrdist.comm.transport.disagreement import name_ranks
+from dbrdist.core.array.backend import is_array
 from dbrdist.core.array.memory import accumulation_dtype
 
 _lock = threading.Lock()  # ranks may be threads
@@ -36,6 +43,77 @@ def mean_parameters(comm: Any, links: Iterable[Any]) -> Iterator[None]:
     finally:
         for p, values in zip(params, own):
             p.array[...] = values
+
+
+@contextlib.contextmanager
+def one_network(comm: Any, links: Iterable[Any]) -> Iterator[str]:
+    """As :func:`mean_parameters`, and the running statistics of equal parameters are means too. Collective.
+
+    Yields how the ranks' parameters differ all the same, which is right where each rank has a part of a model; an
+    empty text where they do not.
+    """
+    links = [link for link in links if hasattr(link, "namedparams")] if comm.size > 1 else []
+    with mean_parameters(comm, links):
+        if not links:
+            yield ""
+            return
+        named = [(f"{k}{name}", p.array) for k, link in enumerate(links) for name, p in link.namedparams()]
+        of_params = [(name, a) for name, a in named if a is not None]
+        statistics = [(link, *entry) for link in links for entry in persistent_arrays(link)]
+        own = [value.copy() for *_, value in statistics]
+        words = [_checksum(of_params), _checksum([(path, value) for _, path, value in statistics])]
+        rows = comm.gate.allgather_rows(np.array(words, np.int64))
+        difference = "" if (rows[:, 0] == rows[0, 0]).all() else _difference(comm, of_params)
+        try:
+            if not difference and not (rows[:, 1] == rows[0, 1]).all() and _have_same_names(comm, statistics):
+                for _, _, value in statistics:
+                    value[...] = mean_over_ranks(comm, value)
+            yield difference
+        finally:
+            for (_, _, value), before in zip(statistics, own):
+                value[...] = before
+
+
+def persistent_arrays(link: Any) -> Iterator[tuple[str, Any]]:
+    """(path, array) of the floats that a link saves but does not train, such as running statistics."""
+    for path, part in link.namedlinks():
+        for name in part.persistent_names:
+            value = getattr(part, name)
+            if is_array(value) and value.dtype.kind == "f":
+                yield f"{path.rstrip('/')}/{name}", value
+
+
+def _checksum(named: Iterable[tuple[str, Any]]) -> int:
+    found = 0
+    for name, array in named:
+        found = zlib.crc32(f"{name} {array.shape} {array.dtype}".encode(), found)
+        found = zlib.crc32(samples.some(array).tobytes(), found)
+    return found
+
+
+def _difference(comm: Any, named: list[tuple[str, Any]]) -> str:
+    """Where the ranks' arrays differ by more than rounding, in words; an empty text if they do not. Collective."""
+    mine = {name: (array.shape, samples.some(array)) for name, array in named}
+    everyone = comm.allgather_obj(mine)
+    for name in dict.fromkeys(name for theirs in everyone for name in theirs):
+        others = [
+            rank for rank, theirs in enumerate(everyone) if _are_different(everyone[0].get(name), theirs.get(name))
+        ]
+        if others:
+            return f"{name[1:]} on {name_ranks(others)} of {comm.size} differs from that of rank 0"
+    return ""
+
+
+def _are_different(one: Any, other: Any) -> bool:
+    """Of the shapes and samples of two arrays, None where a rank has none."""
+    if one is None or other is None:
+        return one is not other
+    return one[0] != other[0] or samples.differ(one[1], other[1])
+
+
+def _have_same_names(comm: Any, statistics: list[tuple[Any, str, Any]]) -> bool:
+    found = comm.allgather_obj([(path, value.shape, str(value.dtype)) for _, path, value in statistics])
+    return all(theirs == found[0] for theirs in found)
 
 
 def mean_over_ranks(comm: Any, array: Any) -> Any:

@@ -18,6 +18,7 @@ from dbrdist.comm.gradients.model import plan_for
 from dbrdist.comm.gradients.overlap import Weights
 from dbrdist.comm.gradients.reduction_plan import EQUAL_WEIGHT, Plan, weights
 from dbrdist.comm.protocol.gate import Passage, digest, payload_bytes, words_of
+from dbrdist.comm.steps.drift import Drift
 from dbrdist.comm.steps.introduction import Introduction
 from dbrdist.comm.steps.optimizer_settings import Values, described
 from dbrdist.core.model.parameter import Parameter
@@ -26,8 +27,9 @@ from dbrdist.core.model.versions import Watch
 # Step, parameters, hyperparameters, which parameters are reduced, which are new, the optimizer, its batches.
 _NUM_SAME = 7
 _WHAT = "the same step"
-# Runs, samples, works, stop, place, encloses: these may differ.
-_own_words = operator.itemgetter(payload_bytes(_NUM_SAME, 6))
+# Runs, samples, works, stop, place, encloses: these may differ; the checksum before them is of rounded numbers.
+_checksum = operator.itemgetter(payload_bytes(_NUM_SAME, 1))
+_own_words = operator.itemgetter(payload_bytes(_NUM_SAME + 1, 6))
 STALE = 2  # of a rank whose forward pass came before the parameters that all ranks have in common
 
 
@@ -47,7 +49,7 @@ class Steps:
         self._params_text = ""
         self._params_digest = self._runs_digest = 0
         self._values = Values(optimizer)
-        self.own_hooks = self._values.own_hooks
+        self.drift = Drift()
         self._num_plans_seen = -1  # by the values, which have the hooks of update rules too
         self.introduction = Introduction(comm)
         self._passage: Passage | None = None
@@ -108,6 +110,7 @@ class Steps:
             digest("".join(new)) if new else 0,
             self.introduction.number,
             self.introduction.position,
+            self.drift.checksum,
             self._runs_digest,
             EQUAL_WEIGHT if num_samples is None else num_samples,
             int(works),  # not one of NumPy's
@@ -133,6 +136,9 @@ class Steps:
 
     def _heard(self, rows: list[bytes]) -> Header:
         """What these rows say; mostly what those of the last step said."""
+        checksums = [*map(_checksum, rows)]
+        if checksums.count(checksums[0]) != len(checksums):
+            self.drift.is_suspected = True
         own, last = [*map(_own_words, rows)], self._last
         if last is None or last.rows != own:
             last = self._last = Header(own)
@@ -221,7 +227,9 @@ class Steps:
         target = self._target = self._optimizer.target
         named = list(target.namedparams())
         self.late = [(name, p) for name, p in named if not p.is_initialized]
-        self._plan = None if self.late else plan_for(self._comm, self._named_updated())
+        updated = [(name, p) for name, p in named if _is_updated(p)]
+        self._plan = None if self.late else plan_for(self._comm, updated)
+        self.drift.plan(updated)
         self._early_plan = None
         self._runs_digest = 0 if self._plan is None else self._plan.runs_digest
         self._params_text = "".join(f"{_describe(name, p)}\n" for name, p in named)
@@ -229,6 +237,10 @@ class Steps:
         params = list(dict.fromkeys(p for _, p in named))
         rules = [p.update_rule for p in params if p.update_rule is not None]
         self._watch = Watch([*target.links(), *params, *rules, *(rule.hyperparam for rule in rules)])
+
+    def compare_parameters(self) -> None:
+        """Raise CommunicatorError on every rank if their parameters have drifted apart. Collective."""
+        self.drift.compare(self._comm, self._optimizer.t, self._values.own_hooks)
 
     def _in_words(self) -> str:
         step, zero_fill, values, params, new = self._said

@@ -132,18 +132,20 @@ class JointSteps(HandsOn):
         if self._accumulation is not None and not self._accumulation.ends_step(work):
             return
         is_whole = policy.gradients(work, is_first)
+        drift = self._steps.drift
+        if drift.is_suspected:
+            self._steps.compare_parameters()
         if self._accumulation is not None:
             self._accumulation.begin_anew()
         if is_whole:
             began = time.perf_counter() if spans.recorders else None
-            if self._steps.own_hooks.are_there and self._has_means:
-                self._steps.own_hooks.update()
-            else:
-                self.actual_optimizer.update()
+            self.actual_optimizer.update()
             if began is not None:
                 spans.note("update", began)
             if policy.has_more_to_do:
                 policy.after_update(is_first)
+            if self._has_means:
+                drift.look(self.actual_optimizer.t)
 
     # ---- parameters that all ranks have in common ----
 

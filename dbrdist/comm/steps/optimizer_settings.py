@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from dbrdist.comm.protocol.gate import digest
-from dbrdist.comm.steps.own_hooks import OwnHooks, is_ours
 from dbrdist.core.array import random
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.update.update_rule import Hooks
@@ -28,8 +27,7 @@ class Values:
         self._hyperparam: Any = None
         self._scale: float | None = None
         self._seed: int | None = None  # of the random numbers, where a hook draws some
-        self.own_hooks = OwnHooks(optimizer)
-        self._changing: list[str] = []  # of these hooks
+        self.own_hooks: list[str] = []  # names of hooks that are not ours, which may differ between ranks
         self.text = ""
         self.digest = 0
 
@@ -40,8 +38,6 @@ class Values:
         if hooks is not self._hooks or actual.loss_scale != self._scale:
             return False
         if (hooks.pre or hooks.post or self._seen_hooks) and not _are_same(list(hooks), self._seen_hooks):
-            return False
-        if self._changing is not self.own_hooks.changing:
             return False
         if self._seed is not None and self._seed != random.get_seed():
             return False
@@ -60,10 +56,9 @@ class Values:
         hooks = list(actual.hooks)
         named = dict(_named_params(actual.target))
         of_rules = [(f" of {name}", hook, timing) for name, p in named.items() for hook, timing in _hooks_of_rule(p)]
-        ours = [("", hook, timing) for hook, timing in _timed(actual.hooks)] + of_rules
-        ours = [entry for entry in ours if is_ours(entry[1])]
-        self.own_hooks.look()
-        self._changing = self.own_hooks.changing
+        every = [("", hook, timing) for hook, timing in _timed(actual.hooks)] + of_rules
+        ours = [entry for entry in every if _is_ours(entry[1])]
+        self.own_hooks = [f"{_name(hook)}{of}" for of, hook, _ in every if not _is_ours(hook)]
         things = [hook for _, hook, _ in ours]
         if hyperparam is not None:
             things.append(hyperparam)
@@ -77,11 +72,19 @@ class Values:
         for of, hook, timing in ours:
             words = [f"hook {type(hook).__name__}{of}{'' if timing == 'pre' else ' after the update'}"]
             lines.append(" ".join([*words, *described(vars(hook), paths)]))
-        lines.append(self.own_hooks.line())
         if self._seed is not None:
             lines.append(f"seed {self._seed} of the random numbers that a hook draws (dbrdist.random.set_seed)")
         self.text = "".join(f"{line}\n" for line in lines) + settings
         self.digest = digest(self.text)
+
+
+def _is_ours(hook: Any) -> bool:
+    """True for hooks that change gradients alike everywhere; a user's own may watch on one rank only."""
+    return type(hook).__module__.startswith("dbrdist.") and hasattr(hook, "__dict__")
+
+
+def _name(hook: Any) -> str:
+    return str(getattr(hook, "__qualname__", None) or type(hook).__qualname__).replace("<locals>.", "")
 
 
 def described(attributes: Mapping[str, Any], paths: Mapping[Parameter, str] | None = None) -> list[str]:

@@ -30,7 +30,7 @@ from dbrdist.core.update.targets import (
     warn_of_another_target,
     warn_of_what_is_not_updated,
 )
-from dbrdist.core.update.update_rule import Hooks, UpdateRule
+from dbrdist.core.update.update_rule import Hooks, UpdateRule, said_of_call
 from dbrdist.core.usage.foreign_names import add_hints, add_settings, warn_of_unknown
 from dbrdist.core.usage.mistakes import refuse, warn
 from dbrdist.errors import CheckpointError
@@ -366,7 +366,7 @@ class GradientMethod(Optimizer):
                     "use rules that define step, and hooks of the optimizer, or zero=0"
                 )
         for name, hook in {**self._hooks.pre, **self._hooks.post}.items():
-            if not getattr(hook, "works_on_shards", False):
+            if not said_of_call(hook, "works_on_shards"):
                 raise ValueError(
                     f"optimizer state divided over ranks (zero=1 or 2): the hook {name!r} may need whole gradients; "
                     "give it an attribute works_on_shards = True if it works on optimizer.runs() or flat(run), or take "
@@ -408,8 +408,8 @@ class GradientMethod(Optimizer):
         A hook whose attribute ``keeps_zero`` is true leaves zeros of both values and gradients as they are.
         """
         for_each = getattr(hook, "call_for_each_param", False)
-        keeps_zero = getattr(hook, "keeps_zero", False)
-        if for_each and hasattr(hook, "flat"):
+        keeps_zero = said_of_call(hook, "keeps_zero")
+        if for_each and said_of_call(hook, "flat") is not None:
             call_flat(hook, self._plan(), keeps_zero)
             return
         parts = self._plan()

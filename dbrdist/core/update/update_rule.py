@@ -75,6 +75,26 @@ class Hooks:
         yield from self.post.values()
 
 
+def said_of_call(hook: Any, name: str) -> Any:
+    """An attribute that says what a hook's ``__call__`` does, or None.
+
+    A subclass with a ``__call__`` of its own does not inherit what its base says of another one.
+    """
+    kind: Any = type(hook)
+    is_own = name in getattr(hook, "__dict__", ()) or _is_said_of_call(kind, name)
+    return getattr(hook, name, None) if is_own else None
+
+
+@functools.lru_cache(maxsize=256)
+def _is_said_of_call(kind: Any, name: str) -> bool:
+    for base in kind.__mro__:
+        if name in vars(base):
+            return True
+        if "__call__" in vars(base):
+            break
+    return False
+
+
 # A rule that has one of these of its own, in its class or as an attribute, is called for each parameter in turn.
 _REPLACED = frozenset(("init_state", "update", "update_core", "update_core_cpu", "update_core_gpu"))
 

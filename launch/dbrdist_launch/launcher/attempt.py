@@ -30,6 +30,7 @@ from .ranks import Rank
 from .report import Failure
 from .settings import Settings
 from .starter_output import StarterOutputs
+from .suspension import suspend
 from .terminal import Typed
 from .view import table
 
@@ -311,7 +312,7 @@ class Attempt:
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGTSTP:
-            self._say("cannot be suspended: its ranks run in other sessions or on other hosts")
+            suspend(self.ranks.values(), self.loop, self._say)
         elif number == signal.SIGQUIT:
             self.questions.show_stacks()
         elif number == signal.SIGINT and self.asked:

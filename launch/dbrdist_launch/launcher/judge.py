@@ -215,10 +215,9 @@ class Judge:
             return None
         if self.starter_ended_at is not None and self._result()[1]:
             return self._of_starter()  # it was mpiexec itself
-        causes = [(rank.ended or rank.heard_at, rank.rank) for rank in self.ranks.values() if _is_cause(rank)]
-        if causes and self.starter is not None and self.starter.kills_step:
-            # A step's daemon can die of an MPI_Abort that comes before MPI_Init.
-            return report.from_exit(self.ranks[min(causes)[1]])
+        cause = self._cause_in_step()  # a step's daemon can die of an MPI_Abort that comes before MPI_Init
+        if cause is not None:
+            return cause
         text = f"the process of {self._name()} that had started the ranks on {first.host} was killed or has crashed"
         return Failure("signal", None, first.host, codes.from_signal(9), text, "SIGKILL", traceback=self._said())
 
@@ -253,7 +252,8 @@ class Judge:
         if self.starter is None or not self.starter.kills_step or any(rank.running for rank in self.ranks.values()):
             return False
         hosts = {rank.host for rank in self.ranks.values() if rank.exit is None and rank.lost_at}
-        return len(hosts) > 1 or any(rank.ended for rank in self.ranks.values()) or self._aborted(1)
+        has_cause = any(rank.ended for rank in self.ranks.values()) or self._cause_in_step() is not None
+        return len(hosts) > 1 or has_cause or self._aborted(1)
 
     def _of_killed_step(self, now: float) -> Failure | None:
         broken: dict[str, float] = {}  # host -> when its first connection broke
@@ -357,7 +357,27 @@ class Judge:
 
     def _of_starter(self) -> Failure:
         code, number = self._result()
-        return report.from_starter(self._name(), code, number, self.size, self.ranks, self.starter_lines)
+        cause = None if self._aborted(code) else self._cause_in_step(number != 0)
+        return cause or report.from_starter(self._name(), code, number, self.size, self.ranks, self.starter_lines)
+
+    def _cause_in_step(self, is_killed: bool = False) -> Failure | None:
+        """The rank that ended badly before srun killed the step, as it was reported or as the program told.
+
+        With ``is_killed``, srun itself was killed: a signal that ended a rank came with that.
+        """
+        if self.starter is None or not self.starter.kills_step:
+            return None
+        bad = [rank for rank in self.ranks.values() if _is_cause(rank)]
+        ended = [(rank.ended or rank.heard_at, rank.rank) for rank in bad if not (is_killed and rank.end.signal)]
+        if ended:
+            return report.from_exit(self.ranks[min(ended)[1]])
+        good = (codes.DONE, codes.PREEMPTED, codes.LOST_PEER, *self.answers)
+        told = [
+            (event["at"], rank.rank, event)
+            for rank in self.ranks.values()
+            if rank.end is None and (event := rank.told("leaving")) and event.get("own") and event["code"] not in good
+        ]
+        return report.from_leaving(self.ranks[min(told)[1]], min(told)[2]) if told else None
 
     def _host_lost(self, host: str, how: str) -> Failure:
         there = [number for number in self._on_host(host) if self.ranks[number].exit is None]

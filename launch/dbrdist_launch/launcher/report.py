@@ -152,6 +152,17 @@ def from_event(rank: Rank, event: Told) -> Failure:
     return failure
 
 
+def from_leaving(rank: Rank, event: Told) -> Failure:
+    """A rank that told with what code it ends, and was killed before that was reported."""
+    code, found = int(event["code"]), last_traceback(rank.errors)
+    failure = Failure("exit", rank.rank, rank.host, code & 0xFF or 1, describe_end(code & 0xFF or 1, 0))
+    message = _exception(rank, found)
+    if message is not None:
+        failure.kind, failure.message = "exception", message
+        failure.traceback = found.text if found is not None and not found.fatal else None
+    return _with_last_words(failure, rank)
+
+
 def from_abort(rank: Rank, code: int) -> Failure:
     """A rank called MPI_Abort, perhaps for an exception that it has printed."""
     failure = Failure("exit", rank.rank, rank.host, code & 0xFF or 1, f"MPI_Abort({code})")

@@ -53,6 +53,7 @@ class Supervisor:
         self.looks = 0  # at the shared memory
         self.segments: set[str] = set()  # shared memory that a program which we end would leave behind
         self.kill_at: float | None = None
+        self.suspended_at: float | None = None
         self.asked_at = float("-inf")
         self.stop: tuple[float, int] | None = None  # when to pass which signal on
         self.partial_event = b""
@@ -176,7 +177,10 @@ class Supervisor:
                 below = [] if self.status is not None else [self.child.pid, *linux.descendants(self.child.pid)]
                 self.stacks.ask(below, time.monotonic())
             elif isinstance(message, messages.Signal):
-                self._pass_on(message.signal)
+                if message.signal in (signal.SIGTSTP, signal.SIGCONT):
+                    self._suspend(message.signal)
+                else:
+                    self._pass_on(message.signal)
             elif isinstance(message, messages.Bye):
                 self.released = True
 
@@ -206,13 +210,25 @@ class Supervisor:
             self.asked_at = time.monotonic()
             self.channel.send(messages.Asked(number))
 
+    def _suspend(self, number: int) -> None:
+        """The launcher is suspended, or goes on, and the program with it: it is not silent meanwhile."""
+        now = time.monotonic()
+        if number == signal.SIGTSTP:
+            self.suspended_at = self.suspended_at or now
+        elif self.suspended_at is not None:
+            self.frozen, self.suspended_at = [*self.frozen[-99:], (self.suspended_at, now)], None
+        sent = signal.SIGSTOP if number == signal.SIGTSTP else signal.SIGCONT
+        for pid in [self.child.pid, *linux.descendants(self.child.pid)] if self.status is None else []:
+            linux.kill(pid, sent)
+
     def _pass_on(self, number: int, has_it: bool = False) -> None:
-        """To those processes of the program that handle, block or ignore it; without one it asks for the end."""
+        """To those processes of the program that handle, block or ignore it; where only a helper does, or nobody, it
+        asks for the end."""
         below = [self.child.pid, *linux.descendants(self.child.pid)] if self.status is None else []
         heard = [pid for pid in below if linux.expects(pid, number)]
         for pid in heard if not has_it else ():
             linux.kill(pid, number)
-        if below and not heard:
+        if below and not (heard and linux.hears(self.child.pid, number)):
             self.channel.send(messages.Asked(number))
 
     def _fetch_ended(self) -> None:

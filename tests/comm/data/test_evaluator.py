@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from dbrdist import Variable, links, optimizers, random
+from dbrdist import Chain, Sequential, Variable, links, optimizers, random
+from dbrdist import functions as F
 from dbrdist.comm import create_multi_node_evaluator, create_multi_node_optimizer, run_threads, scatter_dataset
+from dbrdist.comm import functions as comm_functions
 from dbrdist.comm.data import evaluator
 from dbrdist.comm.data.datasets import Shard
 from dbrdist.comm.run import trace
 from dbrdist.core.array.config import config
 from dbrdist.datasets.loading.serial import SerialIterator
-from dbrdist.links import Linear
+from dbrdist.links import BatchNormalization, Classifier, Linear
 from dbrdist.training import extensions
 from tests.each import each
 
@@ -68,8 +71,7 @@ def test_results_are_gathered_by_turns(has_hook, root):
 
 def test_means_of_all_ranks_are_weighted():
     mine = [{"a": (1.0, 2.0), "b": (5.0, 0.0)}, {"b": (3.0, 1.0), "a": (4.0, 1.0)}]
-    comm = SimpleNamespace(allgather_obj=lambda means: mine)
-    found = evaluator._merged(comm, mine[0])
+    found = evaluator._merged(mine)
     assert found == {"a": 2.0, "b": 3.0} and list(found) == ["a", "b"]
 
 
@@ -126,3 +128,87 @@ def test_ranks_whose_parameters_differ_for_a_while_evaluate_the_mean_of_them():
     expected = extensions.Evaluator(SerialIterator(examples, 4, repeat=False, shuffle=False), model)()
     for _, found in everyone:
         assert found == pytest.approx({name: float(value) for name, value in expected.items()}, rel=1e-5)
+
+
+class Normalized(Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.bn, self.l = BatchNormalization(3), Linear(3, 2, initialW=0.5)
+
+    def forward(self, x):
+        return self.l(self.bn(x))
+
+
+def loss_of(model, examples, comm=None):
+    part = examples if comm is None else examples[comm.rank :: comm.size]
+    found = extensions.Evaluator(SerialIterator(part, 2, repeat=False, shuffle=False), model)
+    return float((found if comm is None else create_multi_node_evaluator(found, comm))()["main/loss"])
+
+
+def test_running_statistics_are_means_in_an_evaluation():
+    """Each rank has its own before they are averaged: an evaluation of several would belong to no network."""
+    rng = np.random.default_rng(0)
+    examples = [(x, np.int32(k % 2)) for k, x in enumerate(rng.standard_normal((8, 3)).astype(np.float32))]
+    means = [rng.standard_normal(3).astype(np.float32) for _ in range(2)]
+    variances = [rng.uniform(0.5, 2, 3).astype(np.float32) for _ in range(2)]
+
+    def body(comm):
+        model = Classifier(Normalized())
+        bn = model.predictor.bn
+        bn.avg_mean[...], bn.avg_var[...] = means[comm.rank], variances[comm.rank]
+        found = loss_of(model, examples, comm)
+        np.testing.assert_array_equal(bn.avg_mean, means[comm.rank])
+        np.testing.assert_array_equal(bn.avg_var, variances[comm.rank])
+        return found
+
+    one = Classifier(Normalized())
+    one.predictor.bn.avg_mean[...], one.predictor.bn.avg_var[...] = np.mean(means, 0), np.mean(variances, 0)
+    np.testing.assert_allclose(run_threads(2, body), loss_of(one, examples), rtol=1e-6)
+
+
+class Halves(Chain):
+    """A layer whose units are divided over the ranks, each of which has parameters of its own."""
+
+    def __init__(self, comm):
+        super().__init__()
+        self.comm = comm
+        with self.init_scope():
+            self.l = Linear(3, 1, initialW=comm.rank)
+
+    def forward(self, x):
+        return F.concat(comm_functions.allgather(self.comm, self.l(x)), axis=1)
+
+
+def different(comm):
+    return Linear(3, 2, initialW=comm.rank)
+
+
+def of_another_shape(comm):
+    return Linear(3, 2 + comm.rank, initialW=0)
+
+
+def with_another_layer(comm):
+    return Sequential(Linear(3, 2, initialW=0), *[F.relu, Linear(2, 2)][: 2 * comm.rank])
+
+
+def rounded_otherwise(comm):
+    return Linear(3, 2, initialW=1 + comm.rank * 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (different, "/predictor/W on rank 1 of 2 differs from that of rank 0"),
+        (of_another_shape, "/predictor/W on rank 1"),
+        (with_another_layer, "/predictor/"), (rounded_otherwise, ""),
+        (Halves, ""), (lambda comm: Linear(3, 2, initialW=1), ""),
+    ],
+)  # fmt: skip
+def test_an_evaluation_of_different_networks_is_warned_of(make, words):
+    examples = [(np.full(3, k, np.float32), np.int32(k % 2)) for k in range(4)]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        run_threads(2, lambda comm: loss_of(Classifier(make(comm)), examples, comm))
+    texts = [str(one.message) for one in seen]
+    assert len(texts) == bool(words) and all(words in text and "belong to none" in text for text in texts), texts

@@ -18,8 +18,6 @@ from dbrdist.errors import CommunicatorError, NoSamplesError
 from tests.comm.training_contract import Net, batches
 from tests.each import each
 
-NO_OWN = "own hooks that change gradients or parameters: none\n"
-
 
 def header_of(**columns):
     """The header of two ranks: runs, samples, works, stop, place, encloses."""
@@ -84,17 +82,17 @@ def test_the_words_of_a_header():
     optimizer.t = 7
     steps.look()
     row = steps._row(5, True, False, (), True)
-    values = f"optimizer MomentumSGD\nloss scale None\nlr 0.5\nmomentum 0.9\n{NO_OWN}way 1\n"
+    values = "optimizer MomentumSGD\nloss scale None\nlr 0.5\nmomentum 0.9\nway 1\n"
     shapes = {"b": (9,), "W": (5, 9)}, {"b": (3,), "W": (9, 3)}
     texts = {f"/l{i + 1}/{name} {shape} float64\n" for i, found in enumerate(shapes) for name, shape in found.items()}
     assert set(steps._params_text.splitlines(keepends=True)) == texts
     plan = steps.current_plan()
     same = (7, gate.digest(steps._params_text), gate.digest(values), 0, 0, 0, 0)
-    assert row == (*same, plan.runs_digest, 5, 1, 15, 0, 1)
+    assert row == (*same, 0, plan.runs_digest, 5, 1, 15, 0, 1)
     assert all(type(word) in (int, bool) for word in row)
     plan.place = 3
     row = steps._row(None, 0, True, ["/a", "/b"], False)
-    assert row[3:] == (1, gate.digest("/a/b"), 0, 0, plan.runs_digest, EQUAL_WEIGHT, 0, 15, 3, 0)
+    assert row[3:] == (1, gate.digest("/a/b"), 0, 0, 0, plan.runs_digest, EQUAL_WEIGHT, 0, 15, 3, 0)
     which = steps.introduction.in_words()
     assert steps._in_words() == f"step 7\nzero_fill True\n{which}{values}{steps._params_text}new parameters /a, /b\n"
     steps._row(None, False, True, (), False)
@@ -166,7 +164,7 @@ def test_small_gradients_are_known_until_something_changes(monkeypatch):
     early = steps.current_plan()  # of the other parameters: what the header cannot speak of yet
     assert steps.current_plan() is early and len(early.params) == len(list(model.params())) - 1
     assert not steps.is_small() and steps._plan is None
-    assert steps._row(None, 0, True, (), False)[7] == early.runs_digest
+    assert steps._row(None, 0, True, (), False)[8] == early.runs_digest
     model.more.initialize((2,))
     assert steps.current_plan() is not early and steps.is_small()
 
@@ -224,7 +222,7 @@ def test_most_steps_change_no_value():
         assert not values.are_as_before()
         values.look("end\n")
         assert values.are_as_before() and values.digest == gate.digest(values.text)
-        assert values.text == f"optimizer MomentumSGD\nloss scale {scale}\nlr {lr}\nmomentum 0.9\n{text}{NO_OWN}end\n"
+        assert values.text == f"optimizer MomentumSGD\nloss scale {scale}\nlr {lr}\nmomentum 0.9\n{text}end\n"
 
     scale, lr = None, 0.5
     is_seen("")
