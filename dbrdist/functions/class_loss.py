@@ -27,7 +27,7 @@ from dbrdist.functions.math import (
     scaled_exp_difference,
     sum_of_exp,
 )
-from dbrdist.functions.scores import see_scores, warn_of_one_class
+from dbrdist.functions.scores import NOT_SCORES, see_scores, warn_of_one_class
 
 
 class LabelCrossEntropy(FunctionNode):
@@ -229,7 +229,8 @@ def softmax_cross_entropy(
     """
     if type(t) is not ndarray:
         t = t.array if isinstance(t, Variable) else t
-    see_scores("softmax_cross_entropy", x)
+    if not isinstance(x, Variable) or type(x.node.creator_node).__name__ in NOT_SCORES:  # else in a call less
+        see_scores("softmax_cross_entropy", x)
     if class_weight is None and not label_smoothing and reduce == "mean" and ignore_label < 0:
         y = lean_cross_entropy(x, t)
         if y is not None:

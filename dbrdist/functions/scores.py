@@ -17,12 +17,12 @@ _FAULTS = {
     "ReLU": ("relu", _NO_NEGATIVE), "relu6": ("relu6", _NO_NEGATIVE), "clipped_relu": ("clipped_relu", _NO_NEGATIVE),
     "Dropout": ("dropout", "which replaces some of the scores by 0"),
 }  # fmt: skip
-_NOT_SCORES = frozenset((*_FAULTS, "Reshape"))
+NOT_SCORES = frozenset((*_FAULTS, "Reshape"))
 
 
 def see_scores(loss: str, x: Any) -> None:
     """Warn where the scores of a loss are the output of an activation, or of dropout."""
-    if not isinstance(x, Value) or type(x.node.creator_node).__name__ not in _NOT_SCORES:
+    if not isinstance(x, Value) or type(x.node.creator_node).__name__ not in NOT_SCORES:
         return
     creator: Any = x.node.creator_node
     while type(creator).__name__ == "Reshape" and creator.inputs:

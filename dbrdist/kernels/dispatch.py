@@ -443,16 +443,19 @@ def cross_entropy_backward(x: Array, t: Array, saved: tuple[Array, ...], gy: Arr
 # ---- updates
 
 
-def update(rule: str, arrays: tuple[Array | None, ...], numbers: tuple[Any, ...]) -> bool:
-    """One pass of a rule over flat memory on a device: parameters, gradients, state. False: the formula has to do.
+def update(rule: str, arrays: tuple[Array, ...], numbers: tuple[Any, ...], before: tuple[Any, ...] = ()) -> bool:
+    """One pass of a rule over flat memory: parameters, gradients, state. False: the formula has to do.
 
     By name: ``sgd`` (lr), ``momentum_sgd`` (lr, momentum), ``adam`` (beta1, 1 - beta1, beta2, 1 - beta2, alpha with the
-    correction of both biases, eps, the factor of p) with the largest v or None as the last array, ``lars`` (layers, lr,
+    correction of both biases, eps, the factor of p) where the last array may be the largest v, ``lars`` (layers, lr,
     momentum, decay, trust coefficient, eps), where layers are (first element, last + 1, whether it is scaled).
+
+    ``before`` are elementwise hooks, which change parameters and gradients first, within the same pass: names, numbers,
+    and the first and last + 1 element of the stretches that each is for, or None for all.
     """
-    key = update_key(rule, arrays, numbers)
-    plan = _local.plans.get(key) or _local.find(key, (rule, arrays, numbers))
-    return bool(plan(rule, arrays, numbers))
+    key = update_key(rule, arrays, numbers, before)
+    plan = _local.plans.get(key) or _local.find(key, (rule, arrays, numbers, before))
+    return bool(plan(rule, arrays, numbers, before))
 
 
 # ---- elementwise
@@ -525,5 +528,6 @@ def row(name: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbers: t
 
 
 hand_down_kernel(np.matmul, stacked_matmul)
+hand_down_kernel("update", update)
 for _name in {**onednn_elementwise.TABLE, **loops.TABLE}:
     hand_down_kernel(_name, partial(row, _name))

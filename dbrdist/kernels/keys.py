@@ -164,9 +164,9 @@ def cross_entropy_backward_key(x: Array, t: Array, saved: Any, gy: Array, ignore
     return "cross_entropy_backward", type(x), x.shape, *layouts, _places(x, t, *saved, gy)
 
 
-def update_key(rule: str, arrays: tuple[Array | None, ...], numbers: tuple[Any, ...]) -> Any:
-    kinds = [None if a is None else (a.dtype, a.size > 0) for a in arrays]
-    return "update", rule, type(arrays[0]), _places(*arrays), *kinds
+def update_key(rule: str, arrays: tuple[Array, ...], numbers: tuple[Any, ...], before: tuple[Any, ...] = ()) -> Any:
+    kinds = [(a.dtype, a.size > 0) for a in arrays]
+    return "update", rule, type(arrays[0]), _places(*arrays), tuple([name for name, _, _ in before]), *kinds
 
 
 def relu_forward_key(x: Array) -> Any:

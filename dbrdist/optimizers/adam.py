@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from dbrdist import kernels
 from dbrdist.core.array.backend import Array
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.model.parameter import Parameter
@@ -82,13 +81,11 @@ class AdamRule(UpdateRule):
             w *= hp.eta * alpha_t
         p -= w
 
-    def in_one_pass(self, hp: Any, t: int, p: Array, g: Array, state: list[Array]) -> bool:
+    def kernel(self, hp: Any, t: int, state: list[Array]) -> tuple[str, tuple[Any, ...]] | None:
         if hp.adabound:
-            return False
-        m, v, *largest = state
+            return None
         decay = 1 - hp.eta * hp.weight_decay_rate
-        numbers = hp.beta1, 1 - hp.beta1, hp.beta2, 1 - hp.beta2, hp.eta * _alpha_t(hp, t), hp.eps, decay
-        return kernels.update("adam", (p, g, m, v, largest[0] if largest else None), numbers)
+        return "adam", (hp.beta1, 1 - hp.beta1, hp.beta2, 1 - hp.beta2, hp.eta * _alpha_t(hp, t), hp.eps, decay)
 
 
 def _alpha_t(hp: Any, t: int) -> float:

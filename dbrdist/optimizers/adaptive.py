@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from dbrdist import kernels
 from dbrdist.core.array.backend import Array
 from dbrdist.core.names.limits import decay, fraction, not_negative, rate
 from dbrdist.core.update.hyperparameter import HyperparameterProxy
@@ -36,8 +35,8 @@ class AdaGradRule(UpdateRule):
         w *= hp.lr
         p -= w
 
-    def in_one_pass(self, hp: Any, t: int, p: Array, g: Array, state: list[Array]) -> bool:
-        return isinstance(p, np.ndarray) and kernels.update("ada_grad", (p, g, *state), (hp.lr, hp.eps))
+    def kernel(self, hp: Any, t: int, state: list[Array]) -> tuple[str, tuple[Any, ...]] | None:
+        return "ada_grad", (hp.lr, hp.eps)
 
 
 class AdaGrad(GradientMethod):
@@ -127,10 +126,8 @@ class RMSpropRule(UpdateRule):
         w *= hp.lr
         p -= w
 
-    def in_one_pass(self, hp: Any, t: int, p: Array, g: Array, state: list[Array]) -> bool:
-        if hp.eps_inside_sqrt or not isinstance(p, np.ndarray):
-            return False
-        return kernels.update("rmsprop", (p, g, *state), (hp.lr, hp.alpha, 1 - hp.alpha, hp.eps))
+    def kernel(self, hp: Any, t: int, state: list[Array]) -> tuple[str, tuple[Any, ...]] | None:
+        return None if hp.eps_inside_sqrt else ("rmsprop", (hp.lr, hp.alpha, 1 - hp.alpha, hp.eps))
 
 
 class RMSprop(GradientMethod):

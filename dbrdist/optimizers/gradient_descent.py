@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from dbrdist import kernels
 from dbrdist.core.array.backend import Array
 from dbrdist.core.names.limits import decay, rate
 from dbrdist.core.update.hyperparameter import HyperparameterProxy
@@ -29,11 +28,12 @@ def sweep(v: Array, t: int) -> None:
         v *= np.abs(v) >= np.finfo(v.dtype).tiny
 
 
-def _with_velocity(rule: str, hp: Any, t: int, p: Array, g: Array, v: Array) -> bool:
-    """A rule with a velocity in one pass, after a :func:`sweep` in pieces."""
-    for piece in pieces(v):
-        sweep(v[piece], t)
-    return kernels.update(rule, (p, g, v), (hp.lr, hp.momentum))
+def _with_velocity(rule: str, hp: Any, t: int, v: Array) -> tuple[str, tuple[Any, ...]]:
+    """The kernel of a rule with a velocity, after a :func:`sweep` in pieces."""
+    if not t % _SWEEP_INTERVAL:
+        for piece in pieces(v):
+            sweep(v[piece], t)
+    return rule, (hp.lr, hp.momentum)
 
 
 class SGDRule(UpdateRule):
@@ -45,8 +45,8 @@ class SGDRule(UpdateRule):
         w = workspace(g)
         p -= np.multiply(g, hp.lr, out=w)
 
-    def in_one_pass(self, hp: Any, t: int, p: Array, g: Array, state: list[Array]) -> bool:
-        return kernels.update("sgd", (p, g), (hp.lr,))
+    def kernel(self, hp: Any, t: int, state: list[Array]) -> tuple[str, tuple[Any, ...]] | None:
+        return "sgd", (hp.lr,)
 
 
 class SGD(GradientMethod):
@@ -81,7 +81,8 @@ class MomentumSGDRule(UpdateRule):
 
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
         (v,) = state
-        sweep(v, t)
+        if not t % _SWEEP_INTERVAL:
+            sweep(v, t)
         momentum, lr = hp.momentum, hp.lr
         if isinstance(v, np.ndarray):
             momentum_sgd(p, g, v, workspace, lr, momentum)
@@ -90,8 +91,8 @@ class MomentumSGDRule(UpdateRule):
             np.subtract(v, np.multiply(g, lr, workspace(g)), v)
             np.add(p, v, p)
 
-    def in_one_pass(self, hp: Any, t: int, p: Array, g: Array, state: list[Array]) -> bool:
-        return _with_velocity("momentum_sgd", hp, t, p, g, state[0])
+    def kernel(self, hp: Any, t: int, state: list[Array]) -> tuple[str, tuple[Any, ...]] | None:
+        return _with_velocity("momentum_sgd", hp, t, state[0])
 
 
 class MomentumSGD(GradientMethod):
@@ -133,8 +134,8 @@ class CorrectedMomentumSGDRule(UpdateRule):
         v -= g
         p += np.multiply(v, hp.lr, out=w)
 
-    def in_one_pass(self, hp: Any, t: int, p: Array, g: Array, state: list[Array]) -> bool:
-        return _with_velocity("corrected_momentum_sgd", hp, t, p, g, state[0])
+    def kernel(self, hp: Any, t: int, state: list[Array]) -> tuple[str, tuple[Any, ...]] | None:
+        return _with_velocity("corrected_momentum_sgd", hp, t, state[0])
 
 
 class CorrectedMomentumSGD(GradientMethod):
@@ -178,8 +179,8 @@ class NesterovAGRule(UpdateRule):
         p -= w
         p += np.multiply(v, hp.momentum, out=w)
 
-    def in_one_pass(self, hp: Any, t: int, p: Array, g: Array, state: list[Array]) -> bool:
-        return _with_velocity("nesterov_ag", hp, t, p, g, state[0])
+    def kernel(self, hp: Any, t: int, state: list[Array]) -> tuple[str, tuple[Any, ...]] | None:
+        return _with_velocity("nesterov_ag", hp, t, state[0])
 
 
 class NesterovAG(GradientMethod):

@@ -1,40 +1,28 @@
-"""Hooks of optimizers: weight decay, Lasso, clipping, LARS and noise, in one pass over flat memory each."""
+"""Hooks of optimizers: weight decay, Lasso, clipping, LARS and noise.
+
+What changes elements one by one runs within the update's pass over memory. Norms need a pass of their own before it,
+and noise is drawn for each parameter as a whole.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import numpy as np
 
-from dbrdist import kernels
 from dbrdist.core.array import random
 from dbrdist.core.array.backend import Array, device_of, get_array_module, on, to_device
 from dbrdist.core.model.flat import Piece, Run
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.names.limits import any_number, largest, not_negative, positive, threshold
-from dbrdist.core.update.update_rule import pieces
+from dbrdist.core.update.elementwise_hook import ElementwiseHook
 from dbrdist.core.usage.mistakes import refuse, warn
 from dbrdist.optimizers.lars import joint_norms, norm, quotient
 
 
-def _members(params: Iterable[Parameter] | None) -> frozenset[Parameter] | None:
-    return None if params is None else frozenset(params)
-
-
-def _stretches(run: Run, params: frozenset[Parameter] | None) -> Iterator[slice]:
-    """The elements of a run that a hook is for, in pieces that stay in cache."""
-    if params is None:
-        yield from pieces(run.data)
-        return
-    for param, where in run.layers():
-        if param in params:
-            for piece in pieces(run.data[where]):
-                yield slice(where.start + piece.start, min(where.start + piece.stop, where.stop))
-
-
-class WeightDecay:
+class WeightDecay(ElementwiseHook):
     """Add ``rate`` times the parameter to its gradient; for one rule alone with ``rule.add_hook``.
 
     ``params`` are the parameters that decay, such as all weights but no biases; None means all. Several groups with
@@ -50,43 +38,31 @@ class WeightDecay:
     """
 
     name = "WeightDecay"
-    works_on_shards = True
     keeps_zero = True
-    call_for_each_param = True
-    timing = "pre"
-
-    params: Any = None  # hooks that Chainer pickled have none
+    loop = "weight_decay"
 
     def __init__(
         self,
         rate: Annotated[float, not_negative, "Decay per step, relative to the parameter."],
         params: Iterable[Parameter] | None = None,
     ) -> None:
+        super().__init__(params)
         self.rate = rate
-        self.params = _members(params)
 
-    def __call__(self, rule: Any, param: Any) -> None:
-        if self.params is not None and param not in self.params:
-            return
-        if param.array is not None and param.grad is not None:
-            g = param.grad
-            g += self.rate * param.array
+    def numbers(self, rule: Any) -> tuple[Any, ...]:
+        """The rate."""
+        return (self.rate,)
 
-    def flat(self, run: Run) -> None:
-        """The same for a whole run."""
-        data, grad = run.data, run.grad
-        is_plain = self.params is None and type(self.rate) in (int, float) and isinstance(data, np.ndarray)
-        if is_plain and kernels.update("weight_decay", (data, grad), (self.rate,)):
-            return
-        for piece in _stretches(run, self.params):
-            g = grad[piece]
-            g += self.rate * data[piece]
+    def piece(self, p: Array, g: Array, *numbers: Any) -> None:
+        """g <- g + rate p"""
+        (rate,) = numbers
+        g += rate * p
 
 
 _DECOUPLED = "Decay per step, relative to the parameter, at the optimizer's `lr`; it follows the schedule."
 
 
-class DecoupledWeightDecay:
+class DecoupledWeightDecay(ElementwiseHook):
     """Shrink parameters beside the gradient: p <- (1 - rate lr / initial_lr) p before each update.
 
     So the decay follows the schedule of the learning rate, but not its size (SGDW of Loshchilov and Hutter 2019, arXiv
@@ -103,12 +79,8 @@ class DecoupledWeightDecay:
     """
 
     name = "DecoupledWeightDecay"
-    works_on_shards = True
     keeps_zero = True
-    call_for_each_param = True
-    timing = "pre"
-
-    params: Any = None  # hooks that Chainer pickled have none
+    loop = "decoupled_weight_decay"
 
     def __init__(
         self,
@@ -116,29 +88,21 @@ class DecoupledWeightDecay:
         initial_lr: Annotated[float, positive],
         params: Iterable[Parameter] | None = None,
     ) -> None:
+        super().__init__(params)
         self.rate = rate
         self.initial_lr = initial_lr
-        self.params = _members(params)
 
-    def _factor(self, rule: Any) -> float:
-        return 1 - self.rate * float(rule.hyperparam.lr) / self.initial_lr
+    def numbers(self, rule: Any) -> tuple[Any, ...]:
+        """The factor of p."""
+        return (1 - self.rate * float(rule.hyperparam.lr) / self.initial_lr,)
 
-    def __call__(self, rule: Any, param: Any) -> None:
-        if self.params is not None and param not in self.params:
-            return
-        if param.array is not None and param.grad is not None:
-            p = param.array
-            p *= self._factor(rule)
-
-    def flat(self, run: Run) -> None:
-        """The same for a whole run."""
-        factor = self._factor(run.params[0].update_rule)
-        for piece in _stretches(run, self.params):
-            p = run.data[piece]
-            p *= factor
+    def piece(self, p: Array, g: Array, *numbers: Any) -> None:
+        """p <- factor p"""
+        (factor,) = numbers
+        p *= factor
 
 
-class Lasso:
+class Lasso(ElementwiseHook):
     """Add ``rate`` times the sign of the parameter to its gradient: the gradient of an L1 penalty.
 
     ``params`` as in :class:`WeightDecay`.
@@ -153,34 +117,25 @@ class Lasso:
     """
 
     name = "Lasso"
-    works_on_shards = True
     keeps_zero = True
-    call_for_each_param = True
-    timing = "pre"
-
-    params: Any = None  # hooks that Chainer pickled have none
+    loop = "lasso"
 
     def __init__(
         self,
         rate: Annotated[float, not_negative, "Weight of the sum of absolute values in the loss."],
         params: Iterable[Parameter] | None = None,
     ) -> None:
+        super().__init__(params)
         self.rate = rate
-        self.params = _members(params)
 
-    def __call__(self, rule: Any, param: Any) -> None:
-        if self.params is not None and param not in self.params:
-            return
-        if param.array is not None and param.grad is not None:
-            g = param.grad
-            g += self.rate * np.sign(param.array)
+    def numbers(self, rule: Any) -> tuple[Any, ...]:
+        """The rate."""
+        return (self.rate,)
 
-    def flat(self, run: Run) -> None:
-        """The same for a whole run."""
-        data, grad = run.data, run.grad
-        for piece in _stretches(run, self.params):
-            g = grad[piece]
-            g += self.rate * np.sign(data[piece])
+    def piece(self, p: Array, g: Array, *numbers: Any) -> None:
+        """g <- g + rate sign(p)"""
+        (rate,) = numbers
+        g += rate * np.sign(p)
 
 
 class GradientClipping:
@@ -238,7 +193,7 @@ def _sum_of_squares(runs: list[Run]) -> Any:
     return total
 
 
-class GradientHardClipping:
+class GradientHardClipping(ElementwiseHook):
     """Clip every element of the gradients to an interval.
 
     Args:
@@ -251,29 +206,33 @@ class GradientHardClipping:
     """
 
     name = "GradientHardClipping"
-    works_on_shards = True
-    call_for_each_param = True
-    timing = "pre"
+    loop = "hard_clipping"
 
     def __init__(
         self,
         lower_bound: Annotated[float, any_number, "The smallest value that an element keeps."],
         upper_bound: Annotated[float, any_number, "The largest value that an element keeps."],
     ) -> None:
+        super().__init__()
         if lower_bound > upper_bound:
             words = f"GradientHardClipping: expected lower_bound <= upper_bound, got {lower_bound} and {upper_bound}"
             refuse(ValueError(words))
         self.lower_bound = lower_bound
         self.upper_bound = upper_bound
 
-    def __call__(self, rule: Any, param: Any) -> None:
-        if param.grad is not None:
-            param.grad.clip(self.lower_bound, self.upper_bound, out=param.grad)
+    @property
+    def keeps_zero(self) -> bool:
+        """Whether 0 is within the bounds."""
+        return bool(self.lower_bound <= 0 <= self.upper_bound)
 
-    def flat(self, run: Run) -> None:
-        """The same for a whole run."""
-        g = run.grad
-        g.clip(self.lower_bound, self.upper_bound, out=g)
+    def numbers(self, rule: Any) -> tuple[Any, ...]:
+        """Both bounds."""
+        return self.lower_bound, self.upper_bound
+
+    def piece(self, p: Array, g: Array, *numbers: Any) -> None:
+        """g <- min(max(g, lower), upper)"""
+        lower, upper = numbers
+        g.clip(lower, upper, out=g)
 
 
 _OF_NORM = "Decay per step, relative to the parameter; part of the norm that sets the scale."

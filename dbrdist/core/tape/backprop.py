@@ -263,6 +263,9 @@ def _check_nan(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, 
 
 def _seed(node: VariableNode, array: Any, given: Any, scale: float | None, higher: bool) -> Any:
     if type(array) is np.ndarray:
+        if given is None and scale is None and not higher and not array.ndim:  # a loss, nearly always
+            one = node.gradient = np.array(1.0, array.dtype)
+            return one
         return _seed_here(node, array, given, scale, higher)
     with on(array):
         return _seed_here(node, array, given, scale, higher)
@@ -293,7 +296,7 @@ def _one(array: Any) -> Any:
             "set its grad first, or reduce it to one number"
         )
     if type(array) is np.ndarray:
-        return np.ones(array.shape, array.dtype) if array.ndim else np.array(1.0, array.dtype)
+        return np.ones(array.shape, array.dtype)
     return get_array_module(array).ones_like(array)
 
 
@@ -354,7 +357,8 @@ def backward(
         >>> x.grad
         array(8.)
     """
-    see_that_all_are_variables("outputs", outputs)
+    if type(outputs) not in (list, tuple) or len(outputs) != 1 or type(outputs[0]) is not Variable:
+        see_that_all_are_variables("outputs", outputs)
     if grad_outputs is not None:
         _see_that_each_has_one("grad_outputs", grad_outputs, "output", outputs)
     _backward(outputs, grad_outputs, retain_grad, enable_double_backprop, loss_scale, listener)
@@ -394,7 +398,12 @@ def _backward(
     elif is_watched:
         _run(ObservingWalk(higher, retain_grad), seeds)
     else:
-        _run(PlainWalk(), seeds)
+        walk = PlainWalk()
+        try:  # as _run, in two calls less
+            walk.run(seeds)
+        finally:
+            if walk.home is not None:
+                walk.go_home()
     for watch in watches:
         watch.after()
 

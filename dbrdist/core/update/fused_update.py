@@ -5,14 +5,16 @@ Every step goes through it, so this file is compiled (pyproject.toml), and the o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dbrdist.core.array.backend import Array, on, zeros
-from dbrdist.core.array.current_device import number_of
+from dbrdist.core.array.backend import Array, on
+from dbrdist.core.array.current_device import On, number_of
 from dbrdist.core.model.flat import Run
-from dbrdist.core.tape.node import assignments
+from dbrdist.core.update.elementwise_hook import HookOfRun, Spans, spans_of
 from dbrdist.core.update.update_rule import FP32_PARAM, UpdateRule, follow, joint_state
+
+_HERE = On(None)
 
 
 class Part:
@@ -37,6 +39,7 @@ class Part:
             self.state = [joint[name] for name in names]
         self.is_on_gpu = number_of(run.data) is not None
         self.is_plain = self.leader.runs_flat and self.leader._hooks is None and self.wide is None
+        self.spans: dict[Any, Spans] = {}  # of the parameters that a hook is for
 
     @property
     def joint(self) -> Run:
@@ -88,25 +91,50 @@ class Part:
         """False once a hook has removed or replaced a gradient."""
         return all(node.gradient is view for _, node, view in self.places)
 
-    def update(self, is_complete: bool) -> None:
+    @property
+    def takes_hooks(self) -> bool:
+        """Whether elementwise hooks can run within the pass of the update: no rule looks at whole parameters."""
+        return self.leader.runs_flat and self.leader._hooks is None
+
+    def prepared(self, hooks: Iterable[Any]) -> list[HookOfRun]:
+        """Elementwise hooks with their numbers for this run."""
+        return [HookOfRun(hook, hook.numbers(self.leader), self._spans_of(hook.params)) for hook in hooks]
+
+    def _spans_of(self, params: Any) -> Spans | None:
+        if params is None:
+            return None
+        found = self.spans.get(params)
+        if found is None:
+            found = self.spans[params] = spans_of(self.run, params)
+        return found
+
+    def update(self, is_complete: bool, hooks: Sequence[HookOfRun] = ()) -> None:
         """Update all parameters; ``is_complete`` says that no hook has removed a gradient."""
         if is_complete and self.is_plain:
-            self.step(self.run)
-        elif is_complete and self.wide is not None and self.leader._hooks is None:
-            self.step(self.wide)
+            self.step(self.run, hooks)
+        elif is_complete and self.takes_hooks:
+            self.step(self.joint, hooks)
             self.narrow()
         else:
             self.show()
             for p, rule in zip(self.run.params, self.rules):
                 rule.update(p)
 
-    def step(self, run: Run) -> None:
-        """Apply the rule once to the whole run."""
+    def step(self, run: Run, hooks: Sequence[HookOfRun] = ()) -> None:
+        """Apply the rule once to the whole run, after elementwise hooks."""
         leader = self.leader
         t = leader.t + 1
         for rule in self.rules:
             rule.t = t
-        leader.step_run(self.hyperparam.in_numbers(), t, run, self.state)
+        values = self.hyperparam
+        if values._has_arrays or values._parent is not None:
+            values = values.in_numbers()
+        if hooks:
+            leader.step_after(hooks, values, t, run, self.state)
+            if not (leader.keeps_zero and all(hook.hook.keeps_zero for hook in hooks)):
+                run.clear_gaps(*self.state)
+            return
+        leader.step_run(values, t, run, self.state)
         if not leader.keeps_zero:
             run.clear_gaps(*self.state)
 
@@ -116,60 +144,33 @@ def update_all(parts: Iterable[Part]) -> None:
     for part in parts:
         if part.is_on_gpu:
             with on(part.run.data):
-                _update_one(part)
+                part.collect()
+                part.begin(None)
+                part.update(True)
+            continue
+        for p, node, view in part.places:  # as collect, in a call less
+            if node.gradient is not view:
+                p.collect_gradient()
+        if part.is_plain:
+            part.step(part.run)
         else:
-            _update_one(part)
+            part.begin(None)
+            part.update(True)
 
 
-def _update_one(part: Part) -> None:
-    part.collect()
-    if part.is_plain:
-        part.step(part.run)
-    else:
-        part.begin(None)
-        part.update(True)
-
-
-def update_with_hooks(optimizer: Any) -> None:
-    """Update from the gradients that are there, with hooks and a loss scale."""
-    parts = optimizer._plan()
-    nodes, num_assigned = optimizer._nodes, assignments[0]
-    assigned = [node.assigned for node in nodes]
+def begin_all(parts: Iterable[Part], loss_scale: float | None) -> None:
+    """Prepare the gradients of all parameters."""
     for part in parts:
-        with on(part.run.data):
+        with on(part.run.data) if part.is_on_gpu else _HERE:
             part.collect()
-            part.begin(optimizer._loss_scale)
-    for p in optimizer._alone:
-        if p.is_initialized and p.grad is None:
-            p.grad = zeros(p.shape, p.dtype, p.array)
-    optimizer._is_safe = True
-    is_dynamic = optimizer._loss_scale_growth is not None
-    if is_dynamic:
-        optimizer.check_nan_in_grads()
-    is_complete = True
-    if optimizer._hooks.pre:
-        optimizer.call_hooks("pre")
-        if optimizer._plan() is not parts:  # a hook changed a rule or a parameter
-            parts = optimizer._parts
-            for part in parts:
-                with on(part.run.data):
-                    part.begin(None)
-        is_complete = all(part.is_complete for part in parts)
-    optimizer.t += 1
-    if optimizer._is_safe:
-        for part in parts:
-            with on(part.run.data):
-                part.update(is_complete)
-        for p in optimizer._alone:
-            with on(p):
-                p.update_rule.update(p)
-    if optimizer._hooks.post:
-        optimizer.call_hooks("post")
-    if is_dynamic:
-        optimizer.update_loss_scale()
-    if assignments[0] != num_assigned:
-        for node, count in zip(nodes, assigned):
-            node.assigned = count  # whatever a hook assigns belongs to the update
+            part.begin(loss_scale)
+
+
+def update_after_hooks(parts: Iterable[Part], is_complete: bool, hooks: Iterable[list[HookOfRun]]) -> None:
+    """Update all parameters after elementwise hooks, which are given for each part."""
+    for part, own in zip(parts, hooks):
+        with on(part.run.data) if part.is_on_gpu else _HERE:
+            part.update(is_complete, own)
 
 
 def call_flat(hook: Any, parts: Iterable[Part], keeps_zero: bool) -> None:

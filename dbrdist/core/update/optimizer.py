@@ -6,23 +6,24 @@ gradients and its state.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Protocol
 
-from dbrdist.core.array.backend import Array, get_array_module, on
+from dbrdist.core.array.backend import Array, on, zeros
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.model import flat, pickles_of_chainer
 from dbrdist.core.model.flat import Run
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.model.versions import Watch
-from dbrdist.core.tape.node import VariableNode
+from dbrdist.core.tape.node import VariableNode, assignments
+from dbrdist.core.update.elementwise_hook import last_elementwise
 from dbrdist.core.update.first_updates import FirstUpdates
-from dbrdist.core.update.fused_update import Part, call_flat, update_all, update_with_hooks
+from dbrdist.core.update.fused_update import Part, begin_all, call_flat, update_after_hooks, update_all
 from dbrdist.core.update.hyperparameter import Hyperparameter, check_assigned, owners
 from dbrdist.core.update.hyperparameter import HyperparameterProxy as HyperparameterProxy
+from dbrdist.core.update.loss_scaling import LossScaling, is_finite
 from dbrdist.core.update.targets import (
     check_parameters,
     check_target,
@@ -35,7 +36,6 @@ from dbrdist.core.usage.foreign_names import add_hints, add_settings, warn_of_un
 from dbrdist.core.usage.mistakes import refuse, warn
 from dbrdist.errors import CheckpointError
 
-_MAX_LOSS_SCALE = 65504.0  # the largest float16
 _OF_ALL = ("lr", "alpha", "momentum", "beta1", "beta2", "rho", "eps", "eta", "gamma")  # names of hyperparameters
 
 
@@ -49,7 +49,7 @@ class Sharding(Protocol):
         """The sums of these numbers over the ranks."""
 
 
-class Optimizer:
+class Optimizer(LossScaling):
     """The base of all optimizers: a target link, the number of updates ``t``, and hooks.
 
     Example:
@@ -64,10 +64,7 @@ class Optimizer:
         self.t = 0
         self.epoch = 0
         self._hooks = Hooks()
-        self._loss_scale: float | None = None
-        self._loss_scale_growth: float | None = None  # per update, where the scale is dynamic
-        self._was_unsafe = False
-        self._is_safe = True
+        super().__init__()
 
     def setup(self, link: Link) -> Optimizer:
         """Take a link as the target."""
@@ -119,81 +116,9 @@ class Optimizer:
                 hook(p.update_rule, p)
 
     @property
-    def loss_scale(self) -> float | None:
-        """What the loss is multiplied by in backward; None is 1."""
-        return self._loss_scale
-
-    @property
-    def has_dynamic_loss_scale(self) -> bool:
-        """Whether the loss scale follows overflows."""
-        return self._loss_scale_growth is not None
-
-    @property
     def hooks(self) -> Hooks:
         """The hooks of the whole optimizer."""
         return self._hooks
-
-    def set_loss_scale(self, loss_scale: float | None) -> None:
-        """Multiply the loss by a constant in backward and divide the gradients by it before the update."""
-        if loss_scale is not None and not loss_scale > 0:
-            raise ValueError(f"loss_scale: expected a number above 0 or None, got {loss_scale}")
-        self._loss_scale, self._loss_scale_growth, self._is_safe = loss_scale, None, True
-
-    def loss_scaling(self, interval: int = 1000, scale: float | None = None) -> None:
-        """Scale the loss by ``scale``; or by a number that doubles in ``interval`` updates and halves at an overflow.
-
-        The dynamic scale starts at 1 and doubles at every update until the first overflow, up to 65504. An update whose
-        gradients hold NaN or infinity is skipped.
-        """
-        if interval < 1:
-            raise ValueError(f"interval: expected 1 or more updates, got {interval}")
-        self.set_loss_scale(1.0 if scale is None else scale)
-        self._loss_scale_growth = 2.0 ** (1.0 / interval) if scale is None else None
-        self._was_unsafe = False
-
-    def update_loss_scale(self) -> None:
-        """Adapt a dynamic loss scale to what :meth:`check_nan_in_grads` found."""
-        if self._loss_scale_growth is None or self._loss_scale is None:
-            return
-        if not self._is_safe:
-            factor, self._was_unsafe = 0.5, True
-        else:
-            factor = self._loss_scale_growth if self._was_unsafe else 2.0
-        self._loss_scale = max(1.0, min(_MAX_LOSS_SCALE, self._loss_scale * factor))
-
-    def check_nan_in_grads(self) -> None:
-        """If the loss scale is dynamic, look for NaN and infinity in the gradients, and warn of them by name."""
-        self._is_safe = True
-        if self._loss_scale_growth is None:
-            return
-        names: dict[Parameter, str] = {}
-        for name, p in self.target.namedparams():
-            names.setdefault(p, name)
-        for p, g in () if self._are_finite(names) else self._gradients(names):
-            if not _is_finite(g):
-                self._is_safe = False
-                warnings.warn(
-                    f"NaN or infinity in the gradient of {names[p]} at loss scale {self._loss_scale}: "
-                    f"update {self.t + 1} is left out and the scale halved",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-        self._agree_on_safety()
-
-    def _are_finite(self, params: Iterable[Parameter]) -> bool:
-        """True where one look tells that all gradients are finite; False where each has to be looked at."""
-        return False
-
-    def _gradients(self, params: Iterable[Parameter]) -> Iterator[tuple[Parameter, Array]]:
-        """The gradients that are there."""
-        return ((p, p.grad) for p in params if p.grad is not None)
-
-    def _agree_on_safety(self) -> None:
-        """Take over what other ranks found, where each looked at a part."""
-
-    def is_safe_to_update(self) -> bool:
-        """False if :meth:`check_nan_in_grads` found NaN or infinity."""
-        return self._is_safe
 
     def _require_target(self) -> None:
         if self.target is None:
@@ -302,15 +227,15 @@ class GradientMethod(Optimizer):
         if self._target is None:
             self._require_target()
         if lossfun is not None:
-            loss = loss_of(type(self).__name__, self.target, lossfun, args, kwds)
-            self.target.cleargrads()
+            loss = loss_of(type(self).__name__, self._target, lossfun, args, kwds)
+            self._target.cleargrads()
             loss.backward(loss_scale=self._loss_scale)
             del loss
         if self._first_updates is not None:
             self._begin_first_updates(lossfun is not None)
         hooks = self._hooks
         if hooks.pre or hooks.post or self._loss_scale is not None:
-            update_with_hooks(self)
+            self._update_with_hooks()
         else:
             watch = self._watch
             update_all(self._parts if watch is not None and watch.is_current() else self._plan())
@@ -320,6 +245,68 @@ class GradientMethod(Optimizer):
                     p.update_rule.update(p)
         if self._first_updates is not None:
             self._first_updates.watch(list(self.target.params()))
+
+    def _update_with_hooks(self) -> None:
+        """Update from the gradients that are there, with hooks and a loss scale."""
+        parts = self._plan()
+        nodes, num_assigned = self._nodes, assignments[0]
+        assigned = [node.assigned for node in nodes]
+        begin_all(parts, self._loss_scale)
+        for p in self._alone:
+            if p.is_initialized and p.grad is None:
+                p.grad = zeros(p.shape, p.dtype, p.array)
+        self._is_safe = True
+        is_dynamic = self._loss_scale_growth is not None
+        if is_dynamic:
+            self.check_nan_in_grads()
+        is_complete, last = self._call_first_hooks()
+        prepared = [part.prepared(last) for part in self._parts]
+        self.t += 1
+        if self._is_safe:
+            update_after_hooks(self._parts, is_complete, prepared)
+            for p in self._alone:
+                with on(p):
+                    p.update_rule.update(p)
+        if self._hooks.post:
+            self.call_hooks("post")
+        if is_dynamic:
+            self.update_loss_scale()
+        if assignments[0] != num_assigned:
+            for node, count in zip(nodes, assigned):
+                node.assigned = count  # whatever a hook assigns belongs to the update
+
+    def _call_first_hooks(self) -> tuple[bool, list[Any]]:
+        """Call hooks before an update, but for the last ones if they can run within its pass, which are returned.
+
+        The first value is False if a hook has removed or replaced a gradient.
+        """
+        pre = self._hooks.pre
+        if not pre:
+            return True, []
+        cls = type(self)
+        if (cls.call_hook, cls.call_hooks) != _CALLS or "call_hook" in vars(self) or "call_hooks" in vars(self):
+            self.call_hooks("pre")  # whatever a program does there
+            return self._are_complete(), []
+        hooks = list(pre.values())
+        last = last_elementwise(hooks)
+        for hook in hooks[: len(hooks) - len(last)]:
+            self.call_hook(hook)
+        is_complete = self._are_complete()
+        on_wholes = [part for part in self._parts if not part.takes_hooks]
+        if is_complete and self._is_safe and not self._alone and not on_wholes:
+            return True, last
+        for hook in last:
+            self.call_hook(hook)
+        return self._are_complete(), []
+
+    def _are_complete(self) -> bool:
+        """Whether the gradients in flat memory are those of the parameters after a hook; plans again if need be."""
+        before = self._parts
+        if self._plan() is not before:  # a hook changed a rule or a parameter
+            for part in self._parts:
+                with on(part.run.data):
+                    part.begin(None)
+        return all(part.is_complete for part in self._parts)
 
     def _begin_first_updates(self, has_lossfun: bool) -> None:
         assert self._first_updates is not None
@@ -378,7 +365,7 @@ class GradientMethod(Optimizer):
         updated = {p for part in parts for p in part.run.params}
         if updated != set(params) or not all(part.is_complete for part in parts):
             return False
-        return all(_is_finite(part.run.grad) for part in parts)
+        return all(is_finite(part.run.grad) for part in parts)
 
     def _gradients(self, params: Iterable[Parameter]) -> Iterator[tuple[Parameter, Array]]:
         if self._sharding is None:
@@ -485,9 +472,8 @@ class GradientMethod(Optimizer):
             self.__dict__.update(state)
 
 
-def _is_finite(g: Array) -> bool:
-    with on(g):
-        return bool(get_array_module(g).isfinite(g).all())
+# What calls hooks, unless a program's own class or a wrapper does it.
+_CALLS = GradientMethod.call_hook, Optimizer.call_hooks
 
 
 def _has_entry(serializer: Any, name: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,10 +29,17 @@ def pieces(a: Array) -> Iterator[slice]:
         yield slice(i, i + step)
 
 
-def in_pieces(step: Callable[..., None], p: Array, g: Array, state: list[Array]) -> None:
-    """Call ``step(p, g, *state)`` piece by piece; 16-bit values are widened for it, and narrowed once."""
+def in_pieces(
+    step: Callable[..., None], p: Array, g: Array, state: list[Array], before: Sequence[Callable[..., None]] = ()
+) -> None:
+    """Call ``step(p, g, *state)`` piece by piece; 16-bit values are widened for it, and narrowed once.
+
+    ``before`` are called first, with p, g, and the first and last + 1 element of the piece.
+    """
     wide = accumulation_dtype(p.dtype)
     for i in pieces(p):
+        for change in before:
+            change(p, g, i.start, min(i.stop, p.size))
         if wide == p.dtype:
             step(p[i], g[i], *[s[i] for s in state])
         else:

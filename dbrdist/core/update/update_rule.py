@@ -6,7 +6,7 @@ Every parameter has an ``UpdateRule`` with its own state, hyperparameters and ho
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,10 +20,12 @@ from dbrdist.core.array.backend import (
     to_device,
     zeros,
 )
+from dbrdist.core.array.elementwise import kernels
 from dbrdist.core.model import flat
 from dbrdist.core.model.flat import Run
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.model.versions import note_change
+from dbrdist.core.update.elementwise_hook import HookOfRun
 from dbrdist.core.update.hyperparameter import Hyperparameter
 from dbrdist.core.update.pieces import CHUNK_ELEMENTS as CHUNK_ELEMENTS
 from dbrdist.core.update.pieces import FP32_PARAM as FP32_PARAM
@@ -119,6 +121,7 @@ class UpdateRule:
     state_names: ClassVar[tuple[str, ...]] = ()
     keeps_zero: ClassVar[bool] = False  # True: where parameter, gradient and state are 0, step leaves them so
     _is_flat: ClassVar[bool] = True
+    _runs_in_pieces: ClassVar[bool] = True  # whether each element follows from those at its place alone
     _changed_at: int | None = None
 
     def __init_subclass__(cls) -> None:
@@ -126,8 +129,9 @@ class UpdateRule:
         cls._is_flat = all(getattr(cls, name) is getattr(UpdateRule, name) for name in _REPLACED)
         if "keeps_zero" not in cls.__dict__ and {"step", "step_run"} & cls.__dict__.keys():
             cls.keeps_zero = False  # a new formula does not inherit the promise of the old one
-        if "in_one_pass" not in cls.__dict__ and "step" in cls.__dict__:
-            cls.in_one_pass = UpdateRule.in_one_pass  # type: ignore[method-assign]  # nor its kernel
+        if "kernel" not in cls.__dict__ and "step" in cls.__dict__:
+            cls.kernel = UpdateRule.kernel  # type: ignore[method-assign]  # nor its kernel
+        cls._runs_in_pieces = cls.step_run is UpdateRule.step_run
 
     def __init__(self, parent_hyperparam: Hyperparameter | None = None) -> None:
         self._hyperparam = Hyperparameter(parent_hyperparam)
@@ -148,19 +152,50 @@ class UpdateRule:
         """
         raise NotImplementedError(f"{type(self).__name__} defines neither step nor update_core")
 
-    def in_one_pass(self, hp: Any, t: int, p: Array, g: Array, state: list[Array]) -> bool:
-        """Do what :meth:`step` does to whole arrays by a kernel, in one pass over memory; False if there is none."""
-        return False
+    def kernel(self, hp: Any, t: int, state: list[Array]) -> tuple[str, tuple[Any, ...]] | None:
+        """The kernel that does what :meth:`step` does in one pass over memory, and its numbers; None if there is none.
+
+        It takes the parameters, the gradients and the state.
+        """
+        return None
 
     def step_run(self, hp: Any, t: int, run: Run, state: list[Array]) -> None:
         """Update one run: in pieces that stay in cache. Rules with norms per layer override it."""
-        data, grad = run.data, run.grad
-        if (data.size > SMALL_ELEMENTS or type(data) is not np.ndarray) and self.in_one_pass(hp, t, data, grad, state):
+        data = run.data
+        if (data.size > SMALL_ELEMENTS or type(data) is not np.ndarray) and self._run_kernel(hp, t, run, state):
             return
         if data.size <= CHUNK_ELEMENTS and data.itemsize != 2:
-            self.step(hp, t, data, grad, *state)
+            self.step(hp, t, data, run.grad, *state)
         else:
-            in_pieces(functools.partial(self.step, hp, t), data, grad, state)
+            in_pieces(functools.partial(self.step, hp, t), data, run.grad, state)
+
+    def step_after(self, hooks: Sequence[HookOfRun], hp: Any, t: int, run: Run, state: list[Array]) -> None:
+        """As :meth:`step_run` after elementwise hooks: in the same pass where the rule and the hooks allow it.
+
+        Without a loop for each hook, the rule's own loop and a pass before it take less time than NumPy's formulas in
+        one pass. On a GPU, hooks make passes of their own.
+        """
+        data = run.data
+        if self._runs_in_pieces and type(data) is np.ndarray:
+            is_small = data.size <= SMALL_ELEMENTS
+            loops = () if is_small else tuple([hook.loop() for hook in hooks])
+            has_all = None not in loops
+            if not is_small and has_all and self._run_kernel(hp, t, run, state, loops):
+                return
+            if is_small or has_all or self.kernel(hp, t, state) is None:
+                in_pieces(functools.partial(self.step, hp, t), data, run.grad, state, [hook.change for hook in hooks])
+                return
+        for hook in hooks:
+            hook.hook.flat(run)
+        self.step_run(hp, t, run, state)
+
+    def _run_kernel(self, hp: Any, t: int, run: Run, state: list[Array], before: tuple[Any, ...] = ()) -> bool:
+        """Update a run by a kernel, after loops of hooks; False if there is none, or none for such arrays."""
+        found, update = self.kernel(hp, t, state), kernels.get("update")
+        if found is None or update is None:
+            return False
+        name, numbers = found
+        return bool(update(name, (run.data, run.grad, *state), numbers, before))
 
     def init_state(self, param: Parameter) -> None:
         """Make the state of one parameter; the default makes zeros for ``state_names``, in float32 for 16 bits."""

@@ -27,6 +27,7 @@ except ImportError:  # not compiled
 
 Array = np.ndarray
 Plan = Callable[..., Any]
+Before = tuple[tuple[str, tuple[float, ...], list[tuple[int, int]] | None], ...]
 
 _PLACES: dict[str, int] = {} if _found is None else _found.PLACES
 _OF_FLOAT_ALONE: set[str] = set() if _found is None else _found.OF_FLOAT_ALONE
@@ -91,12 +92,11 @@ TABLE: dict[Any, CompiledLoop] = {
 }
 
 
-def _loop(name: str, *arrays: Array | None) -> Callable[..., bool]:
+def _loop(name: str, *arrays: Array) -> Callable[..., bool]:
     """A function of arrays like these and numbers; Unsupported where no loop takes them."""
-    present = [a for a in arrays if a is not None]
-    dtype = present[0].dtype
+    dtype = arrays[0].dtype
     is_served = name in _PLACES and dtype in (_REAL[:1] if name in _OF_FLOAT_ALONE else _REAL)
-    if not is_served or any(type(a) is not np.ndarray or a.dtype != dtype for a in present):
+    if not is_served or any(type(a) is not np.ndarray or a.dtype != dtype for a in arrays):
         raise onednn.Unsupported("no compiled loop, or none for these types")
     return functools.partial(_found.run, _PLACES[name], dtype.itemsize == 8)
 
@@ -116,13 +116,17 @@ def _is_in_c_order(a: Array) -> bool:
     return bool(a.flags.c_contiguous)
 
 
-def _plan_update(rule: str, arrays: tuple[Array | None, ...], numbers: tuple[float, ...]) -> Plan:
-    """See dispatch.update. Absent arrays are the last ones."""
-    run = _loop("amsgrad" if rule == "adam" and arrays[-1] is not None else rule, *arrays)
-    count = sum(a is not None for a in arrays)
+def _plan_update(rule: str, arrays: tuple[Array, ...], numbers: tuple[float, ...], before: Before = ()) -> Plan:
+    """See dispatch.update."""
+    run = _loop("amsgrad" if rule == "adam" and len(arrays) == 5 else rule, *arrays)
+    if any(name not in _PLACES for name, _, _ in before):
+        raise onednn.Unsupported("no compiled loop")
+    places = [_PLACES[name] for name, _, _ in before]
 
-    def update(rule: str, arrays: tuple[Array | None, ...], numbers: tuple[float, ...]) -> bool:
-        return run(arrays[:count], numbers)
+    def update(rule: str, arrays: tuple[Array, ...], numbers: tuple[float, ...], before: Before = ()) -> bool:
+        if not before:
+            return run(arrays, numbers)
+        return run(arrays, numbers, tuple([(place, *rest) for place, (_, *rest) in zip(places, before)]))
 
     return update
 

@@ -107,7 +107,21 @@ LOOP(rmsprop, OUT(0, p) IN(1, g) OUT(2, ms),
     p[i] = p[i] - (gradient / below) * lr;
 })
 
+/* ---- hooks of optimizers, over the first two arrays of a rule */
+
 LOOP(weight_decay, IN(0, p) OUT(1, g), NUMBER(0, rate), g[i] = g[i] + p[i] * rate;)
+
+LOOP(decoupled_weight_decay, OUT(0, p), NUMBER(0, factor), p[i] = p[i] * factor;)
+
+LOOP(lasso, IN(0, p) OUT(1, g), NUMBER(0, rate), {
+    Real sign = p[i] > 0 ? (Real)1 : p[i] < 0 ? (Real)-1 : p[i] == 0 ? (Real)0 : p[i];
+    g[i] = g[i] + sign * rate;
+})
+
+LOOP(hard_clipping, OUT(1, g), NUMBER(0, lower) NUMBER(1, upper), {
+    Real raised = g[i] < lower ? lower : g[i];
+    g[i] = raised > upper ? upper : raised;
+})
 
 #include "elementwise_loops.h"
 
@@ -122,7 +136,8 @@ static const Entry ENTRIES[] = {
     ENTRY(sgd, 2, 1, 1),         ENTRY(momentum_sgd, 3, 5, 2), ENTRY(corrected_momentum_sgd, 3, 5, 2),
     ENTRY(nesterov_ag, 3, 5, 2), ENTRY(adam, 4, 13, 7),        ENTRY(amsgrad, 5, 29, 7),
     ENTRY(ada_grad, 3, 5, 2),    ENTRY(rmsprop, 3, 5, 4),
-    ENTRY(weight_decay, 2, 2, 1),
+    ENTRY(weight_decay, 2, 2, 1), ENTRY(decoupled_weight_decay, 2, 1, 1),
+    ENTRY(lasso, 2, 2, 1),        ENTRY(hard_clipping, 2, 2, 2),
     ENTRY(hard_sigmoid, 2, 1, 0), ENTRY(hard_sigmoid_gradient, 3, 1, 0),
     ENTRY(huber, 3, 1, 1),        ENTRY(huber_gradient, 4, 1, 1),
     ENTRY(relu_backward, 3, 1, 0), ENTRY(relu_backward_over, 2, 1, 0),
@@ -144,7 +159,48 @@ enum { NUM_ENTRIES = sizeof(ENTRIES) / sizeof(ENTRIES[0]), LEAST = 1 << 15 };
 
 /* ---- threads: those of libgomp, by their functions' addresses, so that there is one pool beside oneDNN's, not two */
 
-typedef struct { Loop loop; void **arrays; ptrdiff_t size; const double *numbers; } Work;
+/* ---- loops that run within the pass of another, over stretches: bounds are first and last + 1 elements, in order */
+
+enum { MOST_NUMBERS = 8, PIECE = 1 << 12 }; /* elements of the arrays of a rule that stay in the cache */
+
+typedef struct { Loop loop; double numbers[MOST_NUMBERS]; ptrdiff_t *bounds, num_spans; } Before;
+typedef struct {
+    Loop loop;
+    void **arrays;
+    ptrdiff_t size;
+    const double *numbers;
+    const Before *before;
+    int num_before;
+} Work;
+
+static void do_before(const Before *before, void **arrays, ptrdiff_t start, ptrdiff_t stop) {
+    if (!before->bounds) {
+        before->loop(arrays, start, stop, before->numbers);
+        return;
+    }
+    ptrdiff_t first = 0, end = before->num_spans; /* the first that reaches beyond start */
+    while (first < end) {
+        ptrdiff_t middle = first + (end - first) / 2;
+        if (before->bounds[2 * middle + 1] > start) end = middle;
+        else first = middle + 1;
+    }
+    for (; first < before->num_spans && before->bounds[2 * first] < stop; ++first) {
+        ptrdiff_t from = before->bounds[2 * first], to = before->bounds[2 * first + 1];
+        before->loop(arrays, from < start ? start : from, to > stop ? stop : to, before->numbers);
+    }
+}
+
+static void do_stretch(const Work *work, ptrdiff_t start, ptrdiff_t stop) {
+    if (!work->num_before) {
+        work->loop(work->arrays, start, stop, work->numbers);
+        return;
+    }
+    for (ptrdiff_t next; start < stop; start = next) {
+        next = stop - start > PIECE ? start + PIECE : stop;
+        for (int k = 0; k < work->num_before; ++k) do_before(work->before + k, work->arrays, start, next);
+        work->loop(work->arrays, start, next, work->numbers);
+    }
+}
 
 static void (*gomp_parallel)(void (*)(void *), void *, unsigned, unsigned);
 static int (*omp_thread_num)(void), (*omp_num_threads)(void), (*omp_max_threads)(void);
@@ -169,16 +225,16 @@ static void do_share(void *given) {
     share = (share + 63) / 64 * 64; /* no two threads write to one cache line */
     ptrdiff_t start = place * share, stop = start + share;
     if (stop > work->size) stop = work->size;
-    if (start < stop) work->loop(work->arrays, start, stop, work->numbers);
+    if (start < stop) do_stretch(work, start, stop);
 }
 
-static void run_loop(Loop loop, void **arrays, ptrdiff_t size, const double *numbers) {
+static void run_loop(Loop loop, void **arrays, ptrdiff_t size, const double *numbers, const Before *before, int num_before) {
+    Work work = {loop, arrays, size, numbers, before, num_before};
     int count = gomp_parallel && size > LEAST ? omp_max_threads() : 1;
     if (count > size / LEAST) count = (int)(size / LEAST);
     if (count < 2) {
-        loop(arrays, 0, size, numbers);
+        do_stretch(&work, 0, size);
         return;
     }
-    Work work = {loop, arrays, size, numbers};
     gomp_parallel(do_share, &work, (unsigned)count, 0);
 }

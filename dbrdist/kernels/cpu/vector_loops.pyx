@@ -18,11 +18,17 @@ cdef extern from "vector_loops.h" nogil:
     const Entry ENTRIES[]
     enum: NUM_ENTRIES
     void find_threads()
-    void run_loop(Loop loop, void **arrays, Py_ssize_t size, const double *numbers)
+    enum: MOST_NUMBERS
+    ctypedef struct Before:
+        Loop loop
+        double numbers[MOST_NUMBERS]
+        ptrdiff_t *bounds
+        ptrdiff_t num_spans
+    void run_loop(Loop loop, void **arrays, Py_ssize_t size, const double *numbers, const Before *before, int num_before)
 
 cdef enum:
     MOST_ARRAYS = 5
-    MOST_NUMBERS = 8
+    MOST_BEFORE = 8
     IN_C_ORDER = 0x1 | 0x100  # and aligned
     WRITEABLE = 0x400
 
@@ -32,40 +38,85 @@ OF_FLOAT_ALONE = {ENTRIES[i].name.decode() for i in range(NUM_ENTRIES) if ENTRIE
 find_threads()
 
 
-def run(int place, bint is_double, tuple arrays, tuple numbers):
+def run(int place, bint is_double, tuple arrays, tuple numbers, tuple before=()):
     """Run a loop, by its place, over dense arrays of one size, all float64 or all float32; False if they are not such.
 
-    The caller has looked at their types. Arrays that share memory are refused: the loops read ahead.
+    ``before`` are loops over the first two arrays that run within the same pass, each before the next: their places,
+    numbers, and the first and last + 1 element of the stretches that they are for, or None for all. The caller has
+    looked at the types of the arrays. Arrays that share memory are refused: the loops read ahead.
     """
     cdef void *starts[MOST_ARRAYS]
     cdef double values[MOST_NUMBERS]
+    cdef Before befores[MOST_BEFORE]
     cdef const Entry *entry = &ENTRIES[place]
+    cdef Loop loop = entry.of_double if is_double else entry.of_float
+    cdef Py_ssize_t size = 0
+    cdef int i, written = entry.written, count = len(before)
+    if len(arrays) != entry.num_arrays:
+        raise TypeError(f"{entry.name.decode()}: expected {entry.num_arrays} arrays, got {len(arrays)}")
+    if count > MOST_BEFORE:
+        return False
+    for i in range(count):
+        written |= ENTRIES[<int> before[i][0]].written
+    if not _are_separate(arrays, written, 8 if is_double else 4, starts, &size):
+        return False
+    _take(entry, numbers, values)
+    kept = []  # the memory of the stretches
+    for i in range(count):
+        _take_before(&befores[i], before[i], is_double, kept)
+    with nogil:
+        run_loop(loop, starts, size, values, befores, count)
+    return True
+
+
+cdef bint _are_separate(tuple arrays, int written, int itemsize, void **starts, Py_ssize_t *size):
+    """Whether the arrays are dense, of one size, do not overlap, and may be written where a loop does so."""
     cdef ArrayFields *a
-    cdef Py_ssize_t size = -1, n, num_bytes
-    cdef int i, k, wanted
-    if len(arrays) != entry.num_arrays or len(numbers) != entry.num_numbers:
-        raise TypeError(f"{entry.name.decode()}: expected {entry.num_arrays} arrays and {entry.num_numbers} numbers")
-    for i in range(entry.num_arrays):
+    cdef Py_ssize_t n
+    cdef int i, k, wanted, count = len(arrays)
+    for i in range(count):
         if type(arrays[i]) is not ndarray:
             return False
         a = <ArrayFields *> <void *> arrays[i]
-        wanted = IN_C_ORDER | WRITEABLE * (entry.written >> i & 1)
+        wanted = IN_C_ORDER | WRITEABLE * (written >> i & 1)
         if a.flags & wanted != wanted:
             return False
         n = 1
         for k in range(a.nd):
             n *= a.dimensions[k]
-        if size >= 0 and n != size:
+        if i and n != size[0]:
             return False
-        size, starts[i] = n, a.data
-    num_bytes = size * (8 if is_double else 4)
-    for i in range(entry.num_arrays):
+        size[0], starts[i] = n, a.data
+    n = size[0] * itemsize
+    for i in range(count):
         for k in range(i):
-            if <char *> starts[i] < <char *> starts[k] + num_bytes and <char *> starts[k] < <char *> starts[i] + num_bytes:
+            if <char *> starts[i] < <char *> starts[k] + n and <char *> starts[k] < <char *> starts[i] + n:
                 return False
+    return True
+
+
+cdef int _take(const Entry *entry, tuple numbers, double *values) except -1:
+    cdef int i
+    if len(numbers) != entry.num_numbers:
+        raise TypeError(f"{entry.name.decode()}: expected {entry.num_numbers} numbers, got {len(numbers)}")
     for i in range(entry.num_numbers):
         values[i] = numbers[i]
-    cdef Loop loop = entry.of_double if is_double else entry.of_float
-    with nogil:
-        run_loop(loop, starts, size, values)
-    return True
+    return 0
+
+
+cdef int _take_before(Before *loop, tuple given, bint is_double, list kept) except -1:
+    """One loop that runs before the others."""
+    cdef const Entry *entry = &ENTRIES[<int> given[0]]
+    cdef Py_ssize_t k
+    loop.loop = entry.of_double if is_double else entry.of_float
+    _take(entry, given[1], loop.numbers)
+    loop.bounds, loop.num_spans = NULL, 0
+    if given[2] is not None:
+        spans = given[2]
+        loop.num_spans = len(spans)
+        memory = bytearray(2 * len(spans) * sizeof(ptrdiff_t) + 1)
+        kept.append(memory)
+        loop.bounds = <ptrdiff_t *> <char *> memory
+        for k in range(loop.num_spans):
+            loop.bounds[2 * k], loop.bounds[2 * k + 1] = spans[k][0], spans[k][1]
+    return 0

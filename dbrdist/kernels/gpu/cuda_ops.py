@@ -205,23 +205,29 @@ def cross_entropy_backward(x: Array, t: Array, saved: tuple[Array, ...], gy: Arr
 # ---- updates of flat memory
 
 
-def update(rule: str, arrays: tuple[Array | None, ...], numbers: tuple[Any, ...]) -> Plan:
+_UPDATES = "sgd", "momentum_sgd", "adam", "lars"
+
+
+def update(rule: str, arrays: tuple[Array, ...], numbers: tuple[Any, ...], before: tuple[Any, ...] = ()) -> Plan:
     """One pass over p, g and the state of a rule."""
+    if rule not in _UPDATES or before:
+        raise Unsupported("no source for the rule, or hooks before it")
     p, g, *state = arrays
-    present = [a for a in state if a is not None]
-    require(p, g, *present)
+    require(p, g, *state)
     wide = backend.accumulation_dtype(p.dtype)
-    if g.dtype != p.dtype or any(a.dtype != wide for a in present):
+    if g.dtype != p.dtype or any(a.dtype != wide for a in state):
         raise Unsupported("state of another type")
     if rule == "lars":
         return _lars(p.dtype, wide)
     types = (p.dtype, wide) if state else (p.dtype,)
     launch = cuda_source.kernel("update", rule, *types)
 
-    def plan(rule: str, arrays: tuple[Array | None, ...], numbers: tuple[float, ...]) -> bool:
-        size = arrays[0].size  # type: ignore[union-attr]
+    largest = (0,) if rule == "adam" and len(state) == 2 else ()  # the null pointer for the largest v, not kept
+
+    def plan(rule: str, arrays: tuple[Array, ...], numbers: tuple[float, ...], before: tuple[Any, ...] = ()) -> bool:
+        size = arrays[0].size
         grid, block = over(size)
-        launch(grid, block, (*[0 if a is None else a for a in arrays], size, *map(float, numbers)))
+        launch(grid, block, (*arrays, *largest, size, *map(float, numbers)))
         return True
 
     return plan
@@ -231,7 +237,7 @@ def _lars(dtype: Any, wide: Any) -> Plan:
     norms = cuda_source.kernel("update", "lars_norms", dtype, wide)
     move = cuda_source.kernel("update", "lars", dtype, wide)
 
-    def plan(rule: str, arrays: tuple[Array, ...], numbers: tuple[Any, ...]) -> bool:
+    def plan(rule: str, arrays: tuple[Array, ...], numbers: tuple[Any, ...], before: tuple[Any, ...] = ()) -> bool:
         p, g, v = arrays
         layers, *rates = numbers
         of_piece, of_layer = _tables(layers, backend.device_of(p))

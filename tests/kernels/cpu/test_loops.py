@@ -19,18 +19,22 @@ from tests.each import each
 compiled = pytest.mark.skipif(not loops._PLACES, reason="dbrdist is not compiled")
 
 
-def decaying():
-    """An optimizer, and its hook, which can only be added once there is a link."""
-    optimizer = optimizers.SGD(0.1)
-    setup, hook = optimizer.setup, optimizers.WeightDecay(0.01)
+def hooked(hook, optimizer=lambda: optimizers.SGD(0.1)):
+    """Makes an optimizer with its hook, which can only be added once there is a link."""
 
-    def set_up(link):
-        setup(link)
-        optimizer.add_hook(hook)
-        return optimizer
+    def make():
+        made = optimizer()
+        setup = made.setup
 
-    optimizer.setup = set_up
-    return optimizer
+        def set_up(link):
+            setup(link)
+            made.add_hook(hook(link))
+            return made
+
+        made.setup = set_up
+        return made
+
+    return make
 
 
 RULES = {
@@ -44,7 +48,13 @@ RULES = {
     "AMSGrad": (lambda: optimizers.AMSGrad(0.01), "amsgrad"),
     "AdaGrad": (lambda: optimizers.AdaGrad(0.1), "ada_grad"),
     "AdaGrad without eps": (lambda: optimizers.AdaGrad(0.1, eps=0), "ada_grad"),
-    "WeightDecay": (decaying, "weight_decay"),
+    "WeightDecay": (hooked(lambda link: optimizers.WeightDecay(0.01)), "weight_decay"),
+    "WeightDecay of some": (hooked(lambda link: optimizers.WeightDecay(0.01, [link.W])), "weight_decay"),
+    "DecoupledWeightDecay": (hooked(lambda link: optimizers.DecoupledWeightDecay(0.01, 0.1)), "decoupled_weight_decay"),
+    "Lasso": (hooked(lambda link: optimizers.Lasso(0.01), lambda: optimizers.Adam(0.01)), "lasso"),
+    "GradientHardClipping": (hooked(lambda link: optimizers.GradientHardClipping(-0.5, 0.5)), "hard_clipping"),
+    "clipping up to 0": (hooked(lambda link: optimizers.GradientHardClipping(-0.5, 0.0)), "hard_clipping"),
+    "clipping at 0": (hooked(lambda link: optimizers.GradientHardClipping(0.0, 0.5)), "hard_clipping"),
     "RMSprop": (lambda: optimizers.RMSprop(0.01), "rmsprop"),
 }
 
@@ -54,18 +64,22 @@ def trained(make, size, dtype):
     rng = np.random.default_rng(0)
     link = dbrdist.Link()
     with link.init_scope():
+        link.before = Parameter(np.ones(5, dtype))
         link.W = Parameter(rng.standard_normal(size).astype(dtype))
+        link.W.array[10:14] = 0.0, -0.0, np.inf, np.nan
     optimizer = make().setup(link)
+    is_hooked = bool([*optimizer.hooks])
     for i in range(66):  # past a sweep of velocities
         g = rng.standard_normal(size).astype(dtype)
         g[:5] = 0
+        g[4] = -0.0
         g[5] = 1e-42
         if i == 3:
             g[6:9] = np.nan, np.inf, -np.inf
         link.W.grad = g
         optimizer.update()
-        assert make is decaying or link.W.grad.tobytes() == g.tobytes()
-    return [link.W.array, *(link.W.update_rule.state or {}).values()]
+        assert is_hooked or link.W.grad.tobytes() == g.tobytes()
+    return [link.W.array, link.W.grad, *(link.W.update_rule.state or {}).values()]
 
 
 @compiled
@@ -75,7 +89,12 @@ def test_rules_in_one_pass_have_the_bits_of_numpys_formula(name, dtype, monkeypa
     make, row = RULES[name]
     served = []
     run = loops._found.run
-    monkeypatch.setattr(loops, "_found", Recorder(lambda place, *rest: (served.append(place), run(place, *rest))[1]))
+
+    def recorded(place, is_double, arrays, numbers, before=()):
+        served.extend([place, *[own for own, _, _ in before]])
+        return run(place, is_double, arrays, numbers, before)
+
+    monkeypatch.setattr(loops, "_found", Recorder(recorded))
     kernels.dispatch._forget()
     ours = trained(make, 70_001, dtype)
     kernels.dispatch._forget()
@@ -273,9 +292,33 @@ def test_arrays_that_share_memory_or_may_not_be_written_are_left_to_numpy():
     assert not kernels.update("sgd", (p[:60], p[40:]), (0.1,))
     assert not kernels.update("sgd", (p[::2], np.ones(50, "f")), (0.1,))
     assert not kernels.update("sgd", (p, np.ones(99, "f")), (0.1,))
+    g = np.ones(100, "f")
+    decay = (("weight_decay", (0.5,), None),)
+    assert not kernels.update("sgd", (p, p), (0.1,), decay)
+    assert not kernels.update("sgd", (p, g), (0.1,), decay * 9)
+    assert not kernels.update("sgd", (p, g), (0.1,), (*decay, ("none of this name", (), None)))
+    g.flags.writeable = False  # which the rule only reads
+    assert not kernels.update("sgd", (p, g), (0.1,), decay)
     p.flags.writeable = False
     assert not kernels.update("sgd", (p, np.ones(100, "f")), (0.1,))
-    assert p.tolist() == [1] * 100
+    assert p.tolist() == g.tolist() == [1] * 100
+
+
+@compiled
+@each(size=[5, 4_096, 4_097, 100_000])
+def test_loops_within_the_pass_of_another_see_their_stretches_alone(size):
+    rng = np.random.default_rng(0)
+    spans = sorted({(int(a), int(min(a + n, size))) for a, n in zip(range(0, size, size // 5 or 1), (1, 3, 0, 2, 1))})
+    inside = np.zeros(size, bool)
+    for start, stop in spans:
+        inside[start:stop] = True
+    for given, where in ((spans, inside), ([], inside & False), (None, inside | True)):
+        p, g = rng.random((2, size), np.float32)
+        wanted_g = np.where(where, g + p * np.float32(0.5), g)
+        wanted_p = p - wanted_g * np.float32(0.25)
+        assert kernels.update("sgd", (p, g), (0.25,), (("weight_decay", (0.5,), given),))
+        np.testing.assert_array_equal(g, wanted_g)
+        np.testing.assert_array_equal(p, wanted_p)
 
 
 @compiled
@@ -303,7 +346,7 @@ from dbrdist import kernels
 def update():
     rng = np.random.default_rng(1)
     p, g, m, v = (rng.random(300_001, np.float32) for _ in range(4))
-    assert kernels.update("adam", (p, g, m, v, None), (0.9, 0.1, 0.99, 0.01, 0.1, 1e-8, 1.0))
+    assert kernels.update("adam", (p, g, m, v), (0.9, 0.1, 0.99, 0.01, 0.1, 1e-8, 1.0))
     return hashlib.sha256(p.tobytes() + m.tobytes() + v.tobytes()).hexdigest()
 first = update()
 child = os.fork()

@@ -1,0 +1,151 @@
+"""Hooks that change each element from that element alone: an update runs them within its own pass over memory."""
+
+from __future__ import annotations
+
+import functools
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dbrdist.core.array.backend import Array
+from dbrdist.core.array.elementwise import kernels
+from dbrdist.core.model.flat import Run
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.update.pieces import pieces
+
+_FORMULAS = frozenset(("piece", "flat", "__call__"))
+Spans = list[tuple[int, int]]  # the first and last + 1 element of stretches, in order
+
+
+class ElementwiseHook:
+    """A hook that changes each element of gradients or parameters by a formula of that element.
+
+    A subclass gives ``piece(p, g, *numbers)``, which changes 1-d stretches of parameters and gradients in place, and
+    ``numbers(rule)``, what the formula takes besides, once per update and run of flat memory. Hooks of this kind that
+    come last before the update run within its pass over memory, so that a gradient is read once for all of them. Other
+    hooks, and those whose ``flat`` or ``__call__`` a subclass replaces, make a pass each.
+
+    Args:
+        params: the parameters that the hook is for; None for all of the optimizer.
+    """
+
+    works_on_shards = True
+    call_for_each_param = True
+    keeps_zero: Any = False
+    timing = "pre"
+    loop: ClassVar[str | None] = None  # the compiled loop over p and g that does what piece does, with the same bits
+
+    params: Any = None  # hooks that Chainer pickled have none
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "piece" in cls.__dict__:  # a new formula inherits neither the promise of the old one nor its loop
+            for name, value in (("keeps_zero", False), ("loop", None)):
+                if name not in cls.__dict__:
+                    setattr(cls, name, value)
+
+    def __init__(self, params: Iterable[Parameter] | None = None) -> None:
+        self.params = None if params is None else frozenset(params)
+
+    def numbers(self, rule: Any) -> tuple[Any, ...]:
+        """What the formula takes besides parameters and gradients, for parameters with this rule."""
+        return ()
+
+    def piece(self, p: Array, g: Array, *numbers: Any) -> None:
+        """Change stretches of parameters or gradients in place; each element is a function of p and g there."""
+        raise NotImplementedError(f"{type(self).__name__} does not define piece(p, g, *numbers)")
+
+    def __call__(self, rule: Any, param: Any) -> None:
+        if self.params is not None and param not in self.params:
+            return
+        if param.array is not None and param.grad is not None:
+            self.piece(param.array, param.grad, *self.numbers(rule))
+
+    def flat(self, run: Run) -> None:
+        """The same for a whole run."""
+        numbers = self.numbers(run.params[0].update_rule)
+        data, grad = run.data, run.grad
+        if self.params is None and self.loop is not None and _are_plain(numbers) and isinstance(data, np.ndarray):
+            update = kernels.get("update")
+            if update is not None and update(self.loop, (data, grad), numbers):
+                return
+        for where in _stretches(run, self.params):
+            self.piece(data[where], grad[where], *numbers)
+
+
+class HookOfRun:
+    """An elementwise hook with its numbers for one run, during one update."""
+
+    __slots__ = ("hook", "numbers", "spans")
+
+    def __init__(self, hook: Any, numbers: tuple[Any, ...], spans: Spans | None) -> None:
+        self.hook = hook
+        self.numbers = numbers
+        self.spans = spans  # the elements that the hook is for; None is all
+
+    def change(self, p: Array, g: Array, start: int, stop: int) -> None:
+        """Apply the hook to the elements from ``start`` to ``stop``."""
+        spans = self.spans
+        if spans is None:
+            self.hook.piece(p[start:stop], g[start:stop], *self.numbers)
+            return
+        k = bisect_right(spans, start, key=lambda span: span[1])  # the first that reaches beyond start
+        while k < len(spans) and spans[k][0] < stop:
+            where = slice(max(spans[k][0], start), min(spans[k][1], stop))
+            self.hook.piece(p[where], g[where], *self.numbers)
+            k += 1
+
+    def loop(self) -> tuple[str, tuple[Any, ...], Spans | None] | None:
+        """The compiled loop that does the same, by its name, with its numbers and elements; None if there is none."""
+        name = self.hook.loop
+        return (name, self.numbers, self.spans) if name is not None and _are_plain(self.numbers) else None
+
+
+def last_elementwise(hooks: Iterable[Any]) -> list[Any]:
+    """The elementwise ones at the end of hooks that are called in this order."""
+    found: list[Any] = []
+    for hook in hooks:
+        cls: Any = type(hook)
+        if _is_elementwise(cls) and hook.call_for_each_param and not _FORMULAS & vars(hook).keys():
+            found.append(hook)
+        else:
+            found.clear()
+    return found
+
+
+@functools.cache
+def _is_elementwise(cls: type) -> bool:
+    """Whether ``piece`` is the newest formula of a class of hooks."""
+    if not issubclass(cls, ElementwiseHook):
+        return False
+    return next(own for c in cls.__mro__ if (own := _FORMULAS & c.__dict__.keys())) == {"piece"}
+
+
+def spans_of(run: Run, params: frozenset[Parameter]) -> Spans:
+    """The elements of the parameters ``params`` in a run; neighbours without a gap between them are one stretch."""
+    spans: Spans = []
+    for p, where in run.layers():
+        if p not in params or where.start >= where.stop:
+            continue
+        if spans and spans[-1][1] == where.start:
+            spans[-1] = spans[-1][0], where.stop
+        else:
+            spans.append((where.start, where.stop))
+    return spans
+
+
+def _stretches(run: Run, params: frozenset[Parameter] | None) -> Iterator[slice]:
+    """The elements of a run that a hook is for, in pieces that stay in cache."""
+    if params is None:
+        yield from pieces(run.data)
+        return
+    for start, stop in spans_of(run, params):
+        for piece in pieces(run.data[start:stop]):
+            yield slice(start + piece.start, min(start + piece.stop, stop))
+
+
+def _are_plain(numbers: tuple[Any, ...]) -> bool:
+    """Whether NumPy takes them in the type of the arrays, as loops do: arrays and numbers of NumPy have their own."""
+    return all(type(number) in (int, float) for number in numbers)
