@@ -22,10 +22,10 @@ from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import ArgumentError, Given, Operands, expected
 from dbrdist.core.tape.function_node import FunctionNode, call, is_observed
-from dbrdist.core.tape.fusion import SpreadGradient
 from dbrdist.core.tape.node import form
 from dbrdist.core.tape.variable import Operand, Variable, as_array
 from dbrdist.functions.connection import activation
+from dbrdist.functions.rectified import SpreadGradient
 from dbrdist.kernels import ConvGeometry
 
 _SPATIAL = (0, 2, 3)
@@ -73,7 +73,7 @@ class Convolution2D(FunctionNode):
 
 def _sees_a_part(g: ConvGeometry, W_shape: tuple[int, ...], size: int, creator: Any) -> bool:
     """Does a 1x1 convolution look at a part of the pixels that a ReLU made, whose rule takes their gradients alone?"""
-    if g.sh * g.sw == 1 or size < _LARGE or W_shape[2:] != (1, 1) or creator is None or not creator.takes_sums:
+    if g.sh * g.sw == 1 or size < _LARGE or W_shape[2:] != (1, 1) or creator is None or creator.defer_sum is None:
         return False
     return g == ConvGeometry(g.sh, g.sw)
 

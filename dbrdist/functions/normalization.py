@@ -24,13 +24,16 @@ from dbrdist.core.array.backend import (
     number,
     unwritten,
 )
+from dbrdist.core.array.ownership import is_private
 from dbrdist.core.model.parameter import Parameter
-from dbrdist.core.tape import fusion, ops
+from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import Given, expected
 from dbrdist.core.tape.function_node import FunctionNode, is_observed
-from dbrdist.core.tape.fusion import MaskedGradient
+from dbrdist.core.tape.fusion import wait
 from dbrdist.core.tape.node import form
 from dbrdist.core.tape.variable import Operand, Variable, as_array
+from dbrdist.functions.rectified import Mask, MaskedGradient, PendingNormalization, expects_relu
+from dbrdist.functions.rectifier import ReLU
 
 Axis = tuple[int, ...]
 Share = Callable[[Array], Array]
@@ -39,7 +42,7 @@ _add, _multiply = np.add, np.multiply
 
 
 class Normalization(FunctionNode):
-    """What both batch normalizations share: an output that may leave its ReLU behind (see ``core.fusion``)
+    """What both batch normalizations share: an output that may leave its ReLU behind (see ``functions.rectified``)
 
     ``key`` is the Variable gamma where that may be, else None.
     """
@@ -55,7 +58,7 @@ class Normalization(FunctionNode):
     def taken_key(self) -> tuple[Any, bool]:
         """The key, which is good for one call, and whether a ReLU is expected."""
         key, self.key = self.key, None
-        self.rectifies = key is not None and fusion.expects_relu(key, isinstance(key, Parameter))
+        self.rectifies = key is not None and expects_relu(key, isinstance(key, Parameter))
         return key, self.rectifies
 
     def offered(self, key: Any, y: Array, x: Array, *vectors: Array) -> Array:
@@ -66,15 +69,15 @@ class Normalization(FunctionNode):
         if key is None:
             return y
         if not self.rectifies:
-            fusion.wait(y, key)
+            wait(PendingNormalization(y, ReLU, key))
             return y
         output = unwritten(y.shape, y.dtype, y)
         as_now = kernels.bn_vectors(self.saved, *vectors)
         write = partial(_normalize, x, as_now, self.eps, self.axis)
-        fusion.wait(output, key, y, write, self.mask_for(y))
+        wait(PendingNormalization(output, ReLU, key, y, write, self.mask_for(y)))
         return output
 
-    def mask_for(self, y: Array) -> fusion.Mask | None:
+    def mask_for(self, y: Array) -> Mask | None:
         """What tells later where the rectified output ``y`` is not zero, if that is kept anyway."""
         return None
 
@@ -89,7 +92,7 @@ class BatchNormalization(Normalization):
     See :class:`SharedBatchNormalization` for the same in parts.
     """
 
-    writes = overwrites = True
+    writes = True
     mean: Array
     var: Array
 
@@ -103,7 +106,7 @@ class BatchNormalization(Normalization):
         y, self.mean, self.var, self.saved = kernels.bn_forward(x, gamma, beta, self.eps, rectifies, self.axis)
         return (self.offered(key, y, x, gamma, beta, self.mean, self.var),)
 
-    def mask_for(self, y: Array) -> fusion.Mask | None:
+    def mask_for(self, y: Array) -> Mask | None:
         return kernels.bn_mask(self.saved, y.shape, y.dtype)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any = None) -> tuple[Any, ...]:
@@ -304,7 +307,7 @@ def _key(x: Any, gamma: Any) -> Any:
     """gamma, where a ReLU that follows may be computed along with the normalization of x, else None."""
     if not (isinstance(x, Variable) and isinstance(gamma, Variable)) or x._array.size < _LARGE:
         return None
-    return gamma if fusion.is_private(x) and not is_observed() else None
+    return gamma if is_private(x) and not is_observed() else None
 
 
 def move_running(running_mean: Array, running_var: Array, mean: Array, var: Array, decay: float, count: int) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 from dbrdist import kernels
 from dbrdist.core.array.backend import Array
 from dbrdist.core.tape.checks import Operands
+from dbrdist.core.tape.deferred import Deferred
 from dbrdist.core.tape.function_node import FunctionNode, call
-from dbrdist.core.tape.fusion import Deferred, MaskedGradient, SummedGradient, take, waiting
+from dbrdist.core.tape.fusion import waiting
 from dbrdist.core.tape.variable import Operand, Variable
+from dbrdist.functions.rectified import MaskedGradient, SummedGradient, defer_sum, take
 from dbrdist.kernels import relu_backward, relu_backward_over, relu_forward
 
 
@@ -17,7 +19,8 @@ class ReLU(FunctionNode):
     """y = max(x, 0). After a batch normalization it may exist already, and its mask is left to that backward."""
 
     operands = Operands("relu", x="float")
-    takes_over = gives_new = takes_sums = overwrites = True
+    gives_new = True
+    defer_sum = staticmethod(defer_sum)
     masks_later = False  # True where the backward of the normalization applies the mask
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:

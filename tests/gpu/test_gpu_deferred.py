@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from dbrdist.core.tape import fusion
+from dbrdist.functions.rectified import PendingNormalization
+from dbrdist.functions.rectifier import ReLU
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +54,7 @@ def test_another_thread_has_it_written(number, has_stream, xp):
                 seen.append((xp.cuda.Device().id, xp.cuda.get_current_stream().ptr))
                 output[...] = x * 2
 
-            fusion.wait(y, gamma, x, write)
+            fusion.wait(PendingNormalization(y, ReLU, gamma, x, write))
             made.append(y)
 
     seen = []
@@ -68,7 +70,7 @@ def test_another_thread_has_it_written(number, has_stream, xp):
 
 def test_the_own_thread_goes_on_without_events(xp, monkeypatch):
     y = xp.empty(5)
-    fusion.wait(y, Gamma(), None, lambda output: output.fill(2))
+    fusion.wait(PendingNormalization(y, ReLU, Gamma(), None, lambda output: output.fill(2)))
     monkeypatch.setattr(xp.cuda, "Event", None)
     fusion.settle()
     np.testing.assert_array_equal(y.get(), np.full(5, 2))

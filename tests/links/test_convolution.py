@@ -15,7 +15,6 @@ import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import kernels, optimizers, serializers
 from dbrdist.core.model import parameter
-from dbrdist.core.tape import fusion
 from dbrdist.core.tape.function_node import FunctionHook
 from dbrdist.kernels import ConvGeometry
 from dbrdist.kernels.reference import numpy_
@@ -202,7 +201,7 @@ def test_a_view_that_another_thread_takes_just_now(monkeypatch):
     views = []
 
     def is_private(p):
-        was_private = fusion.is_private(p)
+        was_private = is_private(p)
         if not views:
             views.append(p._array[:])  # between the question and its answer
         return was_private

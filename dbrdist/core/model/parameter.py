@@ -23,8 +23,8 @@ from dbrdist.core.array.backend import (
 )
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import get_dtype
+from dbrdist.core.array.ownership import is_private
 from dbrdist.core.model.versions import note_change
-from dbrdist.core.tape.fusion import is_private
 from dbrdist.core.tape.node import note_assignment
 from dbrdist.core.tape.variable import Variable
 from dbrdist.core.tape.variable_words import warn_of_zerograd

@@ -16,10 +16,11 @@ from dbrdist.core.array.backend import copy, get_array_module, on
 from dbrdist.core.array.config import config, using_config
 from dbrdist.core.tape import fusion, ops
 from dbrdist.core.tape.call import hooked, variable
+from dbrdist.core.tape.deferred import plain
 from dbrdist.core.tape.function_node import FunctionNode, get_function_hooks, has_nan
 from dbrdist.core.tape.node import VariableNode
-from dbrdist.core.tape.variable import Variable, hand_down_walk
-from dbrdist.core.tape.walk import PlainWalk, Seeds, fitted, miscount, plain, views
+from dbrdist.core.tape.variable import Variable
+from dbrdist.core.tape.walk import PlainWalk, Seeds, fitted, miscount, views
 from dbrdist.core.usage.mistakes import refuse
 
 
@@ -361,10 +362,10 @@ def backward(
         see_that_all_are_variables("outputs", outputs)
     if grad_outputs is not None:
         _see_that_each_has_one("grad_outputs", grad_outputs, "output", outputs)
-    _backward(outputs, grad_outputs, retain_grad, enable_double_backprop, loss_scale, listener)
+    backward_of_variables(outputs, grad_outputs, retain_grad, enable_double_backprop, loss_scale, listener)
 
 
-def _backward(
+def backward_of_variables(
     outputs: Sequence[Any],
     grad_outputs: Sequence[Any] | None,
     retain_grad: bool,
@@ -424,9 +425,6 @@ def _refuse_no_graph() -> None:
         f"no_backprop_mode, or from arrays (x.array) alone{within}"
     )
     refuse(RuntimeError(words))
-
-
-hand_down_walk(_backward)
 
 
 def grad(

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from dbrdist.core.array.current_device import On, elsewhere, on, several
 from dbrdist.core.array.elementwise import elementwise
 from dbrdist.core.tape import type_check
 from dbrdist.core.tape.checks import Operands
-from dbrdist.core.tape.fusion import settle, waiting
+from dbrdist.core.tape.fusion import settle_for, waiting
 from dbrdist.core.tape.node import Record, Value, VariableNode, assignments, make_node
 from dbrdist.core.tape.variable import Variable
 
@@ -34,14 +34,13 @@ hooked: list[bool] = [False]  # whether any function got hooks of its own: until
 class Call(Record):
     """The three steps of a call; ``FunctionNode`` has what a function is besides."""
 
-    takes_over: ClassVar[bool] = False  # whether forward looks itself for an output that waits (core.fusion)
     operands: Operands | None = None
     _checks_types: bool = False
 
     def apply(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Run forward on Variables or arrays, record it if a gradient may be asked for, and return Variables."""
-        if waiting and not self.takes_over:
-            settle()
+        if waiting:
+            settle_for(self)
         if self.inputs and not as_chainer[0]:
             raise RuntimeError(f"{self.label}: a FunctionNode records one call; make a new one for each apply")
         xs: list[Array] = []

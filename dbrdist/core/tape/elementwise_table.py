@@ -15,7 +15,6 @@ names is what a call retains.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,16 +31,8 @@ from dbrdist.core.tape.variable import Operand, Variable, as_variable
 
 ROWS: dict[str, Row] = {}  # all rows by name, for tests and docs
 
-# Handed down by core.ops, in which these are rows themselves.
-_mul: Callable[[Any, Any], Any]
-_neg: Callable[[Any], Any]
-_sum_to: Callable[..., Any]
-
-
-def hand_down_primitives(mul: Any, neg: Any, sum_to: Any) -> None:
-    """Called by ``core.ops``, which stands above: what every derivative is put together with."""
-    global _mul, _neg, _sum_to
-    _mul, _neg, _sum_to = mul, neg, sum_to
+# Bound by the package (__init__.py): the operators, with which every derivative is put together. Some are rows here.
+operators: Any = None
 
 
 class Partial:
@@ -63,11 +54,11 @@ class Partial:
         """gy times the derivative."""
         rule = self.rule
         if rule is None:
-            return _mul(gy, 0.0)
+            return operators.mul(gy, 0.0)
         if not self.names and not self.takes_gradient:
-            return gy if rule == 1 else _neg(gy) if rule == -1 else _mul(gy, rule)
+            return gy if rule == 1 else operators.neg(gy) if rule == -1 else operators.mul(gy, rule)
         arguments = [values[name] for name in self.names]
-        return rule(gy, *arguments) if self.takes_gradient else _mul(gy, rule(*arguments))
+        return rule(gy, *arguments) if self.takes_gradient else operators.mul(gy, rule(*arguments))
 
 
 class Row:
@@ -173,14 +164,14 @@ class Elementwise(FunctionNode):
         gy, nodes = gys[0], self.inputs
         if self.row.of_difference and len(wanted) == 2:
             gx = self.pulled(0, gy)
-            return _sum_to(gx, nodes[0].shape), _sum_to(_neg(gx), nodes[1].shape)
-        return tuple([_sum_to(self.pulled(i, gy), nodes[i].shape) for i in wanted])
+            return operators.sum_to(gx, nodes[0].shape), operators.sum_to(operators.neg(gx), nodes[1].shape)
+        return tuple([operators.sum_to(self.pulled(i, gy), nodes[i].shape) for i in wanted])
 
     def pulled(self, i: int, gy: Any) -> Any:
         """gy times the derivative by operand ``i``: back towards it, or forward from its tangent."""
         row = self.row
         if i and row.of_difference:
-            return _neg(self.pulled(0, gy))
+            return operators.neg(self.pulled(0, gy))
         partial = row.partials[i]
         if not partial.names:
             return partial.pull(gy, {})

@@ -15,7 +15,8 @@ from dbrdist.core.array.config import config, no_backprop_mode
 from dbrdist.core.array.user_line import warn_user
 from dbrdist.core.tape.call import Call, as_outputs, hooked, revive, variable
 from dbrdist.core.tape.checks import OperandTypeError
-from dbrdist.core.tape.fusion import Deferred, settle
+from dbrdist.core.tape.deferred import plain
+from dbrdist.core.tape.fusion import settle
 from dbrdist.core.tape.node import UNCALLED, assigned_parameters, make_node
 from dbrdist.core.tape.variable import Variable
 from dbrdist.errors import StaleParametersError
@@ -157,10 +158,9 @@ class FunctionNode(Call):
 
     writes: bool = False
     is_linear: bool = False
-    takes_sums: ClassVar[bool] = False  # whether the rule takes a SummedGradient (core.fusion) of large images
     gives_new: bool = False  # each gradient of a first-order pass is a new array
-    overwrites: ClassVar[bool] = False  # whether the rule looks at the next, which the walk sets then
-    owns_gy: bool = False  # nobody else has the gradient of the only output, so that the rule may write there
+    # (a, b, whether nobody else has b) to a sum of gradients of the output that the rule completes, or None to add them
+    defer_sum: ClassVar[Callable[[Any, Any, bool], Any] | None] = None
 
     stack: Any = None  # where it was called, in debug mode
 
@@ -173,7 +173,8 @@ class FunctionNode(Call):
         if cls.derive is not FunctionNode.derive and _comes_first("backward", "derive", cls):
             cls._inherited = cls.derive, cls.writes
             cls.derive = FunctionNode.derive  # type: ignore[method-assign]
-            cls.writes = cls.is_linear = cls.gives_new = cls.takes_sums = cls.overwrites = False
+            cls.writes = cls.is_linear = cls.gives_new = False
+            cls.defer_sum = None
 
     # ---- to be overridden -------------------------------------------------------------------------------------------
 
@@ -206,7 +207,7 @@ class FunctionNode(Call):
             raise NotImplementedError(f"{self.label} has no gradient: it defines neither derive nor backward")
         if self._inherited is not None:
             self.gives_new = False  # which forward may have said of the inherited rule
-        gys = tuple([g.force() if isinstance(g, Deferred) else g for g in gys])
+        gys = tuple([plain(g) for g in gys])
         grads = tuple([g if g is None or isinstance(g, Variable) else variable(g, True) for g in gys])
         if self._on_variables:
             return self._checked_gradients(wanted, self.backward(wanted, grads))

@@ -20,5 +20,5 @@ cpdef tuple form(object x)
 cdef class Record:
     cdef public tuple inputs, wanted, _kept_xs, _kept_ys, _keep_inputs, _keep_outputs
     cdef public Py_ssize_t rank, num_outputs, recorded_at
-    cdef public bint _on_variables
+    cdef public bint owns_gy, _on_variables
     cdef public object _for_rule

@@ -114,13 +114,14 @@ class Record:
     _kept_ys: tuple[Any, ...]
     _keep_inputs: tuple[int, ...]  # and their places
     _keep_outputs: tuple[int, ...]
+    owns_gy: bool  # nobody else has the gradient of the only output, so that the rule may write there; set by the walk
     _on_variables: bool
     _for_rule: Any  # what forward leaves for the rule besides inputs and outputs
 
 
 UNCALLED: dict[str, Any] = {
     "inputs": None, "wanted": None, "rank": 0, "num_outputs": 0, "recorded_at": 0, "_kept_xs": None, "_kept_ys": None,
-    "_keep_inputs": None, "_keep_outputs": None, "_on_variables": False, "_for_rule": None,
+    "_keep_inputs": None, "_keep_outputs": None, "owns_gy": False, "_on_variables": False, "_for_rule": None,
 }  # fmt: skip
 for _name, _value in UNCALLED.items():
     if not hasattr(Record, _name):  # the fields of a C structure begin so by themselves

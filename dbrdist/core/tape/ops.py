@@ -6,7 +6,6 @@ bare arrays and higher-order passes on Variables. Operands broadcast as in NumPy
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,6 @@ from dbrdist.core.array import array_operations, sums
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, is_floating
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.elementwise import elementwise
-from dbrdist.core.tape import elementwise_table, variable
 from dbrdist.core.tape.checks import ArgumentError, Operands
 from dbrdist.core.tape.elementwise_table import matched, row
 from dbrdist.core.tape.function_node import FunctionNode, call
@@ -477,7 +475,3 @@ def matmul(a: Any, b: Any, out: Any = None) -> Any:
     if isinstance(a, Variable) or isinstance(b, Variable):
         return MatMul().apply((a, b))[0]
     return array_operations.product(a, b, out)
-
-
-elementwise_table.hand_down_primitives(mul, neg, sum_to)
-variable.hand_down_primitives(sys.modules[__name__])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -28,20 +27,9 @@ from dbrdist.core.usage.foreign_names import add_hints
 if TYPE_CHECKING:
     from dbrdist.core.tape.function_node import FunctionNode
 
-_primitives: Any = None  # core.ops, for the operators
-_walk: Callable[..., None]  # the backward pass of core.backprop
-
-
-def hand_down_primitives(ops: Any) -> None:
-    """Called by ``core.ops``, which stands above: the operators of Variables."""
-    global _primitives
-    _primitives = ops
-
-
-def hand_down_walk(walk: Callable[..., None]) -> None:
-    """Called by ``core.backprop``, which stands above: ``Variable.backward``."""
-    global _walk
-    _walk = walk
+# Bound by the package (__init__.py): the operators of Variables, and the backward pass.
+operators: Any = None
+backward: Any = None
 
 
 # NumPy's names of the operators between an array and a Variable, and ours.
@@ -82,14 +70,14 @@ class Variable(Value):
         """For NumPy: ndarray * Variable, and ndarray *= Variable, which gives a Variable too, as in Chainer."""
         name = _OPERATORS.get(ufunc.__name__)
         if method == "__call__" and ufunc.__name__ == "divmod":
-            return _primitives.floor_div(*inputs), _primitives.remainder(*inputs)
+            return operators.floor_div(*inputs), operators.remainder(*inputs)
         if ufunc.__name__ in ("equal", "not_equal"):
             raise not_compared("==" if ufunc.__name__ == "equal" else "!=")
         if method != "__call__" or name is None or set(kwargs) - {"axes", "out"}:  # axes: of @=
             raise TypeError(
                 f"numpy.{ufunc.__name__} takes arrays, got a Variable: use dbrdist.functions, or the Variable's array"
             )
-        return getattr(_primitives, name)(*inputs)
+        return getattr(operators, name)(*inputs)
 
     def __init__(
         self,
@@ -356,7 +344,7 @@ class Variable(Value):
         self, retain_grad: bool = False, enable_double_backprop: bool = False, loss_scale: float | None = None
     ) -> None:
         """Fill ``grad`` of all leaves behind this variable; see :func:`dbrdist.backward`."""
-        _walk((self,), None, retain_grad, enable_double_backprop, loss_scale, None)
+        backward((self,), None, retain_grad, enable_double_backprop, loss_scale, None)
 
     def unchain(self) -> None:
         """Cut the link from this variable to its creator."""
@@ -393,40 +381,40 @@ class Variable(Value):
     # ---- operators --------------------------------------------------------------------------------------------------
 
     def __add__(self, other: Any) -> Any:
-        return _primitives.add(self, other)
+        return operators.add(self, other)
 
     def __radd__(self, other: Any) -> Any:
-        return _primitives.add(other, self)
+        return operators.add(other, self)
 
     def __sub__(self, other: Any) -> Any:
-        return _primitives.sub(self, other)
+        return operators.sub(self, other)
 
     def __rsub__(self, other: Any) -> Any:
-        return _primitives.sub(other, self)
+        return operators.sub(other, self)
 
     def __mul__(self, other: Any) -> Any:
-        return _primitives.mul(self, other)
+        return operators.mul(self, other)
 
     def __rmul__(self, other: Any) -> Any:
-        return _primitives.mul(other, self)
+        return operators.mul(other, self)
 
     def __truediv__(self, other: Any) -> Any:
-        return _primitives.div(self, other)
+        return operators.div(self, other)
 
     def __rtruediv__(self, other: Any) -> Any:
-        return _primitives.div(other, self)
+        return operators.div(other, self)
 
     def __floordiv__(self, other: Any) -> Any:
-        return _primitives.floor_div(self, other)
+        return operators.floor_div(self, other)
 
     def __rfloordiv__(self, other: Any) -> Any:
-        return _primitives.floor_div(other, self)
+        return operators.floor_div(other, self)
 
     def __mod__(self, other: Any) -> Any:
-        return _primitives.remainder(self, other)
+        return operators.remainder(self, other)
 
     def __rmod__(self, other: Any) -> Any:
-        return _primitives.remainder(other, self)
+        return operators.remainder(other, self)
 
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other
@@ -435,49 +423,49 @@ class Variable(Value):
         return other // self, other % self
 
     def __pow__(self, other: Any) -> Any:
-        return _primitives.power(self, other)
+        return operators.power(self, other)
 
     def __rpow__(self, other: Any) -> Any:
-        return _primitives.power(other, self)
+        return operators.power(other, self)
 
     def __neg__(self) -> Any:
-        return _primitives.neg(self)
+        return operators.neg(self)
 
     def __pos__(self) -> Any:
         return self
 
     def __abs__(self) -> Any:
-        return _primitives.absolute(self)
+        return operators.absolute(self)
 
     def __matmul__(self, other: Any) -> Any:
-        return _primitives.matmul(self, other)
+        return operators.matmul(self, other)
 
     def __rmatmul__(self, other: Any) -> Any:
-        return _primitives.matmul(other, self)
+        return operators.matmul(other, self)
 
     def __getitem__(self, slices: Any) -> Any:
-        return _primitives.getitem(self, slices)
+        return operators.getitem(self, slices)
 
     def reshape(self, *shape: Any) -> Any:
         """The same elements in another shape; one length may be -1."""
         if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
             shape = tuple(shape[0])
-        return _primitives.reshape(self, shape)
+        return operators.reshape(self, shape)
 
     def transpose(self, *axes: Any) -> Any:
         """The axes permuted, or reversed where none are given."""
         if len(axes) == 1 and (axes[0] is None or isinstance(axes[0], (tuple, list))):
             axes = () if axes[0] is None else tuple(axes[0])
-        return _primitives.transpose(self, axes or None)
+        return operators.transpose(self, axes or None)
 
     @property
     def T(self) -> Any:
         """The axes reversed."""
-        return _primitives.transpose(self)
+        return operators.transpose(self)
 
     def sum(self, axis: Any = None, keepdims: bool = False, *, out: None = None) -> Any:
         """The sum over all elements, or over axes. ``out`` is for ``numpy.sum(variable)``, which says None."""
-        return _primitives.sum(self, axis, keepdims)
+        return operators.sum(self, axis, keepdims)
 
     def mean(self, axis: Any = None, *, weights: Any = None, keepdims: bool = False) -> Any:
         """The mean over all elements, or over axes; weighted where ``weights`` of the axis' shape are given."""
@@ -486,14 +474,14 @@ class Variable(Value):
             axes = range(self.ndim) if axis is None else (axis if isinstance(axis, (tuple, list)) else (axis,))
             for a, n in zip(axes, weights.shape):
                 shape[a] = n
-            x, w = _primitives.matched((self, _primitives.reshape(weights, tuple(shape))))
+            x, w = operators.matched((self, operators.reshape(weights, tuple(shape))))
             dtype = x.dtype
             if is_floating(dtype):  # of 16 bits sums overflow where the mean does not
-                x, w = (_primitives.cast(v, accumulation_dtype(dtype)) for v in (x, w))
-            total = _primitives.sum(_primitives.mul(x, w), axis, keepdims)
-            y = _primitives.div(total, _primitives.sum(_primitives.broadcast_to(w, x.shape), axis, keepdims))
-            return _primitives.cast(y, dtype) if is_floating(dtype) else y
-        return _primitives.mean(self, axis, keepdims)
+                x, w = (operators.cast(v, accumulation_dtype(dtype)) for v in (x, w))
+            total = operators.sum(operators.mul(x, w), axis, keepdims)
+            y = operators.div(total, operators.sum(operators.broadcast_to(w, x.shape), axis, keepdims))
+            return operators.cast(y, dtype) if is_floating(dtype) else y
+        return operators.mean(self, axis, keepdims)
 
 
 add_hints(Variable, "Variable")

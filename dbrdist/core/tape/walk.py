@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.array.backend import copy_as_it_lies, is_of_own_class
+from dbrdist.core.array.backend import copy_as_it_lies
 from dbrdist.core.array.current_device import Visitor
 from dbrdist.core.tape import ops
-from dbrdist.core.tape.fusion import Deferred, SpreadGradient, SummedGradient
+from dbrdist.core.tape.deferred import Deferred, plain
 from dbrdist.core.tape.node import VariableNode, assignments
 from dbrdist.core.tape.variable import Variable
 
 _ndarray = np.ndarray
-_LARGE = 1 << 18  # elements of a gradient that does not stay in the cache
 Seeds = list[tuple[VariableNode, Any]]
 
 
@@ -45,8 +44,7 @@ class Walk(Visitor):
             heappush(self.heap, (-creator.rank, self.count, creator))
             if creator.num_outputs == 1:
                 pending[creator] = g
-                if creator.overwrites:
-                    creator.owns_gy = self.is_new
+                creator.owns_gy = self.is_new
             else:
                 old = pending[creator] = [None] * creator.num_outputs
                 old[node.index] = g
@@ -80,8 +78,7 @@ class PlainWalk(Walk):
             node, g = seeds[0]
             function = node.creator_node
             if function is not None and function.inputs and function.num_outputs == 1:  # a loss, nearly always
-                if function.overwrites:
-                    function.owns_gy = False
+                function.owns_gy = False
                 _run_chain(self, function, (g,))
                 seeds = []
         for node, g in seeds:
@@ -165,8 +162,7 @@ def _run_chain(walk: Any, function: Any, gys: tuple[Any, ...]) -> None:
         if following is None:
             return
         creator = following.creator_node
-        if creator.overwrites:
-            creator.owns_gy = function.gives_new
+        creator.owns_gy = function.gives_new
         function = creator
         gys = (g,)
 
@@ -204,18 +200,12 @@ def miscount(function: Any, wanted: tuple[int, ...], gxs: tuple[Any, ...]) -> Va
     )
 
 
-def plain(g: Any) -> Any:
-    return g.force() if isinstance(g, Deferred) else g
-
-
 def _summed(function: Any, a: Any, b: Any, is_new: bool) -> Any:
-    """The sum of two gradients of a function's output, which a ReLU's rule takes of large images itself."""
-    if type(a) is SpreadGradient and is_of_own_class(b) and is_new:
-        return a.add_to(b)
-    if type(b) is SpreadGradient and is_of_own_class(a) and function.owns_gy:
-        return b.add_to(a)
-    a, b = plain(a), plain(b)
-    if not function.takes_sums or type(a) is not type(b) or not is_of_own_class(a):
-        return ops.add(a, b)
-    is_large = a.ndim == 4 and a.size >= _LARGE and a.shape == b.shape and a.dtype == b.dtype
-    return SummedGradient(a, b, ops.add, is_new) if is_large else ops.add(a, b)
+    """The sum of two gradients of a function's output: by what deferred one of them, or by the function's rule."""
+    if isinstance(a, Deferred) or isinstance(b, Deferred):
+        total = a.plus(b, is_new) if isinstance(a, Deferred) else b.plus(a, function.owns_gy)
+        if total is not None:
+            return total
+        a, b = plain(a), plain(b)
+    total = None if function.defer_sum is None else function.defer_sum(a, b, is_new)
+    return ops.add(a, b) if total is None else total

@@ -11,7 +11,7 @@ from ml_dtypes import bfloat16
 
 from dbrdist.core.array import current_device
 from dbrdist.core.array.current_device import On, Visitor, elsewhere, elsewhere_in, number_of, on, several
-from dbrdist.core.tape.fusion import MaskedGradient
+from dbrdist.functions.rectified import MaskedGradient
 
 
 class OnGpu:

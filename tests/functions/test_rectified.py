@@ -21,7 +21,10 @@ import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import Variable, using_config
 from dbrdist.core.array import backend
+from dbrdist.core.array.ownership import is_private
 from dbrdist.core.tape import function_node, fusion, ops
+from dbrdist.functions import rectified
+from dbrdist.functions.rectifier import ReLU
 from dbrdist.optimizers import SGD
 
 SHAPE = (4, 16, 8, 8)  # large enough to wait
@@ -56,7 +59,7 @@ def make_link(seed=0, expects=True):
     h = link(made(9))
     F.relu(h if expects else h * 1.0)
     link.avg_mean[...], link.avg_var[...] = 0, 1
-    assert fusion.expects_relu(link.gamma, not expects) == expects
+    assert rectified.expects_relu(link.gamma, not expects) == expects
     return link
 
 
@@ -248,7 +251,7 @@ def test_gradients_do_not_depend_on_who_reads(read, expects):
     y = F.relu(h)
     seen += [h.array.copy()] if read == "after" else []
     assert y.creator.masks_later == (expects and read != "before")
-    assert fusion.expects_relu(link.gamma, False) == (read != "before")
+    assert rectified.expects_relu(link.gamma, False) == (read != "before")
     y.grad = gy = draw(4)
     y.backward()
     expected = gradients(leaf.array, link.gamma.array, link.beta.array, gy)
@@ -357,12 +360,12 @@ def test_an_input_that_others_can_reach_does_not_wait(source):
 @pytest.mark.usefixtures("nothing_left")
 def test_reshaped_views_are_not_private():
     x = Variable(draw(0, 4096)) * 1.0
-    assert fusion.is_private(x)
+    assert is_private(x)
     y = x.reshape(64, 64)
-    assert not fusion.is_private(y)
-    assert not fusion.is_private(x)
+    assert not is_private(y)
+    assert not is_private(x)
     del x
-    assert fusion.is_private(y)
+    assert is_private(y)
 
 
 @pytest.mark.usefixtures("nothing_left")
@@ -537,11 +540,11 @@ def test_inference_keeps_no_input():
 def test_an_unused_expectation_is_given_up():
     link = make_link()
     link(made(1)) * 1.0
-    assert not fusion.expects_relu(link.gamma, True)
+    assert not rectified.expects_relu(link.gamma, True)
     link(made(1))
     assert not is_waiting()
     F.relu(link(made(1)))
-    assert fusion.expects_relu(link.gamma, False)
+    assert rectified.expects_relu(link.gamma, False)
 
 
 @pytest.mark.usefixtures("nothing_left")
@@ -650,6 +653,9 @@ def test_unwritten_memory_is_apart_from_the_heap_and_can_be_written():
 class Waiting:
     """A normalization that waits for a ReLU."""
 
+    taker = ReLU
+    left = rectified.PendingNormalization.left
+
     def __init__(self, x):
         self.x, self.gamma, self.rectified, self.mask = x, Variable(x), "its ReLU", "its mask"
         self.taken, self.is_finished = False, False
@@ -666,15 +672,15 @@ def test_only_the_relu_of_what_waits_is_there_already(monkeypatch):
     for at, asked, found in ((me, x, ("its ReLU", "its mask")), (me, other, (None, None)), (me + 1, x, (None, None))):
         pending = Waiting(x)
         monkeypatch.setattr(fusion, "waiting", {at: pending})
-        assert fusion.take(asked) == found
+        assert rectified.take(asked) == found
         is_taken = found[0] is not None
         assert pending.taken == is_taken and pending.is_finished == (not is_taken)
         assert bool(fusion.waiting) == is_taken
-        assert fusion.expects_relu(pending.gamma, None) is is_taken
+        assert rectified.expects_relu(pending.gamma, None) is is_taken
     pending = Waiting(x)
     monkeypatch.setattr(fusion, "waiting", {me: pending})
-    fusion.take(x)
-    assert fusion.take(x) == (None, "its mask") and pending.is_finished  # a second one is computed
+    rectified.take(x)
+    assert rectified.take(x) == (None, "its mask") and pending.is_finished  # a second one is computed
 
 
 def test_what_waits_is_written_before_gradients_are_computed(monkeypatch):

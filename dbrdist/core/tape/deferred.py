@@ -1,0 +1,40 @@
+"""Gradients that whoever receives them completes, in fewer passes over memory than an array would take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dbrdist.core.array.backend import Array, DType
+
+
+class Deferred:
+    """A gradient that is not an array yet: a pass adds and completes it without knowing what it is made from.
+
+    A rule returns one only where it knows that the rule of the function that made its input takes it.
+    """
+
+    __slots__ = ()
+
+    shape: tuple[int, ...]
+    dtype: DType
+
+    @property
+    def part(self) -> Array:
+        """An array that it is made from: on the device on which it is completed."""
+        raise NotImplementedError
+
+    def force(self) -> Array:
+        """The gradient as an array."""
+        raise NotImplementedError
+
+    def plus(self, g: Any, is_ours: bool) -> Any:
+        """The sum with another gradient; None where both are completed first.
+
+        ``is_ours``: nobody else has ``g``, so that the sum may be written there.
+        """
+        return None
+
+
+def plain(g: Any) -> Any:
+    """A gradient as an array."""
+    return g.force() if isinstance(g, Deferred) else g
