@@ -1,90 +1,14 @@
 """The heavy operations on plain arrays: one interface, several providers."""
 
-from dbrdist.kernels.dispatch import (
-    add,
-    bn_backward,
-    bn_forward,
-    bn_inference,
-    bn_input_gradient,
-    bn_mask,
-    bn_move,
-    bn_statistics,
-    bn_sums,
-    bn_vectors,
-    column_sums,
-    conv_backward_data,
-    conv_backward_weight,
-    conv_bn_inference,
-    conv_forward,
-    conv_inference,
-    cross_entropy,
-    cross_entropy_backward,
-    linear,
-    ln_backward,
-    ln_forward,
-    log_softmax,
-    log_softmax_backward,
-    matmul,
-    packed,
-    pool_backward,
-    pool_forward,
-    pool_gather,
-    pool_indices,
-    provider_of,
-    relu_backward,
-    relu_backward_of_sum,
-    relu_backward_over,
-    relu_forward,
-    scaled_sum,
-    softmax,
-    softmax_backward,
-    stacked_matmul,
-    update,
-    use,
-)
-from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "ConvGeometry",
-    "PoolGeometry",
-    "add",
-    "bn_backward",
-    "bn_forward",
-    "bn_inference",
-    "bn_input_gradient",
-    "bn_mask",
-    "bn_move",
-    "bn_statistics",
-    "bn_sums",
-    "bn_vectors",
-    "column_sums",
-    "conv_backward_data",
-    "conv_backward_weight",
-    "conv_bn_inference",
-    "conv_forward",
-    "conv_inference",
-    "cross_entropy",
-    "cross_entropy_backward",
-    "linear",
-    "ln_backward",
-    "ln_forward",
-    "log_softmax",
-    "log_softmax_backward",
-    "matmul",
-    "packed",
-    "pool_backward",
-    "pool_forward",
-    "pool_gather",
-    "pool_indices",
-    "provider_of",
-    "relu_backward",
-    "relu_backward_of_sum",
-    "relu_backward_over",
-    "relu_forward",
-    "scaled_sum",
-    "softmax",
-    "softmax_backward",
-    "stacked_matmul",
-    "update",
-    "use",
-]
+from dbrdist.kernels import dispatch, table
+from dbrdist.kernels.geometry import ConvGeometry as ConvGeometry
+from dbrdist.kernels.geometry import PoolGeometry as PoolGeometry
+from dbrdist.kernels.table import provider_of as provider_of
+from dbrdist.kernels.table import use as use
+
+if TYPE_CHECKING:
+    from dbrdist.kernels.dispatch import *  # noqa: F403
+
+globals().update(table.public_names(dispatch))

@@ -1,69 +1,30 @@
-"""The heavy operations, each served by the plan that was made for its arguments.
+"""The heavy operations, each declared once: see :mod:`dbrdist.kernels.table`.
 
-A provider is a file with ``ROWS``: for a kernel's name a planner, which takes the kernel's arguments and returns a
-plan, a function of the same arguments made for their types, shapes and layouts; where it raises Unsupported, the next
-provider is asked (see providers.py). A plan is kept by a full key, which names everything that it depends on, so that
-no call changes who serves another one. Plans belong to one thread, as the memory objects of native libraries do.
+What stands below a kernel's docstring is the key of a call, of which the public function is made. Where a call does
+more than to find its plan and run it, the function is written out, and ``key_of`` declares the key.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
-from dbrdist.core.array.backend import number
+from dbrdist.core.array.backend import number, place_of, places_of
+from dbrdist.core.array.config import config
 from dbrdist.core.array.elementwise import hand_down_kernel
 from dbrdist.core.array.types import Array
 from dbrdist.kernels import providers
 from dbrdist.kernels.cpu import loops, onednn_elementwise
-from dbrdist.kernels.cpu.onednn import Unsupported
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
 from dbrdist.kernels.gpu import cuda_normalization
-from dbrdist.kernels.keys import (
-    KEYS,
-    bn_backward_key,
-    bn_forward_key,
-    bn_inference_key,
-    bn_move_key,
-    bn_statistics_key,
-    bn_sums_key,
-    column_sums_key,
-    conv_backward_data_key,
-    conv_backward_weight_key,
-    conv_bn_inference_key,
-    conv_forward_key,
-    conv_inference_key,
-    cross_entropy_backward_key,
-    cross_entropy_key,
-    linear_key,
-    ln_backward_key,
-    ln_forward_key,
-    matmul_key,
-    packed_key,
-    pair_key,
-    pool_backward_key,
-    pool_forward_key,
-    relu_backward_of_sum_key,
-    relu_forward_key,
-    row_key,
-    scaled_sum_key,
-    softmax_key,
-    stacked_matmul_key,
-    update_key,
-)
 from dbrdist.kernels.reference import numpy_, numpy_normalization
 from dbrdist.kernels.small_arrays.small import masked, masked_images
+from dbrdist.kernels.table import kernel, key_of, planned, server_of
 
-Plan = Callable[..., Any]
-
-_GENERATION = 1024  # plans after which those that were not used since the last time are forgotten
 _SMALL = 1024  # elements up to which an elementwise kernel is one call of NumPy
 _LARGE = 1 << 18  # elements from which on a result is written over an operand that nobody needs any more
 _SPATIAL = (0, 2, 3)
@@ -72,89 +33,67 @@ _float32 = np.dtype(np.float32)
 _zero = number(0.0, _float32)
 
 
-class _ThreadPlans(threading.local):
-    def __init__(self) -> None:
-        self.plans: dict[Any, Plan] = {}
-        self.older: dict[Any, Plan] = {}  # of the generation before
-        self.names: dict[int, str] = {}  # of providers, by the id of a plan that is kept
-
-    def find(self, key: Any, arguments: tuple[Any, ...], provider: str | None = None) -> Plan:
-        """The plan for ``key`` from the generation before, or a new one, of the given provider where there is one."""
-        plan = self.older.get(key)
-        if plan is None:
-            if provider is None:
-                name, plan = providers.choose(key[0], arguments)
-            else:
-                name, plan = provider, _of_provider(provider, key[0], arguments)
-            self.names[id(plan)] = name
-        if len(self.plans) >= _GENERATION:
-            self.older, self.plans = self.plans, {}
-            kept = {id(plan), *map(id, self.older.values())}
-            self.names = {i: name for i, name in self.names.items() if i in kept}
-        self.plans[key] = plan
-        return plan
+# ---- parts of keys
 
 
-def _of_provider(name: str, kernel: str, arguments: tuple[Any, ...]) -> Plan:
-    """The plan of the provider that made what the arguments hold, so that no other can take its place."""
-    try:
-        plan: Plan = providers.PROVIDERS[name][kernel](*arguments)
-    except Unsupported as e:
-        raise ValueError(f"{kernel}: forward ran on the provider {name!r}, which cannot run backward here: {e}") from e
-    return plan
+def _place(x: Array) -> Any:
+    """The device, for what is compiled for one."""
+    return None if type(x) is ndarray else place_of(x)
 
 
-_local = _ThreadPlans()
+def _places(x: Array, *others: Array | None) -> Any:
+    """The devices of all operands: a kernel of our own, unlike CuPy's, does not see that one lies elsewhere."""
+    return None if type(x) is ndarray else places_of(x, *others)
 
 
-@contextlib.contextmanager
-def use(*names: str) -> Iterator[None]:
-    """Let the providers ``names`` serve all threads where they can, and NumPy the rest, for comparisons."""
-    before = providers.take_only(frozenset(names))
-    _forget()
-    try:
-        yield
-    finally:
-        providers.take_only(before)
-        _forget()
+def _switches(x: Array, *others: Array | None) -> Any:
+    """The switches that decide about a convolution, on a GPU with the devices."""
+    if type(x) is ndarray:
+        return config.float32_products
+    return _places(x, *others), config.use_cudnn, config.use_cudnn_tensor_core, config.cudnn_deterministic
 
 
-def provider_of(kernel: str, *arguments: Any) -> str:
-    """Name of the provider that serves ``kernel``, such as ``'conv_forward'``, for exactly these arguments."""
-    key = KEYS[kernel](*arguments)
-    plan = _local.plans.get(key) or _local.find(key, arguments)
-    return _local.names[id(plan)]
+def _products(x: Array, *others: Array | None) -> Any:
+    """The devices of the operands of a product, and on the host in which type it multiplies float32."""
+    return config.float32_products if type(x) is ndarray else places_of(x, *others)
 
 
-def _forget() -> None:
-    """Drop the plans of all threads."""
-    global _local
-    _local = _ThreadPlans()
+def _pair(kernel: str, a: Array, b: Array) -> Any:
+    """Of two arrays of one shape."""
+    return kernel, type(a), a.shape, a.strides, a.dtype, b.strides, b.dtype, _places(a, b)
 
 
-os.register_at_fork(after_in_child=_forget)
+def _rows(kernel: str, axis: int, x: Array, *others: Array) -> Any:
+    """Of arrays of one shape and an axis."""
+    return kernel, type(x), x.shape, axis, *[(a.strides, a.dtype) for a in (x, *others)]
+
+
+def _convolution(kernel: str, x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Any:
+    return (
+        kernel, type(x), x.shape, x.strides, x.dtype, W.shape, W.strides, W.dtype, b is None, geometry,
+        _switches(x, W, b),
+    )  # fmt: skip
 
 
 # ---- convolution
 
 
+@kernel()
 def conv_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Array:
     """2-d convolution of x (N, C, H, W) with W (O, C/G, kh, kw) and bias b (O) or None: (N, O, OH, OW)."""
-    key = conv_forward_key(x, W, b, geometry)
-    plan = _local.plans.get(key) or _local.find(key, (x, W, b, geometry))
-    return plan(x, W, b, geometry)
+    return _convolution("conv_forward", x, W, b, geometry)
 
 
+@kernel()
 def conv_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Any) -> Array:
     """As :func:`conv_forward`, of weights in C order that stay as they are: a provider keeps what it makes of them.
 
     ``kept.made`` is a pair, which the provider replaces: what made it, and what was made.
     """
-    key = conv_inference_key(x, W, b, geometry, kept)
-    plan = _local.plans.get(key) or _local.find(key, (x, W, b, geometry, kept))
-    return plan(x, W, b, geometry, kept)
+    return _convolution("conv_inference", x, W, b, geometry)
 
 
+@kernel(is_light=True)
 def conv_bn_inference(
     x: Array, W: Array, b: Array | None, vectors: tuple[Any, ...], eps: float, added: Array | None,
     geometry: ConvGeometry, kept: Any,
@@ -164,17 +103,27 @@ def conv_bn_inference(
     ``vectors`` are gamma or None, beta or None, mean and variance, one number for each output. ``kept`` is as in
     :func:`conv_inference`, or None where the weights may change at any time. None: the three have to do, one by one.
     """
-    arguments = (x, W, b, vectors, eps, added, geometry, kept)
-    key = conv_bn_inference_key(*arguments)
-    plan = _local.plans.get(key) or _local.find(key, arguments)
-    return plan(*arguments)
+    other = None if added is None else (type(added), added.shape, added.dtype)
+    return *_convolution("conv_bn_inference", x, W, b, geometry), other, kept is None
 
 
+@kernel()
 def conv_backward_data(gy: Array, W: Array, x_shape: tuple[int, ...], geometry: ConvGeometry) -> Array:
     """Gradient of x, of shape ``x_shape``; as a forward operation, the transposed convolution."""
-    key = conv_backward_data_key(gy, W, x_shape, geometry)
-    plan = _local.plans.get(key) or _local.find(key, (gy, W, x_shape, geometry))
-    return plan(gy, W, x_shape, geometry)
+    return (
+        "conv_backward_data", type(gy), gy.shape, gy.strides, gy.dtype, W.shape, W.strides, W.dtype, x_shape, geometry,
+        _switches(gy, W),
+    )  # fmt: skip
+
+
+@key_of("conv_backward_weight")
+def _conv_backward_weight_key(
+    x: Array, gy: Array, W_shape: tuple[int, ...], geometry: ConvGeometry, dtype: Any, out: Array | None
+) -> Any:
+    return (
+        "conv_backward_weight", type(x), x.shape, x.strides, x.dtype, gy.shape, gy.strides, gy.dtype, W_shape, geometry,
+        dtype, out is None, None if out is None else out.dtype, _switches(x, gy, out),
+    )  # fmt: skip
 
 
 def conv_backward_weight(
@@ -182,14 +131,14 @@ def conv_backward_weight(
 ) -> Array:
     """Gradient of W in plain OIHW memory: into ``out`` (any shape of that size, C order) where given."""
     dtype = x.dtype if dtype is None else np.dtype(dtype)
-    key = conv_backward_weight_key(x, gy, W_shape, geometry, dtype, out)
-    plan = _local.plans.get(key) or _local.find(key, (x, gy, W_shape, geometry, dtype, out))
-    return plan(x, gy, W_shape, geometry, dtype, out)
+    arguments = (x, gy, W_shape, geometry, dtype, out)
+    return planned(_conv_backward_weight_key(*arguments), arguments)(*arguments)
 
 
 # ---- matrix product
 
 
+@kernel(is_light=True)
 def matmul(a: Array, b: Array, out: Array | None = None) -> Array:
     """a (M, K) times b (K, N) in any layout; in the type of a, or into ``out`` (M, N) of its own type.
 
@@ -198,47 +147,48 @@ def matmul(a: Array, b: Array, out: Array | None = None) -> Array:
     oneDNN has kernels for processors on which NumPy's OpenBLAS falls back to older instructions: on a Zen 5 it does
     230 GFLOP/s where NumPy does 120. bfloat16, which NumPy multiplies by way of float32, gains most.
     """
-    key = matmul_key(a, b, out)
-    plan = _local.plans.get(key) or _local.find(key, (a, b, out))
-    return plan(a, b, out)
+    strides = None if out is None else (out.strides, out.dtype)
+    return "matmul", type(a), a.shape, a.strides, a.dtype, b.shape, b.strides, b.dtype, strides, _products(a, b, out)
 
 
+@kernel(is_light=True)
 def stacked_matmul(a: Array, b: Array) -> Array | None:
     """The products of stacks of matrices, as ``numpy.matmul`` in C order; None: NumPy's own has to do."""
-    key = stacked_matmul_key(a, b)
-    plan = _local.plans.get(key) or _local.find(key, (a, b))
-    return plan(a, b)
+    return "stacked_matmul", type(a), a.shape, a.strides, a.dtype, b.shape, b.strides, b.dtype, _products(a, b)
 
 
+@kernel(is_light=True)
 def linear(x: Array, W: Array, b: Array | None) -> Array:
     """x (N, I) times the transpose of W (O, I), plus b (O) or None: (N, O) in the type of x.
 
     16-bit types are summed in float32, and W and b may be of a wider type than x.
     """
-    key = linear_key(x, W, b)
-    plan = _local.plans.get(key) or _local.find(key, (x, W, b))
-    return plan(x, W, b)
+    return "linear", type(x), x.shape, x.strides, x.dtype, W.shape, W.strides, W.dtype, b is None, _products(x, W, b)
 
 
+@kernel(is_light=True)
 def packed(b: Array, rows: int, is_often: bool) -> Callable[[Array, Array], None]:
     """A function of a (rows, K) and out (rows, N) that adds the product of a and b (K, N) to out, in this thread.
 
     All are of one type, a and out in C order. Where it is called often while b stays as it is, a provider may bring b
     to a layout of its own first.
     """
-    key = packed_key(b, rows, is_often)
-    plan = _local.plans.get(key) or _local.find(key, (b, rows, is_often))
-    return plan(b, rows, is_often)
+    return "packed", type(b), b.shape, b.strides, b.dtype, rows, is_often, _products(b)
 
 
+@kernel(is_light=True)
 def column_sums(x: Array, dtype: Any, out: Array | None = None) -> Array:
     """The sums over the rows of x (N, O), as ``dtype`` (O,), into ``out`` where given; 16-bit types add in float32."""
-    key = column_sums_key(x, dtype, out)
-    plan = _local.plans.get(key) or _local.find(key, (x, dtype, out))
-    return plan(x, dtype, out)
+    strides = None if out is None else (out.strides, out.dtype)
+    return "column_sums", type(x), x.shape, x.strides, x.dtype, dtype, strides, _places(x, out)
 
 
 # ---- batch normalization
+
+
+@key_of("bn_forward")
+def _bn_forward_key(x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...], relu: bool) -> Any:
+    return "bn_forward", type(x), x.shape, x.strides, x.dtype, eps, axis, relu, _places(x, gamma, beta)
 
 
 def bn_forward(
@@ -249,10 +199,18 @@ def bn_forward(
     Statistics have the shape of gamma (the axes that are kept) and the accumulation type of x.
     """
     arguments = (x, gamma, beta, eps, axis, relu)
-    key = bn_forward_key(*arguments)
-    plan = _local.plans.get(key) or _local.find(key, arguments)
+    plan = planned(_bn_forward_key(*arguments), arguments)
     y, mean, var, saved = plan(*arguments)
-    return y, mean, var, (_local.names[id(plan)], saved)
+    return y, mean, var, (server_of(plan), saved)
+
+
+@key_of("bn_inference")
+def _bn_inference_key(
+    x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: tuple[int, ...], relu: bool,
+    out: Array | None = None,
+) -> Any:  # fmt: skip
+    places = _places(x, gamma, beta, mean, var, out)
+    return "bn_inference", type(x), x.shape, x.strides, x.dtype, eps, axis, relu, places
 
 
 def bn_inference(
@@ -261,26 +219,21 @@ def bn_inference(
 ) -> Array:  # fmt: skip
     """Normalization with given statistics, followed by a ReLU where asked; ``out`` is laid out as ``backend.empty``."""
     arguments = (x, gamma, beta, mean, var, eps, axis, relu, out)
-    key = bn_inference_key(*arguments)
-    plan = _local.plans.get(key) or _local.find(key, arguments)
-    return plan(*arguments)
+    return planned(_bn_inference_key(*arguments), arguments)(*arguments)
 
 
+@kernel()
 def bn_statistics(x: Array, axis: tuple[int, ...] = _SPATIAL) -> tuple[Array, Array]:
     """Mean and biased variance over ``axis``: with :func:`bn_inference`, in two parts what :func:`bn_forward` does."""
-    key = bn_statistics_key(x, axis)
-    plan = _local.plans.get(key) or _local.find(key, (x, axis))
-    return plan(x, axis)
+    return "bn_statistics", type(x), x.shape, x.strides, x.dtype, axis, _place(x)
 
 
+@kernel()
 def bn_sums(
     x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: tuple[int, ...] = _SPATIAL
 ) -> tuple[Array, Array]:
     """The sums of gy x_hat and of gy over ``axis``, which are the gradients of gamma and beta."""
-    arguments = (x, mean, var, gy, eps, axis)
-    key = bn_sums_key(*arguments)
-    plan = _local.plans.get(key) or _local.find(key, arguments)
-    return plan(*arguments)
+    return "bn_sums", type(x), x.shape, x.strides, x.dtype, gy.strides, eps, axis, _places(x, mean, var, gy)
 
 
 def bn_input_gradient(
@@ -289,6 +242,15 @@ def bn_input_gradient(
 ) -> Array:  # fmt: skip
     """The gradient of x from sums over ``count`` elements, here or elsewhere: the second part of a backward pass."""
     return numpy_normalization.bn_input_gradient(x, gamma, mean, var, gy, ggamma, gbeta, count, eps, axis)
+
+
+def _bn_backward_key(name: str, arguments: tuple[Any, ...]) -> Any:
+    """``name`` is the provider of the forward pass."""
+    x, gamma, mean, var, gy, eps, saved, axis, relu, out_gamma, out_beta, _is_ours = arguments
+    kind = None if saved is None else saved.dtype
+    layout = type(x), x.shape, x.strides, x.dtype, gy.strides
+    places = _places(x, gamma, mean, var, gy, saved, out_gamma, out_beta)
+    return "bn_backward", name, *layout, eps, axis, relu, kind, places
 
 
 def bn_backward(
@@ -303,9 +265,7 @@ def bn_backward(
     """
     name, inner = saved  # only the provider of the forward pass can read what that saved
     arguments = (x, gamma, mean, var, gy, eps, inner, axis, relu, out_gamma, out_beta, is_ours)
-    key = bn_backward_key(name, arguments)
-    plan = _local.plans.get(key) or _local.find(key, arguments, name)
-    return plan(*arguments)
+    return planned(_bn_backward_key(name, arguments), arguments, name)(*arguments)
 
 
 def bn_mask(saved: Any, y_shape: tuple[int, ...], dtype: Any) -> Callable[[], Array] | None:
@@ -330,52 +290,55 @@ def bn_vectors(saved: Any, *vectors: Array) -> Callable[[], Any]:
     return lambda: copies
 
 
+@kernel()
 def bn_move(
     running_mean: Array, running_var: Array, mean: Array, var: Array, decay: float, weights: tuple[float, float]
 ) -> None:
     """Each running statistic becomes decay times itself plus its weight times that of the batch."""
-    arguments = (running_mean, running_var, mean, var, decay, weights)
-    key = bn_move_key(*arguments)
-    plan = _local.plans.get(key) or _local.find(key, arguments)
-    plan(*arguments)
+    layouts = [(a.shape, a.strides, a.dtype) for a in (running_mean, running_var, mean, var)]
+    return "bn_move", type(mean), *layouts, _places(mean, var, running_mean, running_var)
 
 
 # ---- layer normalization
 
 
+@kernel()
 def ln_forward(x: Array, gamma: Array, beta: Array, eps: float) -> tuple[Array, Array, Array]:
     """The rows of a matrix (M, K) normalized, times gamma (K) plus beta (K): y, mean (M) and biased variance (M)."""
-    key = ln_forward_key(x, gamma, beta, eps)
-    plan = _local.plans.get(key) or _local.find(key, (x, gamma, beta, eps))
-    return plan(x, gamma, beta, eps)
+    return "ln_forward", type(x), x.shape, x.dtype, eps
 
 
+@kernel()
 def ln_backward(x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float) -> tuple[Array, Array, Array]:
     """Gradients of x, gamma, beta."""
-    arguments = (x, gamma, mean, var, gy, eps)
-    key = ln_backward_key(*arguments)
-    plan = _local.plans.get(key) or _local.find(key, arguments)
-    return plan(*arguments)
+    return "ln_backward", type(x), x.shape, x.dtype, gy.dtype, mean.dtype, eps
 
 
 # ---- pooling
 
 
+@key_of("pool_forward")
+def _pool_forward_key(x: Array, geometry: PoolGeometry) -> Any:
+    return "pool_forward", type(x), x.shape, x.dtype, geometry, _place(x)
+
+
 def pool_forward(x: Array, geometry: PoolGeometry) -> tuple[Array, Any]:
     """Maximum or average over windows: y and saved."""
-    key = pool_forward_key(x, geometry)
-    plan = _local.plans.get(key) or _local.find(key, (x, geometry))
+    plan = planned(_pool_forward_key(x, geometry), (x, geometry))
     y, saved = plan(x, geometry)
-    return y, (_local.names[id(plan)], saved)
+    return y, (server_of(plan), saved)
+
+
+def _pool_backward_key(name: str, gy: Array, x_shape: tuple[int, ...], saved: Any, geometry: PoolGeometry) -> Any:
+    kind = None if saved is None else saved.dtype
+    return "pool_backward", name, type(gy), gy.shape, gy.dtype, x_shape, kind, geometry, _places(gy, saved)
 
 
 def pool_backward(gy: Array, x_shape: tuple[int, ...], saved: Any, geometry: PoolGeometry) -> Array:
     """Gradient of x, of shape ``x_shape``."""
     name, inner = saved
     arguments = (gy, tuple(x_shape), inner, geometry)
-    key = pool_backward_key(name, *arguments)
-    plan = _local.plans.get(key) or _local.find(key, arguments, name)
-    return plan(*arguments)
+    return planned(_pool_backward_key(name, *arguments), arguments, name)(*arguments)
 
 
 def pool_indices(saved: Any, y_shape: tuple[int, ...], geometry: PoolGeometry) -> Array:
@@ -393,32 +356,31 @@ def pool_gather(x: Array, indices: Array, geometry: PoolGeometry) -> Array:
 # ---- softmax
 
 
-def _softmax(kernel: str, *arguments: Any) -> Array:
-    key = softmax_key(kernel, *arguments)
-    plan = _local.plans.get(key) or _local.find(key, arguments)
-    return plan(*arguments)
-
-
+@kernel(is_light=True)
 def softmax(x: Array, axis: int) -> Array:
     """exp(x) / sum exp(x) along an axis from 0 on; sums of 16-bit types run in float32."""
-    return _softmax("softmax", x, axis)
+    return _rows("softmax", axis, x)
 
 
+@kernel(is_light=True)
 def log_softmax(x: Array, axis: int) -> Array:
     """x - ln sum exp(x) along an axis from 0 on."""
-    return _softmax("log_softmax", x, axis)
+    return _rows("log_softmax", axis, x)
 
 
+@kernel(is_light=True)
 def softmax_backward(y: Array, gy: Array, axis: int) -> Array:
     """y (gy - sum(y gy)) for the output y of :func:`softmax`."""
-    return _softmax("softmax_backward", y, gy, axis)
+    return _rows("softmax_backward", axis, y, gy)
 
 
+@kernel(is_light=True)
 def log_softmax_backward(y: Array, gy: Array, axis: int) -> Array:
     """gy - exp(y) sum(gy) for the output y of :func:`log_softmax`."""
-    return _softmax("log_softmax_backward", y, gy, axis)
+    return _rows("log_softmax_backward", axis, y, gy)
 
 
+@kernel(is_light=True)
 def cross_entropy(x: Array, t: Array, ignore_label: int, divisor: int) -> tuple[Array, tuple[Array, ...]]:
     """The sum of -ln softmax(x)[n, t_n] over ``divisor``, or over the number of labels that count where that is 0.
 
@@ -426,23 +388,20 @@ def cross_entropy(x: Array, t: Array, ignore_label: int, divisor: int) -> tuple[
     that are no class give NaN. The result is 0-d in the type of x; then what the gradient needs, in the accumulation
     type: the largest of each row, the sum of exp(x - largest), and 1 over what the mean is over.
     """
-    arguments = (x, t, ignore_label, divisor)
-    key = cross_entropy_key(*arguments)
-    plan = _local.plans.get(key) or _local.find(key, arguments)
-    return plan(*arguments)
+    return "cross_entropy", type(x), x.shape, x.strides, x.dtype, t.strides, t.dtype, _places(x, t)
 
 
+@kernel(is_light=True)
 def cross_entropy_backward(x: Array, t: Array, saved: tuple[Array, ...], gy: Array, ignore_label: int) -> Array:
     """The gradient of x."""
-    arguments = (x, t, saved, gy, ignore_label)
-    key = cross_entropy_backward_key(*arguments)
-    plan = _local.plans.get(key) or _local.find(key, arguments)
-    return plan(*arguments)
+    layouts = x.strides, x.dtype, t.strides, t.dtype, gy.dtype
+    return "cross_entropy_backward", type(x), x.shape, *layouts, _places(x, t, *saved, gy)
 
 
 # ---- updates
 
 
+@kernel(is_light=True)
 def update(rule: str, arrays: tuple[Array, ...], numbers: tuple[Any, ...], before: tuple[Any, ...] = ()) -> bool:
     """One pass of a rule over flat memory: parameters, gradients, state. False: the formula has to do.
 
@@ -453,12 +412,16 @@ def update(rule: str, arrays: tuple[Array, ...], numbers: tuple[Any, ...], befor
     ``before`` are elementwise hooks, which change parameters and gradients first, within the same pass: names, numbers,
     and the first and last + 1 element of the stretches that each is for, or None for all.
     """
-    key = update_key(rule, arrays, numbers, before)
-    plan = _local.plans.get(key) or _local.find(key, (rule, arrays, numbers, before))
-    return bool(plan(rule, arrays, numbers, before))
+    kinds = [(a.dtype, a.size > 0) for a in arrays]
+    return "update", rule, type(arrays[0]), _places(*arrays), tuple([name for name, _, _ in before]), *kinds
 
 
 # ---- elementwise
+
+
+@kernel(is_light=True)
+def _relu_forward(x: Array) -> Array:
+    return "relu_forward", type(x), x.shape, x.strides, x.dtype, _place(x)
 
 
 def relu_forward(x: Array) -> Array:
@@ -466,9 +429,12 @@ def relu_forward(x: Array) -> Array:
     if type(x) is ndarray and x.size <= _SMALL:  # a plan would cost more, and one operand's layout stays as it is
         dtype = x.dtype
         return _maximum(x, _zero if dtype is _float32 else number(0.0, dtype))
-    key = relu_forward_key(x)
-    plan = _local.plans.get(key) or _local.find(key, (x,))
-    return plan(x)
+    return _relu_forward(x)
+
+
+@kernel(is_light=True)
+def _relu_backward(y: Array, gy: Array) -> Array:
+    return _pair("relu_backward", y, gy)
 
 
 def relu_backward(y: Array, gy: Array) -> Array:
@@ -479,54 +445,50 @@ def relu_backward(y: Array, gy: Array) -> Array:
             return masked(y, gy)
         if dtype is _float32 and y.strides == gy.strides:
             return masked_images(y, gy)
-    key = pair_key("relu_backward", y, gy)
-    plan = _local.plans.get(key) or _local.find(key, (y, gy))
-    return plan(y, gy)
+    return _relu_backward(y, gy)
+
+
+@kernel(is_light=True)
+def _relu_backward_over(y: Array, gy: Array) -> Array:
+    return _pair("relu_backward_over", y, gy)
 
 
 def relu_backward_over(y: Array, gy: Array) -> Array:
     """As :func:`relu_backward`, of a gradient that may be overwritten: a large one is."""
     if type(gy) is not ndarray or gy.size < _LARGE or not gy.flags.writeable:
         return relu_backward(y, gy)
-    key = pair_key("relu_backward_over", y, gy)
-    plan = _local.plans.get(key) or _local.find(key, (y, gy))
-    return plan(y, gy)
+    return _relu_backward_over(y, gy)
 
 
+@kernel()
 def relu_backward_of_sum(y: Array, a: Array, b: Array, out: Array | None = None) -> Array:
     """:func:`relu_backward` of a + b, all of one shape and type; ``out`` is a or b, or None for a new array."""
-    key = relu_backward_of_sum_key(y, a, b, out)
-    plan = _local.plans.get(key) or _local.find(key, (y, a, b, out))
-    return plan(y, a, b, out)
+    layouts = a.strides, a.dtype, b.strides, b.dtype
+    return "relu_backward_of_sum", type(y), y.shape, y.strides, y.dtype, *layouts, _places(y, a, b, out)
 
 
+@kernel(is_light=True)
 def add(a: Array, b: Array) -> Array:
     """a + b for equal shapes and types, such as two gradients of one array."""
-    key = pair_key("add", a, b)
-    plan = _local.plans.get(key) or _local.find(key, (a, b))
-    return plan(a, b)
+    return _pair("add", a, b)
 
 
-hand_down_kernel(np.add, add)
-
-
+@kernel(is_light=True)
 def scaled_sum(terms: tuple[Array, ...], scale: float, out: Array) -> None:
     """``sum(terms) * scale`` into ``out``, which may be the first term: added in order and rounded once."""
-    key = scaled_sum_key(terms, scale, out)
-    plan = _local.plans.get(key) or _local.find(key, (terms, scale, out))
-    plan(terms, scale, out)
+    return "scaled_sum", scale, type(out), out.shape, out.strides, out.dtype, *[(t.strides, t.dtype) for t in terms]
 
 
+@kernel(is_light=True)
 def row(name: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbers: tuple[Any, ...]) -> Array | None:
     """A row of elementwise functions by its name, or the gradient of an operand by that name and the operand's place.
 
     ``names`` are those of the arrays; the last one of a gradient is gy. None: the row's own formula has to do.
     """
-    key = row_key(name, names, arrays, numbers)
-    plan = _local.plans.get(key) or _local.find(key, (name, names, arrays, numbers))
-    return plan(name, names, arrays, numbers)
+    return "row", name, numbers, *[(type(a), a.shape, a.strides, a.dtype) for a in arrays]
 
 
+hand_down_kernel(np.add, add)
 hand_down_kernel(np.matmul, stacked_matmul)
 hand_down_kernel("update", update)
 for _name in {**onednn_elementwise.TABLE, **loops.TABLE}:

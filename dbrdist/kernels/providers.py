@@ -17,6 +17,7 @@ from typing import Any
 from dbrdist.kernels.cpu import columns, loops, onednn, onednn_ops
 from dbrdist.kernels.gpu import cuda_normalization, cuda_ops, cuda_pooling, cudnn_convolution
 from dbrdist.kernels.reference import numpy_
+from dbrdist.kernels.unsupported import Unsupported
 
 Plan = Callable[..., Any]
 
@@ -38,12 +39,8 @@ _COST = {
     "cudnn": "cuDNN is not available ({}), so convolutions on the GPU are computed as columns and products of float32, "
     "several times slower; install dbrdist[cudnn12x] or dbrdist[cudnn13x]",
 }
-# Where NumPy's own code is not much slower, a missing library is not worth a warning.
-_LIGHT = {
-    "relu_forward", "relu_backward", "relu_backward_over", "add", "scaled_sum", "row", "matmul", "stacked_matmul",
-    "linear", "packed", "softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "column_sums",
-    "cross_entropy", "cross_entropy_backward", "update", "conv_bn_inference",
-}  # fmt: skip
+# The kernels that are declared as light: NumPy's own code is not much slower, and a missing library worth no warning.
+light: set[str] = set()
 
 
 def choose(kernel: str, arguments: tuple[Any, ...]) -> tuple[str, Plan]:
@@ -52,10 +49,10 @@ def choose(kernel: str, arguments: tuple[Any, ...]) -> tuple[str, Plan]:
         if kernel in rows and (name == "numpy" or _forced is None or name in _forced):
             try:
                 return name, rows[kernel](*arguments)
-            except onednn.Unsupported:
+            except Unsupported:
                 continue
             except onednn.Unavailable as e:
-                if kernel not in _LIGHT:
+                if kernel not in light:
                     _warn(name, str(e))
     raise AssertionError(f"no provider has a row for {kernel}")
 

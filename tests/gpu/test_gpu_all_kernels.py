@@ -11,7 +11,7 @@ from support import put
 
 from dbrdist import kernels
 from dbrdist.core.array import backend
-from dbrdist.kernels import dispatch
+from dbrdist.kernels import table
 from dbrdist.kernels.cpu.onednn import Unsupported
 from dbrdist.kernels.gpu import cuda_normalization, cuda_ops, cuda_source
 
@@ -109,7 +109,7 @@ def test_running_statistics_of_more_channels_than_a_grid_has_threads(device):
 def operands(name):
     """The kernels that a call asks for, with all of their arguments."""
     asked = []
-    real = dispatch._ThreadPlans.find
+    real = table.ThreadPlans.find
 
     def find(self, key, arguments, provider=None):
         asked.append((key[0], arguments, provider))
@@ -141,16 +141,16 @@ def _variants(arguments):
 def test_no_plan_takes_an_operand_of_another_device(name, device, monkeypatch):
     """Whichever operand it is, the call has another key, and no planner of own kernels takes it."""
     asked, find = operands(name)
-    monkeypatch.setattr(dispatch._ThreadPlans, "find", find)
+    monkeypatch.setattr(table.ThreadPlans, "find", find)
     call = kernel_calls.calls(np.random.default_rng(0), 64)[name]
     with kernels.use("cuda", "cudnn"):
         call.run(*sent(device, call.arguments))
         assert asked
         for kernel, arguments, provider in asked:
-            who = provider or dispatch.provider_of(kernel, *arguments)
+            who = provider or table.provider_of(kernel, *arguments)
             if who not in ("cuda", "cudnn"):
                 continue
-            make_key = dispatch.KEYS.get(kernel) or getattr(kernels.keys, f"{kernel}_key")
+            make_key = table.KEYS.get(kernel) or getattr(kernels.dispatch, f"_{kernel}_key")
             named = (provider,) if kernel == "pool_backward" else ()
             for where, changed in _variants(arguments):
                 keys = [
@@ -159,7 +159,7 @@ def test_no_plan_takes_an_operand_of_another_device(name, device, monkeypatch):
                 ]
                 assert keys[0] != keys[1], f"{kernel}: the key ignores the device of argument {where}"
                 with pytest.raises(Unsupported):
-                    dispatch.providers.PROVIDERS[who][kernel](*changed)
+                    table.providers.PROVIDERS[who][kernel](*changed)
 
 
 def test_backward_names_the_trouble_where_forward_chose_the_provider(device):

@@ -11,7 +11,7 @@ import pytest
 
 from dbrdist import kernels
 from dbrdist.core.array import backend
-from dbrdist.kernels import dispatch
+from dbrdist.kernels import table
 from dbrdist.kernels.cpu import onednn
 
 try:
@@ -61,7 +61,7 @@ def serves(x=IMAGE, W=WEIGHTS, g=POINT, gy_dtype="f"):
 
 def memory_of(run: Callable[[], Any]) -> tuple[int, int]:
     """Bytes that stay after the first call of ``run``, whose result is dropped, and those at its peak."""
-    dispatch._forget()
+    table.forget()
     for role in ("weights", "scratchpad", "sum"):  # one of each for all plans
         onednn.scratch(role, 1 << 20)
     tracemalloc.start()

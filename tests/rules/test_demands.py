@@ -3,16 +3,23 @@
 Links are asked for in the same way in tests/contracts/links, operations in tests/contracts/functions.
 """
 
+import functools
+import re
+from pathlib import Path
+
 import pytest
 
 from dbrdist import optimizers
 from dbrdist.comm.communicators import create
 from dbrdist.comm.communicators.messages import NaiveCommunicator
 from dbrdist.core.update.optimizer import Optimizer
+from dbrdist.kernels import providers
 from tests.comm.contract_names import OTHERS, WORLDS
 from tests.contracts.comm.test_contract import test_contract_on_threads as contract_on_threads
 from tests.contracts.comm.test_contract import test_single as contract_alone
 from tests.optimizers.optimizer_formulas import CASES
+
+TESTS = Path(__file__).parents[1]
 
 # Communicators without MPI, with the tests that have them keep the contract.
 WITHOUT_MPI = {"threads": contract_on_threads, "single": contract_alone}
@@ -58,3 +65,35 @@ def test_an_optimizer_without_formula_is_noticed(monkeypatch):
     monkeypatch.setattr(optimizers, "New", New, raising=False)
     monkeypatch.setattr(optimizers, "__all__", [*optimizers.__all__, "New"])
     assert optimizers_without_formula() == {"New"}
+
+
+@functools.cache
+def words_of_tests(on_gpu):
+    """The text of the tests of kernels, which compare providers with the reference."""
+    folders = ["gpu"] if on_gpu else ["contracts/kernels", "kernels"]
+    return "\n".join(p.read_text() for folder in folders for p in sorted((TESTS / folder).rglob("*.py")))
+
+
+def rows_without_comparison():
+    """Rows of providers that no test names, beside the reference."""
+    return {
+        f"{provider}: {kernel}"
+        for provider, rows in providers.PROVIDERS.items()
+        for kernel in rows
+        if provider != "numpy"
+        and not re.search(
+            rf"kernels\.{kernel}\b|\"{kernel}\"|_plan_{kernel}\b|\b{kernel}\(", words_of_tests(provider in ON_GPU)
+        )
+    }
+
+
+ON_GPU = {"cuda", "cudnn"}
+
+
+def test_every_row_of_a_provider_is_compared_with_the_reference():
+    assert rows_without_comparison() == set()
+
+
+def test_a_row_without_comparison_is_noticed(monkeypatch):
+    monkeypatch.setitem(providers.PROVIDERS["onednn"], "new_one", lambda *arguments: None)
+    assert rows_without_comparison() == {"onednn: new_one"}

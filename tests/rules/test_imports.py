@@ -50,8 +50,9 @@ WITHIN: dict[str, set[str]] = {
     "core.files": {"core.array", "core.usage"},
     "core.chainer": {"core.array", "core.tape"},
     "kernels.geometry": set(),
+    "kernels.unsupported": set(),
     "kernels.small_arrays": set(),
-    "kernels.reference": {"kernels.geometry", "kernels.small_arrays"},
+    "kernels.reference": {"kernels.geometry", "kernels.small_arrays", "kernels.unsupported"},
     "datasets.loading": set(),
     "datasets.image": {"datasets.loading"},
     "datasets.table": {"datasets.image", "datasets.loading"},
@@ -68,9 +69,9 @@ WITHIN: dict[str, set[str]] = {
 }
 WITHIN["kernels.cpu"] = {*WITHIN["kernels.reference"], "kernels.reference"}
 WITHIN["kernels.gpu"] = {*WITHIN["kernels.cpu"], "kernels.cpu"}
-WITHIN["kernels.keys"] = {"kernels.geometry"}
 WITHIN["kernels.providers"] = {*WITHIN["kernels.gpu"], "kernels.gpu"}
-WITHIN["kernels.dispatch"] = {*WITHIN["kernels.providers"], "kernels.providers", "kernels.keys"}
+WITHIN["kernels.table"] = {*WITHIN["kernels.providers"], "kernels.providers"}
+WITHIN["kernels.dispatch"] = {*WITHIN["kernels.table"], "kernels.table"}
 WITHIN["cli.inspection"] = WITHIN["cli.data"] = {*WITHIN["cli.builders"], "cli.builders"}
 WITHIN["cli.running"] = {*WITHIN["cli.inspection"], "cli.inspection"}
 WITHIN["cli.train"] = {*WITHIN["cli.running"], "cli.running"}

@@ -24,6 +24,7 @@ _MODULES = {
     "core.files": "dataset_root hdf5 regular=regular_file safetensors serializer",
     "core.chainer": "computational_graph function sparse static_graph",
     "core.names": "missing_names runtime_info",
+    "kernels": "keys=dispatch",
     "kernels.reference": "numpy_ numpy_normalization numpy_softmax",
     "kernels.cpu": (
         "columns onednn onednn_blocks onednn_convolution onednn_elementwise onednn_executor onednn_finite "

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from dbrdist.kernels.unsupported import Unsupported as Unsupported
+
 try:
     from dbrdist.kernels.cpu.onednn_executor import Executor
 except ImportError:  # not compiled
@@ -49,10 +51,6 @@ _Dims = c_int64 * _MOST_AXES
 _OWN_SCRATCH_BYTES = 1 << 14  # up to here a primitive keeps its own, which takes a call less than to share one
 _pointer_at = c_void_p.from_address
 _POINTER_OFFSET = object.__basicsize__  # PyArrayObject's first field is its data pointer
-
-
-class Unsupported(Exception):
-    """oneDNN has no implementation for this case; another provider serves it."""
 
 
 class Unavailable(Exception):

@@ -161,7 +161,9 @@ enum { NUM_ENTRIES = sizeof(ENTRIES) / sizeof(ENTRIES[0]), LEAST = 1 << 15 };
 
 /* ---- loops that run within the pass of another, over stretches: bounds are first and last + 1 elements, in order */
 
-enum { MOST_NUMBERS = 8, PIECE = 1 << 12 }; /* elements of the arrays of a rule that stay in the cache */
+/* Elements that stay in a core's first cache for all arrays of a rule. Weight decay and momentum, or Adam, over 10 million
+floats take 0.57 and 0.62 of two passes in pieces of 1,024, and 1.0 of them in pieces of 4,096. */
+enum { MOST_NUMBERS = 8, PIECE = 1 << 10 };
 
 typedef struct { Loop loop; double numbers[MOST_NUMBERS]; ptrdiff_t *bounds, num_spans; } Before;
 typedef struct {

@@ -5,7 +5,7 @@ import pytest
 
 from dbrdist import kernels
 from dbrdist.core.array import backend
-from dbrdist.kernels import ConvGeometry, PoolGeometry, dispatch
+from dbrdist.kernels import ConvGeometry, PoolGeometry, table
 from dbrdist.kernels.reference import numpy_, numpy_normalization
 from tests.each import each
 from tests.kernels.provider_helpers import HAS_ONEDNN, PROVIDERS, TOLERANCE, draw, laid_out, needs_onednn
@@ -540,11 +540,11 @@ def test_onednn_takes_what_is_large_enough_for_a_call(kernel, arguments, count):
 
 @pytest.mark.parametrize("kernel", [kernels.relu_forward, lambda x: kernels.relu_backward(x, x)])
 def test_few_elements_are_one_call_of_numpy_without_a_plan(kernel):
-    dispatch._forget()
+    table.forget()
     kernel(flat(1024))
-    assert not dispatch._local.plans
+    assert not table._local.plans
     kernel(flat(1025))
-    assert len(dispatch._local.plans) == 1
+    assert len(table._local.plans) == 1
 
 
 def test_unknown_provider_is_refused():

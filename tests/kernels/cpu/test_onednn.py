@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from dbrdist import kernels
-from dbrdist.kernels import ConvGeometry, dispatch
+from dbrdist.kernels import ConvGeometry, table
 from dbrdist.kernels.cpu import onednn, onednn_convolution
 from dbrdist.kernels.reference import numpy_, numpy_normalization
 from tests.each import each
@@ -77,8 +77,8 @@ def test_primitives_of_a_thread_die_with_it():
 
 
 def test_plans_are_bounded_and_those_in_use_stay(monkeypatch):
-    monkeypatch.setattr(dispatch, "_GENERATION", 4)
-    monkeypatch.setattr(dispatch, "_local", dispatch._ThreadPlans())
+    monkeypatch.setattr(table, "_GENERATION", 4)
+    monkeypatch.setattr(table, "_local", table.ThreadPlans())
     W = draw(0, 8, 32, 3, 3)
     built = []
     build = onednn_convolution._build
@@ -88,7 +88,7 @@ def test_plans_are_bounded_and_those_in_use_stay(monkeypatch):
             x = draw(1, 1, 32, h, 8)
             y = kernels.conv_forward(x, W, None, GEOMETRY)
             np.testing.assert_allclose(y, numpy_.conv_forward(x, W, None, GEOMETRY), atol=1e-4)
-        plans = dispatch._local
+        plans = table._local
         assert len(plans.plans) + len(plans.older) <= 8
         assert len(plans.names) <= 9
     assert built == list(range(4, 40))

@@ -89,7 +89,7 @@ def test_convolutions_and_products_of_bfloat16_without_instructions(without_inst
     rng = np.random.default_rng(0)
     x, W, geometry = rng.standard_normal((2, 16, 8, 8)), rng.standard_normal((32, 16, 3, 3)), ConvGeometry(1, 1, 1, 1)
     x, W = backend.channels_last(x.astype(BF16)), W.astype(np.float32)
-    kernels.dispatch._forget()
+    kernels.table.forget()
     with kernels.use("onednn"):
         y = kernels.conv_forward(x, W, None, geometry)
         gx, gW = (
@@ -98,6 +98,6 @@ def test_convolutions_and_products_of_bfloat16_without_instructions(without_inst
         )
         of_wide = kernels.conv_forward(x.astype("f"), W, None, geometry)
         product = kernels.matmul(x.reshape(128, 16), W.reshape(-1, 16)[:288].T.astype(BF16))
-    kernels.dispatch._forget()
+    kernels.table.forget()
     assert y.dtype == gx.dtype == product.dtype == BF16 and gW.dtype == F32
     np.testing.assert_array_equal(y.astype("f"), of_wide.astype(BF16).astype("f"))

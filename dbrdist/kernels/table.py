@@ -1,0 +1,153 @@
+"""The table of kernels, and the plans that serve their calls.
+
+A kernel is declared once, by a function whose signature and docstring are the kernel's and whose body gives the key of
+a call: the kernel's name, then everything that a plan depends on (types, shapes, strides, numbers), and nothing else.
+From it comes the public function, which runs the plan that is kept for the key.
+
+A provider is a file with ``ROWS``: for a kernel's name a planner, which takes the kernel's arguments and returns a
+plan, a function of the same arguments made for their types, shapes and layouts; where it raises Unsupported, the next
+provider is asked (see providers.py). So no call changes who serves another one. Plans belong to one thread, as the
+memory objects of native libraries do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any, TypeVar
+
+from dbrdist.kernels import providers
+from dbrdist.kernels.unsupported import Unsupported
+
+Plan = Callable[..., Any]
+F = TypeVar("F", bound=Callable[..., Any])
+
+_GENERATION = 1024  # plans after which those that were not used since the last time are forgotten
+
+KEYS: dict[str, Callable[..., Any]] = {}  # what makes the key of a call, by the kernel's name
+
+
+class ThreadPlans(threading.local):
+    """The plans of a thread."""
+
+    def __init__(self) -> None:
+        self.plans: dict[Any, Plan] = {}
+        self.older: dict[Any, Plan] = {}  # of the generation before
+        self.names: dict[int, str] = {}  # of providers, by the id of a plan that is kept
+
+    def find(self, key: Any, arguments: tuple[Any, ...], provider: str | None = None) -> Plan:
+        """The plan for ``key`` from the generation before, or a new one, of the given provider where there is one."""
+        plan = self.older.get(key)
+        if plan is None:
+            if provider is None:
+                name, plan = providers.choose(key[0], arguments)
+            else:
+                name, plan = provider, _of_provider(provider, key[0], arguments)
+            self.names[id(plan)] = name
+        if len(self.plans) >= _GENERATION:
+            self.older, self.plans = self.plans, {}
+            kept = {id(plan), *map(id, self.older.values())}
+            self.names = {i: name for i, name in self.names.items() if i in kept}
+        self.plans[key] = plan
+        return plan
+
+
+def _of_provider(name: str, kernel: str, arguments: tuple[Any, ...]) -> Plan:
+    """The plan of the provider that made what the arguments hold, so that no other can take its place."""
+    try:
+        plan: Plan = providers.PROVIDERS[name][kernel](*arguments)
+    except Unsupported as e:
+        raise ValueError(f"{kernel}: forward ran on the provider {name!r}, which cannot run backward here: {e}") from e
+    return plan
+
+
+_local = ThreadPlans()
+
+
+def planned(key: Any, arguments: tuple[Any, ...], provider: str | None = None) -> Plan:
+    """The plan for a call, of the given provider where there is one."""
+    return _local.plans.get(key) or _local.find(key, arguments, provider)
+
+
+def server_of(plan: Plan) -> str:
+    """The name of the provider that made a plan of this thread."""
+    return _local.names[id(plan)]
+
+
+def forget() -> None:
+    """Drop the plans of all threads."""
+    global _local
+    _local = ThreadPlans()
+
+
+os.register_at_fork(after_in_child=forget)
+
+
+def key_of(name: str, is_light: bool = False) -> Callable[[F], F]:
+    """Declare the kernel ``name`` by what makes the key of a call; its public function is written out.
+
+    ``is_light``: NumPy's own code is not much slower, so that a missing library is not worth a warning.
+    """
+
+    def declare(key: F) -> F:
+        KEYS[name] = key
+        if is_light:
+            providers.light.add(name)
+        return key
+
+    return declare
+
+
+def kernel(is_light: bool = False) -> Callable[[F], F]:
+    """Declare a kernel: ``@kernel() def name(...)``, whose body gives the key, becomes the public function.
+
+    The function is made from the signature, since a closure over any arguments would cost 105 ns a call.
+    """
+
+    def declare(key: F) -> F:
+        name = key.__name__.lstrip("_")
+        key_of(name, is_light)(key)
+        scope = {"make_key": key, "table": globals()}
+        names = key.__code__.co_varnames[: key.__code__.co_argcount]
+        exec(_SOURCE.format(name=key.__name__, parameters=", ".join(names), arguments=", ".join(names)), scope)
+        made: Any = scope[key.__name__]
+        made.__defaults__ = key.__defaults__
+        return functools.update_wrapper(made, key)
+
+    return declare
+
+
+_SOURCE = """
+def {name}({parameters}):
+    key = make_key({arguments})
+    local = table["_local"]
+    plan = local.plans.get(key) or local.find(key, ({arguments},))
+    return plan({arguments})
+"""
+
+
+@contextlib.contextmanager
+def use(*names: str) -> Iterator[None]:
+    """Let the providers ``names`` serve all threads where they can, and NumPy the rest, for comparisons."""
+    before = providers.take_only(frozenset(names))
+    forget()
+    try:
+        yield
+    finally:
+        providers.take_only(before)
+        forget()
+
+
+def provider_of(kernel: str, *arguments: Any) -> str:
+    """Name of the provider that serves ``kernel``, such as ``'conv_forward'``, for exactly these arguments."""
+    return server_of(planned(KEYS[kernel](*arguments), arguments))
+
+
+def public_names(module: ModuleType) -> dict[str, Any]:
+    """The functions that a module defines, but for those with an underscore."""
+    own = {name: value for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
+    return {name: value for name, value in own.items() if not name.startswith("_")}
