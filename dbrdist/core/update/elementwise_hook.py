@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -123,7 +123,7 @@ def _is_elementwise(cls: type) -> bool:
     return next(own for c in cls.__mro__ if (own := _FORMULAS & c.__dict__.keys())) == {"piece"}
 
 
-def spans_of(run: Run, params: frozenset[Parameter]) -> Spans:
+def spans_of(run: Run, params: Collection[Parameter]) -> Spans:
     """The elements of the parameters ``params`` in a run; neighbours without a gap between them are one stretch."""
     spans: Spans = []
     for p, where in run.layers():
@@ -136,7 +136,7 @@ def spans_of(run: Run, params: frozenset[Parameter]) -> Spans:
     return spans
 
 
-def _stretches(run: Run, params: frozenset[Parameter] | None) -> Iterator[slice]:
+def _stretches(run: Run, params: Collection[Parameter] | None) -> Iterator[slice]:
     """The elements of a run that a hook is for, in pieces that stay in cache."""
     if params is None:
         yield from pieces(run.data)

@@ -103,6 +103,7 @@ class Part:
     def _spans_of(self, params: Any) -> Spans | None:
         if params is None:
             return None
+        params = frozenset(params)
         found = self.spans.get(params)
         if found is None:
             found = self.spans[params] = spans_of(self.run, params)

@@ -267,6 +267,23 @@ def test_rates_of_other_types(rate, monkeypatch):
     assert everything(*case) == one_by_one(monkeypatch, *case)
 
 
+@pytest.mark.parametrize("kind", [set, frozenset])
+def test_parameters_may_be_chosen_anew(kind):
+    link = link_of(((3,), (2,)), "f")
+    optimizer = optimizers.SGD(1.0).setup(link)
+    hook = WeightDecay(1.0, [link.p0])
+    optimizer.add_hook(hook)
+    moved = []
+    for chosen in ([link.p0], [link.p1], []):
+        hook.params = kind(chosen)
+        for p in link.params():
+            p.array = np.ones(p.shape, "f")
+            p.grad = np.zeros(p.shape, "f")
+        optimizer.update()
+        moved.append([float(p.array[0]) for p in (link.p0, link.p1)])
+    assert moved == [[0, 1], [1, 0], [1, 1]]
+
+
 def test_hooks_are_pickled_and_those_of_older_versions_read():
     hook = pickle.loads(pickle.dumps(WeightDecay(0.5)))
     assert (hook.rate, hook.params) == (0.5, None)
