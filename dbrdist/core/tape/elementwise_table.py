@@ -30,6 +30,7 @@ from dbrdist.core.tape.node import Value
 from dbrdist.core.tape.variable import Operand, Variable, as_variable
 
 ROWS: dict[str, Row] = {}  # all rows by name, for tests and docs
+PUBLIC: dict[str, Any] = {}  # the public functions of rows by name
 
 # Bound by the package (__init__.py): the operators, with which every derivative is put together. Some are rows here.
 operators: Any = None
@@ -269,6 +270,7 @@ def public(primitive: Any) -> Any:
     result.__signature__ = inspect.Signature(
         [inspect.Parameter(n, kind, default=entry.numbers.get(n, inspect.Parameter.empty)) for n in names]
     )
+    PUBLIC[entry.name] = result
     return result
 
 
