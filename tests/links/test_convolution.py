@@ -14,6 +14,7 @@ import dbrdist
 import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import kernels, optimizers, serializers
+from dbrdist.core.array import ownership
 from dbrdist.core.model import parameter
 from dbrdist.core.tape.function_node import FunctionHook
 from dbrdist.kernels import ConvGeometry
@@ -201,7 +202,7 @@ def test_a_view_that_another_thread_takes_just_now(monkeypatch):
     views = []
 
     def is_private(p):
-        was_private = is_private(p)
+        was_private = ownership.is_private(p)
         if not views:
             views.append(p._array[:])  # between the question and its answer
         return was_private
