@@ -85,6 +85,13 @@ class HookOfRun:
         self.numbers = numbers
         self.spans = spans  # the elements that the hook is for; None is all
 
+    def change_all(self, p: Array, g: Array) -> None:
+        """Apply the hook to all of its elements."""
+        for where in self.spans or ():
+            self.hook.piece(p[slice(*where)], g[slice(*where)], *self.numbers)
+        if self.spans is None:
+            self.hook.piece(p, g, *self.numbers)
+
     def change(self, p: Array, g: Array, start: int, stop: int) -> None:
         """Apply the hook to the elements from ``start`` to ``stop``."""
         spans = self.spans

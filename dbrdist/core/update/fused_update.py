@@ -9,12 +9,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dbrdist.core.array.backend import Array, on
-from dbrdist.core.array.current_device import On, number_of
+from dbrdist.core.array.current_device import number_of
 from dbrdist.core.model.flat import Run
 from dbrdist.core.update.elementwise_hook import HookOfRun, Spans, spans_of
 from dbrdist.core.update.update_rule import FP32_PARAM, UpdateRule, follow, joint_state
-
-_HERE = On(None)
 
 
 class Part:
@@ -38,7 +36,9 @@ class Part:
                 joint = joint_state(run, rules, names) if names else {}
             self.state = [joint[name] for name in names]
         self.is_on_gpu = number_of(run.data) is not None
-        self.is_plain = self.leader.runs_flat and self.leader._hooks is None and self.wide is None
+        # Whether elementwise hooks can run within the pass of the update: no rule looks at whole parameters.
+        self.takes_hooks = self.leader.runs_flat and self.leader._hooks is None
+        self.is_plain = self.takes_hooks and self.wide is None
         self.spans: dict[Any, Spans] = {}  # of the parameters that a hook is for
 
     @property
@@ -91,19 +91,16 @@ class Part:
         """False once a hook has removed or replaced a gradient."""
         return all(node.gradient is view for _, node, view in self.places)
 
-    @property
-    def takes_hooks(self) -> bool:
-        """Whether elementwise hooks can run within the pass of the update: no rule looks at whole parameters."""
-        return self.leader.runs_flat and self.leader._hooks is None
-
     def prepared(self, hooks: Iterable[Any]) -> list[HookOfRun]:
         """Elementwise hooks with their numbers for this run."""
-        return [HookOfRun(hook, hook.numbers(self.leader), self._spans_of(hook.params)) for hook in hooks]
+        found = []
+        for hook in hooks:
+            params = hook.params
+            spans = None if params is None else self._spans_of(frozenset(params))
+            found.append(HookOfRun(hook, hook.numbers(self.leader), spans))
+        return found
 
-    def _spans_of(self, params: Any) -> Spans | None:
-        if params is None:
-            return None
-        params = frozenset(params)
+    def _spans_of(self, params: frozenset[Any]) -> Spans:
         found = self.spans.get(params)
         if found is None:
             found = self.spans[params] = spans_of(self.run, params)
@@ -132,7 +129,7 @@ class Part:
             values = values.in_numbers()
         if hooks:
             leader.step_after(hooks, values, t, run, self.state)
-            if not (leader.keeps_zero and all(hook.hook.keeps_zero for hook in hooks)):
+            if not leader.keeps_zero or [hook for hook in hooks if not hook.hook.keeps_zero]:
                 run.clear_gaps(*self.state)
             return
         leader.step_run(values, t, run, self.state)
@@ -162,15 +159,25 @@ def update_all(parts: Iterable[Part]) -> None:
 def begin_all(parts: Iterable[Part], loss_scale: float | None) -> None:
     """Prepare the gradients of all parameters."""
     for part in parts:
-        with on(part.run.data) if part.is_on_gpu else _HERE:
-            part.collect()
+        if part.is_on_gpu:
+            with on(part.run.data):
+                part.collect()
+                part.begin(loss_scale)
+            continue
+        for p, node, view in part.places:
+            if node.gradient is not view:
+                p.collect_gradient()
+        if loss_scale is not None or part.wide is not None:
             part.begin(loss_scale)
 
 
 def update_after_hooks(parts: Iterable[Part], is_complete: bool, hooks: Iterable[list[HookOfRun]]) -> None:
     """Update all parameters after elementwise hooks, which are given for each part."""
     for part, own in zip(parts, hooks):
-        with on(part.run.data) if part.is_on_gpu else _HERE:
+        if part.is_on_gpu:
+            with on(part.run.data):
+                part.update(is_complete, own)
+        else:
             part.update(is_complete, own)
 
 

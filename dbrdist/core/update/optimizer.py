@@ -289,9 +289,10 @@ class GradientMethod(Optimizer):
             return self._are_complete(), []
         hooks = list(pre.values())
         last = last_elementwise(hooks)
-        for hook in hooks[: len(hooks) - len(last)]:
+        first = hooks[: len(hooks) - len(last)]
+        for hook in first:
             self.call_hook(hook)
-        is_complete = self._are_complete()
+        is_complete = not first or self._are_complete()
         on_wholes = [part for part in self._parts if not part.takes_hooks]
         if is_complete and self._is_safe and not self._alone and not on_wholes:
             return True, last

@@ -177,12 +177,16 @@ class UpdateRule:
         """
         data = run.data
         if self._runs_in_pieces and type(data) is np.ndarray:
-            is_small = data.size <= SMALL_ELEMENTS
-            loops = () if is_small else tuple([hook.loop() for hook in hooks])
-            has_all = None not in loops
-            if not is_small and has_all and self._run_kernel(hp, t, run, state, loops):
+            if data.size <= SMALL_ELEMENTS and data.itemsize != 2:
+                for hook in hooks:
+                    hook.change_all(data, run.grad)
+                self.step(hp, t, data, run.grad, *state)
                 return
-            if is_small or has_all or self.kernel(hp, t, state) is None:
+            loops = tuple([hook.loop() for hook in hooks])
+            has_all = None not in loops
+            if has_all and self._run_kernel(hp, t, run, state, loops):
+                return
+            if has_all or self.kernel(hp, t, state) is None:
                 in_pieces(functools.partial(self.step, hp, t), data, run.grad, state, [hook.change for hook in hooks])
                 return
         for hook in hooks:

@@ -62,7 +62,7 @@ def of_one_rank():
 STEPS = {
     "alone": (lambda: small_step(lambda: optimizers.MomentumSGD(0.01)), 85),
     "one rank": (lambda: small_step(of_one_rank), 92),
-    "with weight decay": (lambda: small_step(of_one_rank, [optimizers.WeightDecay(1e-4)]), 138),
+    "with weight decay": (lambda: small_step(of_one_rank, [optimizers.WeightDecay(1e-4)]), 107),
 }
 
 
