@@ -11,6 +11,7 @@ from typing import Any
 from dbrdist.core.array.backend import Array, on
 from dbrdist.core.array.current_device import number_of
 from dbrdist.core.model.flat import Run
+from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.update.elementwise_hook import HookOfRun, Spans, spans_of
 from dbrdist.core.update.update_rule import FP32_PARAM, UpdateRule, follow, joint_state
 
@@ -189,3 +190,18 @@ def call_flat(hook: Any, parts: Iterable[Part], keeps_zero: bool) -> None:
             if not keeps_zero:
                 part.joint.clear_gaps()
             part.narrow()
+
+
+def is_updated_alone(p: Parameter) -> bool:
+    """Whether its rule is none of ours, or a user's formula that sees parameters without a shape, too."""
+    rule = p.update_rule
+    if rule is None or not isinstance(rule, UpdateRule):
+        return rule is not None
+    return rule.enabled and not p.is_initialized and not rule.runs_flat
+
+
+def rule_key(p: Parameter) -> Any:
+    """Parameters with equal keys may be updated together."""
+    rule = p.update_rule
+    alone = not rule.runs_flat or rule._hooks is not None or rule.hyperparam.has_own
+    return id(rule) if alone else (type(rule), rule.t, id(rule.hyperparam.parent), rule.is_in_fp32(p))

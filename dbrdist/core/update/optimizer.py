@@ -20,7 +20,16 @@ from dbrdist.core.model.versions import Watch
 from dbrdist.core.tape.node import VariableNode, assignments
 from dbrdist.core.update.elementwise_hook import last_elementwise
 from dbrdist.core.update.first_updates import FirstUpdates
-from dbrdist.core.update.fused_update import Part, begin_all, call_flat, update_after_hooks, update_all
+from dbrdist.core.update.fused_update import (
+    Part,
+    begin_all,
+    call_flat,
+    is_updated_alone,
+    rule_key,
+    update_after_hooks,
+    update_all,
+)
+from dbrdist.core.update.hooks import Hooks, said_of_call
 from dbrdist.core.update.hyperparameter import Hyperparameter, check_assigned, owners
 from dbrdist.core.update.hyperparameter import HyperparameterProxy as HyperparameterProxy
 from dbrdist.core.update.loss_scaling import LossScaling, is_finite
@@ -31,7 +40,7 @@ from dbrdist.core.update.targets import (
     warn_of_another_target,
     warn_of_what_is_not_updated,
 )
-from dbrdist.core.update.update_rule import Hooks, UpdateRule, said_of_call
+from dbrdist.core.update.update_rule import UpdateRule
 from dbrdist.core.usage.foreign_names import add_hints, add_settings, warn_of_unknown
 from dbrdist.core.usage.mistakes import refuse, warn
 from dbrdist.errors import CheckpointError
@@ -322,10 +331,10 @@ class GradientMethod(Optimizer):
                 warn_of_what_is_not_updated(self, everything, self._params_at_setup)
             ruled = [p for p in everything if isinstance(p.update_rule, UpdateRule)]
             updated = [p for p in ruled if p.is_initialized and p.update_rule.enabled]
-            self._alone = [p for p in everything if _is_updated_alone(p)]
+            self._alone = [p for p in everything if is_updated_alone(p)]
             for p in updated:
                 p.update_rule.fit(p)
-            runs = flat.runs(updated, _rule_key)
+            runs = flat.runs(updated, rule_key)
             if self._sharding is not None:
                 self.check_divisible(updated)
                 runs = [self._sharding.shard(run) for run in runs]
@@ -482,21 +491,6 @@ def _has_entry(serializer: Any, name: str) -> bool:
         return serializer(name, None) is not None
     except KeyError:
         return False
-
-
-def _is_updated_alone(p: Parameter) -> bool:
-    """Whether its rule is none of ours, or a user's formula that sees parameters without a shape, too."""
-    rule = p.update_rule
-    if rule is None or not isinstance(rule, UpdateRule):
-        return rule is not None
-    return rule.enabled and not p.is_initialized and not rule.runs_flat
-
-
-def _rule_key(p: Parameter) -> Any:
-    """Parameters with equal keys may be updated together."""
-    rule = p.update_rule
-    alone = not rule.runs_flat or rule._hooks is not None or rule.hyperparam.has_own
-    return id(rule) if alone else (type(rule), rule.t, id(rule.hyperparam.parent), rule.is_in_fp32(p))
 
 
 add_hints(Optimizer, "Optimizer")

@@ -6,7 +6,7 @@ Every parameter has an ``UpdateRule`` with its own state, hyperparameters and ho
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,6 +26,7 @@ from dbrdist.core.model.flat import Run
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.model.versions import note_change
 from dbrdist.core.update.elementwise_hook import HookOfRun
+from dbrdist.core.update.hooks import Hooks as Hooks
 from dbrdist.core.update.hyperparameter import Hyperparameter
 from dbrdist.core.update.pieces import CHUNK_ELEMENTS as CHUNK_ELEMENTS
 from dbrdist.core.update.pieces import FP32_PARAM as FP32_PARAM
@@ -35,67 +36,6 @@ from dbrdist.core.update.pieces import follow as follow
 from dbrdist.core.update.pieces import in_pieces as in_pieces
 from dbrdist.core.update.pieces import pieces as pieces
 from dbrdist.core.update.pieces import workspace as workspace
-from dbrdist.core.usage.mistakes import given_a_class, warn
-
-
-class Hooks:
-    """Named hooks in the order of their addition, each before or after the update."""
-
-    def __init__(self) -> None:
-        self.pre: dict[str, Any] = {}
-        self.post: dict[str, Any] = {}
-
-    def add(self, hook: Any, name: str | None, timing: str) -> None:
-        if isinstance(hook, type):
-            raise given_a_class("add_hook", hook, "a hook")
-        if not callable(hook):
-            raise TypeError(f"hook: expected a callable, got {type(hook).__name__}")
-        if timing == "auto":
-            timing = getattr(hook, "timing", "pre")
-            timing = timing if isinstance(timing, str) else "pre"
-        if timing not in ("pre", "post"):
-            raise ValueError(f"timing: expected 'pre', 'post' or 'auto', got {timing!r}")
-        name = getattr(hook, "name", getattr(hook, "__name__", None)) if name is None else name
-        if name is None:
-            raise ValueError("hook: it has no name attribute, so give add_hook(hook, name=...)")
-        if name in self.pre or name in self.post:
-            raise KeyError(f"a hook named {name!r} is already there; remove it first, or give another name")
-        is_ours = type(hook).__module__.startswith("dbrdist.")
-        if timing == "post" and is_ours and getattr(type(hook), "timing", None) == "pre":
-            warn(f"{name}: it changes gradients, which the update has used before; leave out timing='post'")
-        getattr(self, timing)[name] = hook
-
-    def remove(self, name: str) -> None:
-        if name not in self.pre and name not in self.post:
-            raise KeyError(f"no hook named {name!r}")
-        self.pre.pop(name, None)
-        self.post.pop(name, None)
-
-    def __iter__(self) -> Iterator[Any]:
-        """All hooks, those before the update first."""
-        yield from self.pre.values()
-        yield from self.post.values()
-
-
-def said_of_call(hook: Any, name: str) -> Any:
-    """An attribute that says what a hook's ``__call__`` does, or None.
-
-    A subclass with a ``__call__`` of its own does not inherit what its base says of another one.
-    """
-    kind: Any = type(hook)
-    is_own = name in getattr(hook, "__dict__", ()) or _is_said_of_call(kind, name)
-    return getattr(hook, name, None) if is_own else None
-
-
-@functools.lru_cache(maxsize=256)
-def _is_said_of_call(kind: Any, name: str) -> bool:
-    for base in kind.__mro__:
-        if name in vars(base):
-            return True
-        if "__call__" in vars(base):
-            break
-    return False
-
 
 # A rule that has one of these of its own, in its class or as an attribute, is called for each parameter in turn.
 _REPLACED = frozenset(("init_state", "update", "update_core", "update_core_cpu", "update_core_gpu"))

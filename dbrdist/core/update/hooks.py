@@ -1,0 +1,68 @@
+"""The hooks of an optimizer or of a rule: by name, before or after the update."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from dbrdist.core.usage.mistakes import given_a_class, warn
+
+
+class Hooks:
+    """Named hooks in the order of their addition, each before or after the update."""
+
+    def __init__(self) -> None:
+        self.pre: dict[str, Any] = {}
+        self.post: dict[str, Any] = {}
+
+    def add(self, hook: Any, name: str | None, timing: str) -> None:
+        if isinstance(hook, type):
+            raise given_a_class("add_hook", hook, "a hook")
+        if not callable(hook):
+            raise TypeError(f"hook: expected a callable, got {type(hook).__name__}")
+        if timing == "auto":
+            timing = getattr(hook, "timing", "pre")
+            timing = timing if isinstance(timing, str) else "pre"
+        if timing not in ("pre", "post"):
+            raise ValueError(f"timing: expected 'pre', 'post' or 'auto', got {timing!r}")
+        name = getattr(hook, "name", getattr(hook, "__name__", None)) if name is None else name
+        if name is None:
+            raise ValueError("hook: it has no name attribute, so give add_hook(hook, name=...)")
+        if name in self.pre or name in self.post:
+            raise KeyError(f"a hook named {name!r} is already there; remove it first, or give another name")
+        is_ours = type(hook).__module__.startswith("dbrdist.")
+        if timing == "post" and is_ours and getattr(type(hook), "timing", None) == "pre":
+            warn(f"{name}: it changes gradients, which the update has used before; leave out timing='post'")
+        getattr(self, timing)[name] = hook
+
+    def remove(self, name: str) -> None:
+        if name not in self.pre and name not in self.post:
+            raise KeyError(f"no hook named {name!r}")
+        self.pre.pop(name, None)
+        self.post.pop(name, None)
+
+    def __iter__(self) -> Iterator[Any]:
+        """All hooks, those before the update first."""
+        yield from self.pre.values()
+        yield from self.post.values()
+
+
+def said_of_call(hook: Any, name: str) -> Any:
+    """An attribute that says what a hook's ``__call__`` does, or None.
+
+    A subclass with a ``__call__`` of its own does not inherit what its base says of another one.
+    """
+    kind: Any = type(hook)
+    is_own = name in getattr(hook, "__dict__", ()) or _is_said_of_call(kind, name)
+    return getattr(hook, name, None) if is_own else None
+
+
+@functools.lru_cache(maxsize=256)
+def _is_said_of_call(kind: Any, name: str) -> bool:
+    for base in kind.__mro__:
+        if name in vars(base):
+            return True
+        if "__call__" in vars(base):
+            break
+    return False
