@@ -1,6 +1,6 @@
 """Elementwise functions, activations and losses against PyTorch eager: forward and backward of 2^20 float32.
 
-One thread; each function alternates with the peer. Goal: each at most 1.3 of PyTorch's time, the median at most 0.9.
+One thread; each function alternates with the peer. Goal: each at most 1.2 of PyTorch's time, the median at most 0.85.
 
     python benchmarks/elementwise.py --torch-python TORCH_VENV/bin/python --record
     python benchmarks/elementwise.py --torch-python TORCH_VENV/bin/python --only leaky_relu huber_loss
@@ -90,6 +90,28 @@ CASES: dict[str, tuple[int, str, str, str]] = {
         3, "any", "F.gaussian_nll(a, b, c)",
         "(((a - b) ** 2 * (-c).exp() + c + 1.8378770664093453) * 0.5).sum()",
     ),
+    "pow_half": (1, "positive", "a ** 0.5", "a ** 0.5"),
+    "pow_minus_one": (1, "positive", "a ** -1", "a ** -1"),
+    "pow_minus_half": (1, "positive", "a ** -0.5", "a ** -0.5"),
+    "pow_2.5": (1, "positive", "a ** 2.5", "a ** 2.5"),
+    "fmod": (2, "positive", "F.fmod(a, b)", "torch.fmod(a, b)"),
+    "remainder": (2, "positive", "a % b", "a % b"),
+    "erf": (1, "any", "F.erf(a)", "torch.erf(a)"),
+    "erfc": (1, "any", "F.erfc(a)", "torch.erfc(a)"),
+    "erfinv": (1, "inner", "F.erfinv(a)", "torch.erfinv(a)"),
+    "ndtr": (1, "any", "F.ndtr(a)", "torch.special.ndtr(a)"),
+    "ndtri": (1, "unit", "F.ndtri(a)", "torch.special.ndtri(a)"),
+    "log_ndtr": (1, "any", "F.log_ndtr(a)", "torch.special.log_ndtr(a)"),
+    "lgamma": (1, "positive", "F.lgamma(a)", "torch.lgamma(a)"),
+    "digamma": (1, "positive", "F.digamma(a)", "torch.digamma(a)"),
+    "where": (2, "any", "F.where(u > 0, a, b)", "torch.where(u > 0, a, b)"),
+    "maxout": (1, "any", "F.maxout(a, 4)", "a.reshape(1024, 256, 4).amax(2)"),
+    "swish_rows": (2, "any", "F.swish(a, b[0])", "a * torch.sigmoid(a * b[0])"),
+    "prelu": (2, "any", "F.prelu(a, b[0])", "f.prelu(a, b[0])"),
+    "rrelu": (1, "any", "F.rrelu(a)", "f.rrelu(a, training=True)"),
+    "normalize": (1, "any", "F.normalize(a)", "f.normalize(a, dim=1, eps=1e-5)"),
+    "gaussian": (2, "any", "F.gaussian(a, b)", "a + torch.exp(b * 0.5) * torch.randn_like(a)"),
+    "cumsum": (1, "any", "F.cumsum(a, 1)", "torch.cumsum(a, 1)"),
     "dropout": (1, "any", "F.dropout(a)", "f.dropout(a)"),
     "sum": (1, "any", "F.sum(a)", "a.sum()"),
     "mean": (1, "any", "F.mean(a)", "a.mean()"),
@@ -102,7 +124,7 @@ def operands(count: int, kind: str) -> list[Any]:
     import numpy as np
 
     rng = np.random.default_rng(0)
-    bounds = {"any": (-2.0, 2.0), "positive": (0.3, 2.0), "inner": (-0.9, 0.9)}[kind]
+    bounds = {"any": (-2.0, 2.0), "positive": (0.3, 2.0), "inner": (-0.9, 0.9), "unit": (0.05, 0.95)}[kind]
     return [rng.uniform(*bounds, (ROWS, COLUMNS)).astype(np.float32) for _ in range(count)]
 
 
@@ -187,8 +209,8 @@ def main() -> None:
         print(f"{name:<24}", "  ".join(words), flush=True)
     if ratios:
         results["median_ratio"] = statistics.median(ratios.values())
-        results["above_goal"] = {n: r for n, r in ratios.items() if r > 1.3}
-        print(f"median ratio {results['median_ratio']:.2f}; above 1.3: {', '.join(results['above_goal']) or 'none'}")
+        results["above_goal"] = {n: r for n, r in ratios.items() if r > 1.2}
+        print(f"median ratio {results['median_ratio']:.2f}; above 1.2: {', '.join(results['above_goal']) or 'none'}")
     about = {label: w.ask("about")["versions"] for label, w in workers.items()}
     for w in workers.values():
         w.close()

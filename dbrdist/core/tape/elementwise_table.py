@@ -113,7 +113,7 @@ class Row:
     def compute(self, xs: tuple[Any, ...], values: tuple[Any, ...]) -> Array:
         """The formula on arrays."""
         if self.name in kernels:
-            y = _from_kernel(self.name, self.args, xs, values)
+            y = from_kernel(self.name, self.args, xs, values)
             if y is not None:
                 return y
         if self.runs_at_once:
@@ -186,7 +186,7 @@ class Elementwise(FunctionNode):
             return partial.pull(gy, {**numbers, **dict(zip(row.kept_names, kept))})
         names = row.kept_names
         if (row.name, i) in kernels:
-            gx = _from_kernel((row.name, i), (*names, "gy"), (*kept, gy), self.values)
+            gx = from_kernel((row.name, i), (*names, "gy"), (*kept, gy), self.values)
             if gx is not None:
                 return gx
 
@@ -289,7 +289,7 @@ def _bound(entry: Row, names: tuple[str, ...], given: tuple[Any, ...], named: di
     return tuple(values)
 
 
-def _from_kernel(key: Any, names: tuple[str, ...], arrays: tuple[Any, ...], values: tuple[Any, ...]) -> Array | None:
+def from_kernel(key: Any, names: tuple[str, ...], arrays: tuple[Any, ...], values: tuple[Any, ...]) -> Array | None:
     """What a faster kernel makes of large arrays on the host; None where there is none for them."""
     for a in arrays:
         if type(a) is not np.ndarray:

@@ -82,6 +82,12 @@ LOOP(relu_backward_of_sum_over, OUT(0, a) IN(1, y) IN(2, b), , {
     a[i] = PASSED(y[i], sum);
 })
 
+/* gy times the derivative of 1 / x */
+LOOP(reciprocal_gradient, OUT(0, gx) IN(1, x) IN(2, gy), , {
+    Real r = 1 / x[i];
+    gx[i] = gy[i] * -(r * r);
+})
+
 /* ---- of float alone: what takes exponentials or logarithms, by elementary.h */
 
 FLOAT_LOOP(sigmoid, OUT(0, y) IN(1, x), , y[i] = sigmoid_of(x[i]);)
@@ -112,12 +118,12 @@ FLOAT_LOOP(bernoulli_gradient, OUT(0, gx) IN(1, p) IN(2, x) IN(3, gy), , gx[i] =
 /* scale times x, and below 0 times alpha (exp(x) - 1) */
 FLOAT_LOOP(elu, OUT(0, y) IN(1, x), NUMBER(0, alpha) NUMBER(1, scale), {
     float below = expm1_below_0(SMALLER(x[i], 0.0f)) * alpha;
-    y[i] = (x[i] > 0.0f ? x[i] : below) * scale;
+    y[i] = chosen(x[i] > 0.0f, x[i], below) * scale;
 })
 
 FLOAT_LOOP(elu_gradient, OUT(0, gx) IN(1, x) IN(2, gy), NUMBER(0, alpha) NUMBER(1, scale), {
     float below = exp_of(SMALLER(x[i], 0.0f)) * alpha;
-    gx[i] = gy[i] * ((x[i] >= 0.0f ? 1.0f : below) * scale);
+    gx[i] = gy[i] * (chosen(x[i] >= 0.0f, 1.0f, below) * scale);
 })
 
 FLOAT_LOOP(gelu, OUT(0, y) IN(1, x), , y[i] = x[i] * ndtr_of(x[i]);)
@@ -126,7 +132,7 @@ FLOAT_LOOP(gelu, OUT(0, y) IN(1, x), , y[i] = x[i] * ndtr_of(x[i]);)
 
 FLOAT_LOOP(gelu_gradient, OUT(0, gx) IN(1, x) IN(2, gy), , {
     float bell = bell_of(x[i], 0.5f), tail = erfc_ratio(fabsf(x[i]) * 0.707106781f) * bell;
-    float below = x[i] < 0.0f ? tail : 1.0f - tail;
+    float below = chosen(x[i] < 0.0f, tail, 1.0f - tail);
     gx[i] = gy[i] * (below + x[i] * (bell * NORMAL_HEIGHT));
 })
 
@@ -135,16 +141,140 @@ FLOAT_LOOP(ndtr, OUT(0, y) IN(1, x), , y[i] = ndtr_of(x[i]);)
 FLOAT_LOOP(erf, OUT(0, y) IN(1, x), , {
     float half = half_erfc_of_size(x[i]), far = 1.0f - 2.0f * half;
     float near = erf_near_0(x[i]);
-    y[i] = x[i] > -1.0f && x[i] < 1.0f ? near : copysignf(far, x[i]);
+    y[i] = chosen((x[i] > -1.0f) & (x[i] < 1.0f), near, copysignf(far, x[i]));
 })
 
 FLOAT_LOOP(erfc, OUT(0, y) IN(1, x), , {
     float tail = 2.0f * half_erfc_of_size(x[i]), near = 1.0f - erf_near_0(x[i]);
-    float far = x[i] < 0.0f ? 2.0f - tail : tail;
-    y[i] = x[i] > -0.5f && x[i] < 0.5f ? near : far;
+    float far = chosen(x[i] < 0.0f, 2.0f - tail, tail);
+    y[i] = chosen((x[i] > -0.5f) & (x[i] < 0.5f), near, far);
 })
 
 /* height exp(-c x^2) gy */
 FLOAT_LOOP(bell_gradient, OUT(0, gx) IN(1, x) IN(2, gy), NUMBER(0, c) NUMBER(1, height), {
     gx[i] = gy[i] * (bell_of(x[i], c) * height);
+})
+
+/* ---- of float alone, computed in double by special.h. NaN stands for what a loop leaves to the reference, beside the NaN
+that come from NaN. */
+
+#define WHERE(holds, y) chosen(holds, (float)(y), NAN)
+
+FLOAT_LOOP(erfinv, OUT(0, y) IN(1, x), , {
+    double a = x[i], inverse = inverse_erf(a);
+    y[i] = WHERE((a > -1.0) & (a < 1.0), inverse);
+})
+
+/* scale times the inverse of the normal distribution's function at p = share x, without the square root of 2 */
+FLOAT_LOOP(normal_quantile, OUT(0, y) IN(1, x), NUMBER(0, share) NUMBER(1, scale) const double factor = numbers[1];, {
+    double p = (double)x[i] * share, inverse = inverse_normal(p) * factor;
+    (void)scale;
+    y[i] = WHERE((p > 0.0) & (p < 1.0), inverse);
+})
+
+/* height exp(rate y^2) gy */
+FLOAT_LOOP(rising_bell_gradient, OUT(0, gx) IN(1, y) IN(2, gy), NUMBER(0, rate) const double height = numbers[1];, {
+    double a = y[i], bell = height * wide_exp(rate * (a * a));
+    gx[i] = gy[i] * WHERE(a == a, bell);
+})
+
+FLOAT_LOOP(erfcx, OUT(0, y) IN(1, x), , {
+    double a = x[i], of_size = wide_erfcx(fabs(a)), below = 2.0 * wide_exp(a * a) - of_size;
+    y[i] = WHERE(a == a, wide_chosen(a < 0.0, below, of_size));
+})
+
+FLOAT_LOOP(log_ndtr, OUT(0, y) IN(1, x), , {
+    double a = x[i], half = wide_erfcx(fabs(a) * 0.70710678118654752) * 0.5, square = a * a * 0.5;
+    double below = wide_log(half) - square, above = wide_log1p(-half * wide_exp(-square));
+    y[i] = WHERE(a == a, wide_chosen(a < 0.0, below, above));
+})
+
+/* The density of a normal number divided by ndtr: the derivative of log_ndtr */
+FLOAT_LOOP(log_ndtr_gradient, OUT(0, gx) IN(1, x) IN(2, gy), , {
+    double a = x[i], half = wide_erfcx(fabs(a) * 0.70710678118654752) * 0.5, bell = wide_exp(a * a * -0.5);
+    double above = bell / (1.0 - half * bell), below = 1.0 / half;
+    gx[i] = gy[i] * WHERE(a == a, wide_chosen(a < 0.0, below, above) * 0.39894228040143268);
+})
+
+#define IS_POSITIVE(x) (((x) > 0.0f) & ((x) < INFINITY))
+
+FLOAT_LOOP(lgamma_of_positive, OUT(0, y) IN(1, x), , y[i] = WHERE(IS_POSITIVE(x[i]), wide_lgamma(x[i]));)
+
+FLOAT_LOOP(digamma, OUT(0, y) IN(1, x), , y[i] = WHERE(IS_POSITIVE(x[i]), wide_digamma(x[i]));)
+
+FLOAT_LOOP(digamma_product, OUT(0, gx) IN(1, x) IN(2, gy), , gx[i] = gy[i] * WHERE(IS_POSITIVE(x[i]), wide_digamma(x[i]));)
+
+FLOAT_LOOP(trigamma_product, OUT(0, gx) IN(1, x) IN(2, gy), , gx[i] = gy[i] * WHERE(IS_POSITIVE(x[i]), wide_trigamma(x[i]));)
+
+/* What is left of x when the whole multiples of d are taken away, as long as they are few enough for each step to be
+exact: a product of 24 and 29 bits, and a difference of multiples of d's last bit that is no larger than d. */
+#define REMAINDER                                                                  \
+    double a = x[i], b = d[i], times = trunc(a / b), rest = a - times * b;         \
+    int is_exact = (times > -536870912.0) & (times < 536870912.0) & (b != 0.0);        \
+    float left = copysignf((float)rest, x[i]);
+
+FLOAT_LOOP(fmod, OUT(0, y) IN(1, x) IN(2, d), , {
+    REMAINDER
+    y[i] = WHERE(is_exact, left);
+})
+
+/* with the sign of d */
+FLOAT_LOOP(remainder, OUT(0, y) IN(1, x) IN(2, d), , {
+    REMAINDER
+    float moved = chosen((left < 0.0f) != (d[i] < 0.0f), left + d[i], left);
+    y[i] = WHERE(is_exact, chosen(left != 0.0f, moved, copysignf(0.0f, d[i])));
+})
+
+/* Normal numbers from 32 random bits twice, which stand in arrays of float: sqrt(-2 ln u) cos(pi v) for u from 0 to 1 and
+v from -1 to 1 (Box and Muller 1958) */
+FLOAT_LOOP(box_muller, OUT(0, y) IN(1, radius_bits) IN(2, angle_bits), , {
+    double u = ((double)bits_of(radius_bits[i]) + 0.5) * 2.3283064365386963e-10;
+    double v = ((double)(int32_t)bits_of(angle_bits[i]) + 0.5) * 4.6566128730773926e-10;
+    y[i] = (float)(sqrt(-2.0 * wide_log(u)) * cos_of_half_turns(v));
+})
+
+/* ---- rows: i counts them */
+
+enum { LANES = 32 }; /* a sum is one of so many parts, whatever the processor; fewer would be no loop, but steps one by one */
+
+INSIDE float row_max(const float *restrict x, ptrdiff_t n, ptrdiff_t whole) {
+    float lanes[LANES], largest = -INFINITY;
+    for (int k = 0; k < LANES; ++k) lanes[k] = -INFINITY;
+    for (ptrdiff_t j = 0; j < whole; j += LANES)
+        for (int k = 0; k < LANES; ++k) lanes[k] = LARGER(x[j + k], lanes[k]);
+    for (ptrdiff_t j = whole; j < n; ++j) largest = LARGER(x[j], largest);
+    for (int k = 0; k < LANES; ++k) largest = LARGER(lanes[k], largest);
+    return largest;
+}
+
+INSIDE float row_sum(const float *restrict x, ptrdiff_t n, ptrdiff_t whole) {
+    float lanes[LANES] = {0};
+    double sum = 0;
+    for (ptrdiff_t j = 0; j < whole; j += LANES)
+        for (int k = 0; k < LANES; ++k) lanes[k] += x[j + k];
+    for (ptrdiff_t j = whole; j < n; ++j) sum += x[j];
+    for (int k = 0; k < LANES; ++k) sum += lanes[k];
+    return (float)sum;
+}
+
+#define ROW_LENGTH const ptrdiff_t n = (ptrdiff_t)numbers[0]; const ptrdiff_t whole = n - n % LANES;
+
+FLOAT_LOOP(log_softmax, OUT(0, to) IN(1, from), ROW_LENGTH, {
+    const float *restrict x = from + i * n;
+    float *restrict y = to + i * n;
+    float largest = row_max(x, n, whole);
+    for (ptrdiff_t j = 0; j < n; ++j) y[j] = exp_of(x[j] - largest);
+    float sum = row_sum(y, n, whole);
+    float log_of_sum = (float)wide_log(sum);
+    log_of_sum = sum == sum ? log_of_sum : sum;
+    for (ptrdiff_t j = 0; j < n; ++j) y[j] = (x[j] - largest) - log_of_sum;
+})
+
+FLOAT_LOOP(log_softmax_backward, OUT(0, to) IN(1, of_y) IN(2, of_gy),
+           ROW_LENGTH, {
+    const float *restrict y = of_y + i * n;
+    const float *restrict gy = of_gy + i * n;
+    float *restrict gx = to + i * n;
+    float sum = row_sum(gy, n, whole);
+    for (ptrdiff_t j = 0; j < n; ++j) gx[j] = gy[j] - exp_of(y[j]) * sum;
 })

@@ -2,7 +2,8 @@
 
 The loops, in ``vector_loops.h``, run on OpenMP's threads. The provider serves float32 and float64 where dbrdist is
 compiled. Elsewhere NumPy's formulas, which take several passes over pieces that stay in cache, give the same bits. What
-needs an exponential is served in float32 alone, and differs from NumPy's by a few units in the last place.
+needs an exponential is served in float32 alone, and differs from NumPy's by a few units in the last place. Special
+functions are computed in double, and are SciPy's for the rare numbers that their loops leave out.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dbrdist.core.array import backend
+from dbrdist.core.array.scipy_parts import special_function
 from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.cpu.onednn_finite import memory_row
-from dbrdist.kernels.reference import numpy_
+from dbrdist.kernels.reference import numpy_, numpy_softmax
 
 try:
     from dbrdist.kernels.cpu import vector_loops as _found
@@ -34,6 +36,8 @@ _OF_FLOAT_ALONE: set[str] = set() if _found is None else _found.OF_FLOAT_ALONE
 _REAL = np.dtype(np.float32), np.dtype(np.float64)
 _FEW = 1 << 13  # elements of an array up to which the call costs as much as it saves
 
+_SHORT = 32  # elements of a row, of which shorter ones take oneDNN less time
+
 _ERF_SLOPE, _NORMAL_HEIGHT = 2 / math.sqrt(math.pi), 1 / math.sqrt(2 * math.pi)
 
 
@@ -44,11 +48,18 @@ class CompiledLoop(NamedTuple):
         name: of the loop.
         operands: the names of the row's arrays that it takes, in order.
         numbers: what it takes of the row's numbers; None for others than it is meant for.
+        beyond: computes the elements that the loop leaves out, for which it gives NaN; None if there are none.
     """
 
     name: str
     operands: tuple[str, ...]
     numbers: Callable[..., tuple[float, ...] | None] = lambda *numbers: numbers
+    beyond: Callable[..., Array] | None = None
+
+
+def _scipy(name: str) -> Callable[..., Array]:
+    """A function of SciPy, which is loaded at the first call."""
+    return lambda *xs: special_function(name, "numpy")(*xs)
 
 
 def _when(holds: bool, *numbers: float) -> tuple[float, ...] | None:
@@ -89,6 +100,23 @@ TABLE: dict[Any, CompiledLoop] = {
     ("erf", 0): CompiledLoop("bell_gradient", ("x", "gy"), lambda: (1.0, _ERF_SLOPE)),
     "erfc": CompiledLoop("erfc", ("x",)),
     ("erfc", 0): CompiledLoop("bell_gradient", ("x", "gy"), lambda: (1.0, -_ERF_SLOPE)),
+    "erfinv": CompiledLoop("erfinv", ("x",), beyond=_scipy("erfinv")),
+    ("erfinv", 0): CompiledLoop("rising_bell_gradient", ("y", "gy"), lambda: (1.0, 1 / _ERF_SLOPE)),
+    "erfcinv": CompiledLoop("normal_quantile", ("x",), lambda: (0.5, -1.0), _scipy("erfcinv")),
+    ("erfcinv", 0): CompiledLoop("rising_bell_gradient", ("y", "gy"), lambda: (1.0, -1 / _ERF_SLOPE)),
+    "ndtri": CompiledLoop("normal_quantile", ("x",), lambda: (1.0, math.sqrt(2)), _scipy("ndtri")),
+    ("ndtri", 0): CompiledLoop("rising_bell_gradient", ("y", "gy"), lambda: (0.5, 1 / _NORMAL_HEIGHT)),
+    "erfcx": CompiledLoop("erfcx", ("x",)),
+    "log_ndtr": CompiledLoop("log_ndtr", ("x",)),
+    ("log_ndtr", 0): CompiledLoop("log_ndtr_gradient", ("x", "gy")),
+    "lgamma": CompiledLoop("lgamma_of_positive", ("x",), beyond=_scipy("gammaln")),
+    ("lgamma", 0): CompiledLoop("digamma_product", ("x", "gy"), beyond=lambda x, gy: gy * _scipy("digamma")(x)),
+    "digamma": CompiledLoop("digamma", ("x",), beyond=_scipy("digamma")),
+    ("digamma", 0): CompiledLoop("trigamma_product", ("x", "gy"), beyond=lambda x, gy: gy * _scipy("zeta")(2, x)),
+    ("pow_number", 0): CompiledLoop("reciprocal_gradient", ("x", "gy"), lambda c: () if c == -1 else None),
+    "box_muller": CompiledLoop("box_muller", ("radius_bits", "angle_bits")),
+    "fmod": CompiledLoop("fmod", ("a", "b"), beyond=np.fmod),
+    "remainder": CompiledLoop("remainder", ("a", "b"), beyond=np.remainder),
 }
 
 
@@ -140,11 +168,24 @@ def _plan_row(key: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbe
         raise onednn.Unsupported("other numbers than the loop is meant for")
     run, new = _elementwise_loop(loop.name, *arrays)
 
+    beyond = loop.beyond
+
     def row(key: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbers: tuple[Any, ...]) -> Array | None:
         y = new()
-        return y if run((memory_row(y), *map(memory_row, arrays)), values) else None
+        rows = memory_row(y), *map(memory_row, arrays)
+        if not run(rows, values):
+            return None
+        if beyond is not None and math.isnan(rows[0].max()):
+            _complete(beyond, *rows)
+        return y
 
     return row
+
+
+def _complete(beyond: Callable[..., Array], y: Array, *xs: Array) -> None:
+    """Compute what a loop has left out of y. Whatever else lies in the arrays changes no bit of it."""
+    left_out = np.isnan(y)
+    y[left_out] = beyond(*[x[left_out] for x in xs])
 
 
 def _plan_relu_backward(y: Array, gy: Array) -> Plan:
@@ -186,9 +227,33 @@ def _plan_relu_backward_of_sum(y: Array, a: Array, b: Array, out: Array | None =
     return relu_backward_of_sum
 
 
+def _plan_softmax(name: str, reference: Callable[..., Array]) -> Callable[..., Plan]:
+    """Rows that lie densely: the last axis in C order, or the channels of images."""
+
+    def plan(*arguments: Any) -> Plan:
+        *arrays, axis = arguments
+        x = arrays[0]
+        is_image = x.ndim == 4 and backend.lies_as_images(x)
+        if axis != (1 if is_image else x.ndim - 1) or x.shape[axis] < _SHORT:
+            raise onednn.Unsupported("another axis, or short rows")
+        run, new = _elementwise_loop(name, *arrays)
+        numbers = (x.shape[axis],)
+
+        def softmax(*arguments: Any) -> Array:
+            y, xs = new(), arguments[:-1]
+            done = run((memory_row(y), *map(memory_row, xs)), numbers)
+            return y if done else reference(*arguments)
+
+        return softmax
+
+    return plan
+
+
 ROWS = {
     "update": _plan_update,
     "row": _plan_row,
+    "log_softmax": _plan_softmax("log_softmax", numpy_softmax.log_softmax),
+    "log_softmax_backward": _plan_softmax("log_softmax_backward", numpy_softmax.log_softmax_backward),
     "relu_backward": _plan_relu_backward,
     "relu_backward_over": _plan_relu_backward_over,
     "relu_backward_of_sum": _plan_relu_backward_of_sum,

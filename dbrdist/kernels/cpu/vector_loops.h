@@ -2,32 +2,66 @@
 
 Every operation is rounded as NumPy rounds it, in NumPy's order, without fused multiply-add, so that a result does not
 depend on whether dbrdist is compiled, nor on the number of threads. Functions of float that need an exponential are an
-exception: NumPy's differ by a few units in the last place, also from one processor to another. A loop takes its arrays,
-the first and the last + 1 element, and its numbers. */
+exception: NumPy's differ by a few units in the last place, also from one processor to another. These loops' do not: they
+say where they want a fused multiply-add, and are left out where the processor has none. A loop takes its arrays, the first
+and the last + 1 element, and its numbers. */
 
 #include <dlfcn.h>
 #include <math.h>
 #include <pthread.h>
 #include <stddef.h>
 
-#include "elementary.h"
-
-#if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define WIDEST __attribute__((target_clones("avx512f", "avx2", "default")))
+/* Without it, what is large is called, and a loop that calls something becomes no vectors. */
+#if defined(__GNUC__)
+#define INSIDE static inline __attribute__((always_inline))
 #else
-#define WIDEST
+#define INSIDE static inline
 #endif
+
+#include "elementary.h"
+#include "special.h"
 
 typedef void (*Loop)(void **arrays, ptrdiff_t start, ptrdiff_t stop, const double *numbers);
 
+/* Each loop is compiled for several sets of instructions, from which find_level chooses when the module is loaded: a
+compiler's own choice (target_clones) leaves loops with fmaf without vectors. */
+#if defined(__x86_64__) && defined(__GNUC__)
+enum { NUM_LEVELS = 3 };
+#define FOR_EACH_LEVEL(f, ...)                                          \
+    __attribute__((target("avx512f"))) static BODY(f##_avx512, __VA_ARGS__) \
+    __attribute__((target("avx2,fma"))) static BODY(f##_avx2, __VA_ARGS__)  \
+    static BODY(f##_plain, __VA_ARGS__)
+#define ALL_LEVELS(f) {f##_plain, f##_avx2, f##_avx512}
+static int find_level(void) {
+    if (__builtin_cpu_supports("avx512f")) return 2;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 1 : 0;
+}
+#else
+enum { NUM_LEVELS = 1 };
+#define FOR_EACH_LEVEL(f, ...) static BODY(f##_plain, __VA_ARGS__)
+#define ALL_LEVELS(f) {f##_plain}
+static int find_level(void) { return 0; }
+#endif
+static int level;
+
+/* Without the instruction, the functions of elementary.h and special.h take a thousand times as long. */
+static int has_fma(void) {
+#if defined(__FP_FAST_FMAF) || defined(FP_FAST_FMAF)
+    return 1;
+#else
+    return level > 0;
+#endif
+}
+
 /* A loop of float and one of double. ARRAYS and NUMBERS declare what they are called in what follows, for each i. */
-#define LOOP_OF(T, S, name, ARRAYS, NUMBERS, ...)                                                             \
-    WIDEST static void name##_##S(void **arrays, ptrdiff_t start, ptrdiff_t stop, const double *numbers) {   \
-        typedef T Real;                                                                                       \
-        ARRAYS NUMBERS                                                                                        \
-        (void)numbers;                                                                                        \
-        for (ptrdiff_t i = start; i < stop; ++i) { __VA_ARGS__ }                                              \
+#define BODY(f, T, ARRAYS, NUMBERS, ...)                                                   \
+    void f(void **arrays, ptrdiff_t start, ptrdiff_t stop, const double *numbers) {        \
+        typedef T Real;                                                                    \
+        ARRAYS NUMBERS                                                                     \
+        (void)numbers;                                                                     \
+        for (ptrdiff_t i = start; i < stop; ++i) { __VA_ARGS__ }                           \
     }
+#define LOOP_OF(T, S, name, ...) FOR_EACH_LEVEL(name##_##S, T, __VA_ARGS__)
 #define LOOP(name, ARRAYS, NUMBERS, ...)                        \
     LOOP_OF(float, float, name, ARRAYS, NUMBERS, __VA_ARGS__)   \
     LOOP_OF(double, double, name, ARRAYS, NUMBERS, __VA_ARGS__)
@@ -125,13 +159,14 @@ LOOP(hard_clipping, OUT(1, g), NUMBER(0, lower) NUMBER(1, upper), {
 
 #include "elementwise_loops.h"
 
-/* written: a bit for each array that is. */
-typedef struct { const char *name; int num_arrays, written, num_numbers; Loop of_float, of_double; } Entry;
+/* written: a bit for each array that is; is_by_row: the loop is over rows of numbers[0] elements. */
+typedef struct { const char *name; int num_arrays, written, num_numbers, is_by_row; Loop of_float[NUM_LEVELS], of_double[NUM_LEVELS]; } Entry;
 
 #define ENTRY(name, num_arrays, written, num_numbers) \
-    {#name, num_arrays, written, num_numbers, name##_float, name##_double}
+    {#name, num_arrays, written, num_numbers, 0, ALL_LEVELS(name##_float), ALL_LEVELS(name##_double)}
 #define FLOAT_ENTRY(name, num_arrays, written, num_numbers) \
-    {#name, num_arrays, written, num_numbers, name##_float, NULL}
+    {#name, num_arrays, written, num_numbers, 0, ALL_LEVELS(name##_float), {NULL}}
+#define ROW_ENTRY(name, num_arrays) {#name, num_arrays, 1, 1, 1, ALL_LEVELS(name##_float), {NULL}}
 static const Entry ENTRIES[] = {
     ENTRY(sgd, 2, 1, 1),         ENTRY(momentum_sgd, 3, 5, 2), ENTRY(corrected_momentum_sgd, 3, 5, 2),
     ENTRY(nesterov_ag, 3, 5, 2), ENTRY(adam, 4, 13, 7),        ENTRY(amsgrad, 5, 29, 7),
@@ -154,6 +189,14 @@ static const Entry ENTRIES[] = {
     FLOAT_ENTRY(gelu, 2, 1, 0),      FLOAT_ENTRY(gelu_gradient, 3, 1, 0),
     FLOAT_ENTRY(ndtr, 2, 1, 0),      FLOAT_ENTRY(erf, 2, 1, 0),
     FLOAT_ENTRY(erfc, 2, 1, 0),      FLOAT_ENTRY(bell_gradient, 3, 1, 2),
+    FLOAT_ENTRY(erfinv, 2, 1, 0),    FLOAT_ENTRY(normal_quantile, 2, 1, 2),
+    FLOAT_ENTRY(erfcx, 2, 1, 0),     FLOAT_ENTRY(rising_bell_gradient, 3, 1, 2),
+    FLOAT_ENTRY(log_ndtr, 2, 1, 0),  FLOAT_ENTRY(log_ndtr_gradient, 3, 1, 0),
+    FLOAT_ENTRY(digamma, 2, 1, 0),   FLOAT_ENTRY(digamma_product, 3, 1, 0),
+    FLOAT_ENTRY(lgamma_of_positive, 2, 1, 0), FLOAT_ENTRY(trigamma_product, 3, 1, 0),
+    FLOAT_ENTRY(box_muller, 3, 1, 0), ENTRY(reciprocal_gradient, 3, 1, 0),
+    ROW_ENTRY(log_softmax, 2),       ROW_ENTRY(log_softmax_backward, 3),
+    FLOAT_ENTRY(fmod, 3, 1, 0),      FLOAT_ENTRY(remainder, 3, 1, 0),
 };
 enum { NUM_ENTRIES = sizeof(ENTRIES) / sizeof(ENTRIES[0]), LEAST = 1 << 15 };
 
@@ -169,7 +212,7 @@ typedef struct { Loop loop; double numbers[MOST_NUMBERS]; ptrdiff_t *bounds, num
 typedef struct {
     Loop loop;
     void **arrays;
-    ptrdiff_t size;
+    ptrdiff_t size, unit; /* a share is some units */
     const double *numbers;
     const Before *before;
     int num_before;
@@ -209,7 +252,8 @@ static int (*omp_thread_num)(void), (*omp_num_threads)(void), (*omp_max_threads)
 
 static void leave_threads(void) { gomp_parallel = NULL; } /* a forked child has none of its parent's */
 
-static void find_threads(void) {
+static void find_processor(void) {
+    level = find_level();
     void *library = dlopen("libgomp.so.1", RTLD_NOW | RTLD_GLOBAL);
     if (!library) return;
     *(void **)&omp_thread_num = dlsym(library, "omp_get_thread_num");
@@ -224,16 +268,23 @@ static void do_share(void *given) {
     const Work *work = (const Work *)given;
     ptrdiff_t count = omp_num_threads(), place = omp_thread_num();
     ptrdiff_t share = (work->size + count - 1) / count;
-    share = (share + 63) / 64 * 64; /* no two threads write to one cache line */
+    share = (share + work->unit - 1) / work->unit * work->unit;
     ptrdiff_t start = place * share, stop = start + share;
     if (stop > work->size) stop = work->size;
     if (start < stop) do_stretch(work, start, stop);
 }
 
-static void run_loop(Loop loop, void **arrays, ptrdiff_t size, const double *numbers, const Before *before, int num_before) {
-    Work work = {loop, arrays, size, numbers, before, num_before};
+static Loop loop_of(const Entry *entry, int is_double) {
+    return (is_double ? entry->of_double : entry->of_float)[level];
+}
+
+static void run_loop(const Entry *entry, int is_double, void **arrays, ptrdiff_t size, const double *numbers,
+                     const Before *before, int num_before) {
+    /* elements: no two threads write to one cache line */
+    Work work = {loop_of(entry, is_double), arrays, size, 64, numbers, before, num_before};
     int count = gomp_parallel && size > LEAST ? omp_max_threads() : 1;
     if (count > size / LEAST) count = (int)(size / LEAST);
+    if (entry->is_by_row) work.size = size /= (ptrdiff_t)numbers[0], work.unit = 1;
     if (count < 2) {
         do_stretch(&work, 0, size);
         return;

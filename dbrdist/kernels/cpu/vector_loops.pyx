@@ -13,18 +13,25 @@ cdef extern from "vector_loops.h" nogil:
     ctypedef void (*Loop)(void **arrays, Py_ssize_t start, Py_ssize_t stop, const double *numbers)
     ctypedef struct Entry:
         const char *name
-        int num_arrays, written, num_numbers
-        Loop of_float, of_double
+        int num_arrays, written, num_numbers, is_by_row
+        Loop *of_double
     const Entry ENTRIES[]
     enum: NUM_ENTRIES
-    void find_threads()
+    enum: NUM_LEVELS
+    int level
+    void find_processor()
+    int has_fma()
+    Loop loop_of(const Entry *entry, bint is_double)
     enum: MOST_NUMBERS
     ctypedef struct Before:
         Loop loop
         double numbers[MOST_NUMBERS]
         ptrdiff_t *bounds
         ptrdiff_t num_spans
-    void run_loop(Loop loop, void **arrays, Py_ssize_t size, const double *numbers, const Before *before, int num_before)
+    void run_loop(
+        const Entry *entry, bint is_double, void **arrays, Py_ssize_t size, const double *numbers,
+        const Before *before, int num_before
+    )
 
 cdef enum:
     MOST_ARRAYS = 5
@@ -33,9 +40,24 @@ cdef enum:
     WRITEABLE = 0x400
 
 cdef object ndarray = np.ndarray
-PLACES = {ENTRIES[i].name.decode(): i for i in range(NUM_ENTRIES)}
-OF_FLOAT_ALONE = {ENTRIES[i].name.decode() for i in range(NUM_ENTRIES) if ENTRIES[i].of_double is NULL}
-find_threads()
+find_processor()
+OF_FLOAT_ALONE = {ENTRIES[i].name.decode() for i in range(NUM_ENTRIES) if ENTRIES[i].of_double[0] is NULL}
+PLACES = {
+    ENTRIES[i].name.decode(): i for i in range(NUM_ENTRIES) if has_fma() or ENTRIES[i].of_double[0] is not NULL
+}
+
+ARITIES = {ENTRIES[i].name.decode(): (ENTRIES[i].num_arrays, ENTRIES[i].num_numbers) for i in range(NUM_ENTRIES)}
+
+
+def use_level(int number):
+    """Run what was compiled for a set of instructions, from 0 (any processor) on; return the number until now. For tests:
+    the processor must have them."""
+    global level
+    cdef int before = level
+    if not 0 <= number < NUM_LEVELS:
+        raise ValueError(f"expected a level from 0 to {NUM_LEVELS - 1}, got {number}")
+    level = number
+    return before
 
 
 def run(int place, bint is_double, tuple arrays, tuple numbers, tuple before=()):
@@ -49,7 +71,6 @@ def run(int place, bint is_double, tuple arrays, tuple numbers, tuple before=())
     cdef double values[MOST_NUMBERS]
     cdef Before befores[MOST_BEFORE]
     cdef const Entry *entry = &ENTRIES[place]
-    cdef Loop loop = entry.of_double if is_double else entry.of_float
     cdef Py_ssize_t size = 0
     cdef int i, written = entry.written, count = len(before)
     if len(arrays) != entry.num_arrays:
@@ -61,11 +82,13 @@ def run(int place, bint is_double, tuple arrays, tuple numbers, tuple before=())
     if not _are_separate(arrays, written, 8 if is_double else 4, starts, &size):
         return False
     _take(entry, numbers, values)
+    if entry.is_by_row and (values[0] < 1 or size % <Py_ssize_t> values[0]):
+        return False
     kept = []  # the memory of the stretches
     for i in range(count):
         _take_before(&befores[i], before[i], is_double, kept)
     with nogil:
-        run_loop(loop, starts, size, values, befores, count)
+        run_loop(entry, is_double, starts, size, values, befores, count)
     return True
 
 
@@ -108,7 +131,7 @@ cdef int _take_before(Before *loop, tuple given, bint is_double, list kept) exce
     """One loop that runs before the others."""
     cdef const Entry *entry = &ENTRIES[<int> given[0]]
     cdef Py_ssize_t k
-    loop.loop = entry.of_double if is_double else entry.of_float
+    loop.loop = loop_of(entry, is_double)
     _take(entry, given[1], loop.numbers)
     loop.bounds, loop.num_spans = NULL, 0
     if given[2] is not None:
