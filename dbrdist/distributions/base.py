@@ -285,8 +285,8 @@ def kl_divergence(dist1: Distribution, dist2: Distribution) -> Variable:
             if (first, second) in _KL:
                 return _KL[first, second](dist1, dist2)
     raise NotImplementedError(
-        f"kl_divergence: there is none of {type(dist1).__name__} and {type(dist2).__name__}; give one with "
-        "@dbrdist.distribution.register_kl"
+        f"kl_divergence: no divergence of {type(dist1).__name__} and {type(dist2).__name__} is known; "
+        "register one with @dbrdist.distribution.register_kl"
     )
 
 

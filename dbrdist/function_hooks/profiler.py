@@ -3,6 +3,10 @@
 Function hooks switch off what depends on nobody looking: the fusion of batch normalization and ReLU, the kernels of
 inference. The profiler is no hook. While it records it stands around the methods through which every call goes:
 ``FunctionNode.apply``, each class's ``derive``, ``Link.__call__`` and the optimizers' ``update``. It reads no array.
+
+What a call costs is small beside most functions, and large beside those of a tiny network. With a bound on the overhead
+the profiler records some steps in a row, and then steps aside for so long that the whole run stays within the bound:
+only the optimizers' ``update`` is looked at then, once per step.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ from dbrdist.function_hooks.report import in_units
 
 _PHASES = ("forward", "backward", "update")
 MAX_EVENTS = 1 << 18  # calls that the trace shows: of a longer run the last ones
+_BURST = 10  # steps that are recorded in a row
+_CAUTION = 5  # times the cost of noting a call: with its closures, labels and colder caches, as measured
 
 
 class ProfileEntry:
@@ -57,58 +63,107 @@ class Event(NamedTuple):
 class Profile:
     """``with dbrdist.profile() as p:`` records this thread's calls in the block; see :func:`profile`."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_overhead: float | None = None) -> None:
+        if most_overhead is not None and not 0 < most_overhead <= 1:
+            raise ValueError(f"profile: most_overhead: expected a number above 0 and up to 1, got {most_overhead!r}")
         self.entries: dict[tuple[str, str], ProfileEntry] = {}
-        self.events: list[Event] = []
-        self.seconds = 0.0  # of the whole block
+        self.seconds = 0.0  # of the whole block, or of its recorded steps
+        self.num_steps = 0  # updates in the block
+        self.num_recorded = 0  # those of them whose calls were recorded
         self.peak_bytes = 0  # the process's largest resident memory so far
+        self._most_overhead = most_overhead
+        self._noted: list[tuple[str, str, str, float, float]] = []
         self._thread = 0
-        self._began = 0.0
+        self._began = self._began_here = 0.0
         self._inner: list[float] = [0.0]  # seconds of functions inside, for each open call
         self._layers: list[str] = []
+        self.is_recording, self.is_updating = False, False
+        self._num_left, self._num_calls = 0, 0  # steps of this burst to come, calls of it so far
+        self._resume_at = self._call_seconds = self._switch_seconds = 0.0
         self._names: dict[int, tuple[str, Any]] = {}
 
     # ---- recording --------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Profile:
-        _start(self)
         self._thread = threading.get_ident()
-        self._began = time.perf_counter()
+        began = time.thread_time()
+        _start(self)
+        self._switch_seconds = 2 * (time.thread_time() - began)  # on and off again
+        self._call_seconds = 0.0 if self._most_overhead is None else _CAUTION * _seconds_of_a_call(self)
+        self._begin_burst()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.seconds += time.perf_counter() - self._began
-        _stop(self)
+        if self.is_recording:
+            self.seconds += time.perf_counter() - self._began
+        _stop()
         self.peak_bytes = _peak_bytes()
 
-    def call(self, function: str, layer: str, phase: str, run: Callable[[], Any]) -> Any:
-        """Run a call and note it."""
-        inner = self._inner
-        inner.append(0.0)
-        began = time.perf_counter()
-        try:
-            return run()
-        finally:
-            ended = time.perf_counter()
-            took = ended - began
-            own = took - inner.pop()
-            inner[-1] += took
-            entry = self.entries.get((function, layer))
-            if entry is None:
-                entry = self.entries[function, layer] = ProfileEntry(function, layer)
-            entry.calls[phase] += 1
-            entry.seconds[phase] += own
-            self.note(Event(function, layer, phase, began, ended))
+    def begin(self) -> float:
+        """Open a call: the time at which it begins."""
+        self._inner.append(0.0)
+        return time.perf_counter()
 
-    def note(self, event: Event) -> None:
-        """Keep an event for the trace, and hand it to the recorder of all ranks if there is one."""
-        if len(self.events) >= MAX_EVENTS:
-            del self.events[: MAX_EVENTS // 2]
-        self.events.append(event)
+    def finish(self, function: str, layer: str, phase: str, began: float) -> ProfileEntry:
+        """Close the innermost open call and note it."""
+        ended = time.perf_counter()
+        took = ended - began
+        inner = self._inner
+        own = took - inner.pop()
+        inner[-1] += took
+        entry = self.entries.get((function, layer))
+        if entry is None:
+            entry = self.entries[function, layer] = ProfileEntry(function, layer)
+        entry.calls[phase] += 1
+        entry.seconds[phase] += own
+        self._num_calls += 1
+        noted = self._noted
+        if len(noted) >= MAX_EVENTS:
+            del noted[: MAX_EVENTS // 2]
+        noted.append((function, layer, phase, began, ended))
         recorder = spans.recording()
         if recorder is not None:
-            name = f"{event.function} ({event.layer})" if event.layer else event.function
-            recorder.spans.append(spans.Span(name, recorder.step, self._thread, event.began, event.ended))
+            name = f"{function} ({layer})" if layer else function
+            recorder.spans.append(spans.Span(name, recorder.step, self._thread, began, ended))
+        return entry
+
+    @property
+    def events(self) -> list[Event]:
+        """The calls of the trace, in the order in which they ended."""
+        return [Event(*noted) for noted in self._noted]
+
+    # ---- steps that are recorded, and steps that are not ------------------------------------------------------------
+
+    def _begin_burst(self) -> None:
+        self.is_recording = True
+        self._num_left, self._num_calls = _BURST, 0
+        self._began, self._began_here = time.perf_counter(), time.thread_time()
+
+    def step(self) -> None:
+        """An update has ended: go on recording, pause, or record again after a pause."""
+        self.num_steps += 1
+        self.num_recorded += self.is_recording
+        if self._most_overhead is None:
+            return
+        now = time.thread_time()  # of this thread alone: others may have the processor
+        if not self.is_recording:
+            if now >= self._resume_at:
+                _wrap()
+                self._begin_burst()
+            return
+        self._num_left -= 1
+        if self._num_left:
+            return
+        self.seconds += time.perf_counter() - self._began
+        took = now - self._began_here
+        cost = self._num_calls * self._call_seconds + self._switch_seconds
+        pause = cost / self._most_overhead - took
+        if pause <= 0:
+            self._begin_burst()
+            return
+        self.is_recording = False
+        self._resume_at = now + pause
+        _unwrap(_wrapped)
 
     def is_here(self) -> bool:
         """Whether this is the thread that is recorded."""
@@ -125,6 +180,7 @@ class Profile:
             for path, inner in link.namedlinks():
                 self._names.setdefault(id(inner), (path, inner))
         path = self._names.get(id(link), (type(link).__name__, None))[0]
+        self._num_calls += 1
         self._layers.append(path)
         try:
             return run()
@@ -160,7 +216,10 @@ class Profile:
     def lines(self, num: int = 20) -> Iterator[str]:
         """The table: the ``num`` slowest functions, then the slowest layers, then the rest of the time."""
         total = sum(entry.total_seconds for entry in self.entries.values())
-        yield f"profile: {in_units(self.seconds * 1e9, 'ns us ms s', 1e3)} in all, peak memory {_size(self.peak_bytes)}"
+        some = f"{self.num_recorded:,} of {self.num_steps:,} steps in "
+        some = some if self.num_recorded < self.num_steps else ""
+        took = in_units(self.seconds * 1e9, "ns us ms s", 1e3)
+        yield f"profile: {some}{took}{'' if some else ' in all'}, peak memory {_size(self.peak_bytes)}"
         for title, entries in (("function", self.by_function()), ("layer", self.by_layer())):
             rows = [(title, "calls", "forward", "backward", "update", "share", "output")]
             rows += [self._row(title, entry) for entry in entries[:num]]
@@ -197,11 +256,16 @@ class Profile:
             json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
 
 
-def profile() -> Profile:
+def profile(most_overhead: float | None = None) -> Profile:
     """Measure time and memory of every function and layer in a block.
 
     It records the thread that enters the block. The same kernels run as without it, and every result has the same bits;
     each call takes about two microseconds more. On a GPU, times are those of starting kernels, not of running them.
+
+    Args:
+        most_overhead: the part of the time by which profiling may lengthen the block, such as 0.05. Steps of a network
+            whose functions take longer are all recorded; of faster ones ten at a time, with pauses between.
+            ``seconds`` and shares are then those of the recorded steps. None records every step.
 
     Returns:
         A :class:`~dbrdist.function_hooks.profiler.Profile`: a context manager. ``print_report()`` prints the slowest
@@ -210,6 +274,7 @@ def profile() -> Profile:
 
     Raises:
         RuntimeError: another profile records already.
+        ValueError: ``most_overhead`` is not above 0 and at most 1.
 
     Example:
         >>> import numpy as np, dbrdist, dbrdist.links as L
@@ -219,7 +284,7 @@ def profile() -> Profile:
         >>> [(entry.function, entry.layer, entry.calls['forward']) for entry in p.entries.values()]
         [('LinearFunction', '/', 1)]
     """
-    return Profile()
+    return Profile(most_overhead)
 
 
 def _share(seconds: float, whole: float) -> str:
@@ -249,7 +314,8 @@ def _peak_bytes() -> int:
 # ---- what stands around the methods ---------------------------------------------------------------------------------
 
 _recording: list[Profile] = []  # none or one
-_originals: list[tuple[type, str, Any]] = []
+_wrapped: list[tuple[type, str, Any]] = []  # the methods as they were: those that a pause gives back
+_updates: list[tuple[type, str, Any]] = []  # and those of optimizers, which count the steps
 _lock = threading.Lock()
 
 
@@ -258,23 +324,32 @@ def _start(profile: Profile) -> None:
         if _recording:
             raise RuntimeError("dbrdist.profile: another profile records already; only one can at a time")
         _recording.append(profile)
-        _replace(FunctionNode, "apply", _around_apply)
-        _replace(Link, "__call__", _around_link)
-        for cls in _subclasses(FunctionNode):
-            _replace(cls, "derive", _around_derive)
+        _wrap()
         for cls in _subclasses(Optimizer):
-            _replace(cls, "update", _around_update)
+            _replace(_updates, cls, "update", _around_update)
 
 
-def _stop(profile: Profile) -> None:
+def _stop() -> None:
     with _lock:
         _recording.clear()
-        for cls, name, original in reversed(_originals):
-            if original is None:
-                delattr(cls, name)
-            else:
-                setattr(cls, name, original)
-        _originals.clear()
+        _unwrap(_wrapped)
+        _unwrap(_updates)
+
+
+def _wrap() -> None:
+    _replace(_wrapped, FunctionNode, "apply", _around_apply)
+    _replace(_wrapped, Link, "__call__", _around_link)
+    for cls in _subclasses(FunctionNode):
+        _replace(_wrapped, cls, "derive", _around_derive)
+
+
+def _unwrap(originals: list[tuple[type, str, Any]]) -> None:
+    for cls, name, original in reversed(originals):
+        if original is None:
+            delattr(cls, name)
+        else:
+            setattr(cls, name, original)
+    originals.clear()
 
 
 def _subclasses(cls: type) -> Iterator[type]:
@@ -288,17 +363,31 @@ def _subclasses(cls: type) -> Iterator[type]:
                 yield found
 
 
-def _replace(cls: type, name: str, around: Callable[[Any], Any]) -> None:
+def _replace(originals: list[tuple[type, str, Any]], cls: type, name: str, around: Callable[[Any], Any]) -> None:
     """Put a function around a method that the class has itself; a root class may inherit it."""
     own = cls.__dict__.get(name)
     if own is None and cls not in (FunctionNode, Link):
         return
-    _originals.append((cls, name, own))
+    originals.append((cls, name, own))
     setattr(cls, name, around(getattr(cls, name)))
 
 
 def _here() -> Profile | None:
     return _recording[0] if _recording and _recording[0].is_here() else None
+
+
+def _seconds_of_a_call(profile: Profile, times: int = 200) -> float:
+    """What the profiler adds to a call, from calls of nothing; they leave no trace."""
+    kept = profile.entries, profile._noted
+    profile.entries, profile._noted, profile._num_calls = {}, [], 0
+    began = time.thread_time()
+    for _ in range(times):
+        _here()
+        profile.finish("", profile.layer, "forward", profile.begin())
+    seconds = (time.thread_time() - began) / times
+    profile.entries, profile._noted = kept
+    profile._inner[:] = [0.0]
+    return seconds
 
 
 def _around_apply(apply: Any) -> Any:
@@ -307,21 +396,37 @@ def _around_apply(apply: Any) -> Any:
         profile = _here()
         if profile is None:
             return apply(self, inputs)
-        layer, label = profile.layer, self.label
+        layer = profile.layer
         self.__dict__["_profiled_layer"] = layer
-        outputs = profile.call(label, layer, "forward", lambda: apply(self, inputs))
-        given = {id(_root(getattr(x, "_array", x))) for x in inputs}
-        new = (y._array for y in outputs if id(_root(y._array)) not in given)
-        profile.entries[label, layer].bytes += sum(a.nbytes for a in new)
+        outputs: tuple[Any, ...] = ()
+        began = profile.begin()
+        try:
+            outputs = apply(self, inputs)
+        finally:
+            entry = profile.finish(self.label, layer, "forward", began)
+        for y in outputs:
+            entry.bytes += _new_bytes(y._array, inputs)
         return outputs
 
     return profiled
 
 
+def _new_bytes(array: Any, inputs: tuple[Any, ...]) -> int:
+    """The bytes of an output; 0 for a view of an input, and for one that is not written yet."""
+    if array is None:
+        return 0
+    root = _root(array)
+    for x in inputs:
+        if _root(getattr(x, "_array", x)) is root:
+            return 0
+    return int(array.nbytes)
+
+
 def _root(array: Any) -> Any:
     """The array that owns the memory of a view."""
-    while getattr(array, "base", None) is not None and hasattr(array.base, "shape"):
-        array = array.base
+    base = getattr(array, "base", None)
+    while base is not None and hasattr(base, "shape"):
+        array, base = base, getattr(base, "base", None)
     return array
 
 
@@ -331,8 +436,11 @@ def _around_derive(derive: Any) -> Any:
         profile = _here()
         if profile is None:
             return derive(self, *args)
-        layer = self.__dict__.get("_profiled_layer", "")
-        return profile.call(self.label, layer, "backward", lambda: derive(self, *args))
+        began = profile.begin()
+        try:
+            return derive(self, *args)
+        finally:
+            profile.finish(self.label, self.__dict__.get("_profiled_layer", ""), "backward", began)
 
     return profiled
 
@@ -354,6 +462,22 @@ def _around_update(update: Any) -> Any:
         profile = _here()
         if profile is None:
             return update(self, *args, **kwargs)
-        return profile.call(type(self).__name__, "", "update", lambda: update(self, *args, **kwargs))
+        is_inner, profile.is_updating = profile.is_updating, True  # of a multi-node optimizer's
+        try:
+            return _timed_update(profile, update, self, args, kwargs)
+        finally:
+            profile.is_updating = is_inner
+            if not is_inner:
+                profile.step()
 
     return profiled
+
+
+def _timed_update(profile: Profile, update: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
+    if not profile.is_recording:
+        return update(optimizer, *args, **kwargs)
+    began = profile.begin()
+    try:
+        return update(optimizer, *args, **kwargs)
+    finally:
+        profile.finish(type(optimizer).__name__, "", "update", began)

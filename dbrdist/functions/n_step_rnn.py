@@ -369,7 +369,7 @@ _SHAPES = """
         ValueError: N_t grows, or the number or shape of states, weights or biases does not match.
 
     Example:
-        >>> h, x = np.zeros(({first}, 3, 2)), [np.ones((3, 4)), np.ones((1, 4))]  # sequences of 2, 1 and 1 steps
+        >>> h, x = np.zeros(({first}, 3, 2)), [np.ones((3, 4)), np.ones((1, 4))]  # lengths 2, 1, 1
         >>> ws, bs = {weights}, {biases}
         >>> *states, ys = F.{name}(1, 0.0, {given}, ws, bs, x)
         >>> states[0].shape, [y.shape for y in ys]

@@ -1,4 +1,4 @@
-"""Arrays read with strides of one's own."""
+"""Arrays read with strides that the caller chooses."""
 
 from __future__ import annotations
 

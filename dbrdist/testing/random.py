@@ -19,7 +19,7 @@ _saved: list[Any] = []  # the states before the tests that run now, outermost fi
 
 
 def _set_up() -> None:
-    """Start all generators from the seed. Within a test that has done so (retried, say) they continue."""
+    """Start all generators from the seed. Within a test that has done so (for example a retried one) they continue."""
     _saved.append((python_random.getstate(), np.random.get_state(), random.get_state()))
     if len(_saved) == 1:
         varies = bool(int(os.environ.get("CHAINER_TEST_RANDOM_NONDETERMINISTIC", "0")))

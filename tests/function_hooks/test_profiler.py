@@ -7,6 +7,7 @@ import json
 import re
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from dbrdist import models, optimizers
 from dbrdist.core.array import spans
 from dbrdist.core.model.link import Link
 from dbrdist.core.tape.function_node import FunctionNode
+from dbrdist.function_hooks import profiler
+from tests.each import each
 
 PAGE = Path(__file__).parents[2] / "docs" / "profiling.md"
 
@@ -108,6 +111,54 @@ def test_one_profile_at_a_time_and_of_its_own_thread():
     with dbrdist.profile() as again:
         F.exp(np.ones(2, "f"))
     assert ("exp", "") in again.entries
+
+
+class Clock:
+    """A clock that the test moves."""
+
+    now = 0.0
+
+    def __call__(self):
+        Clock.now += 1e-6  # each look at it
+        return Clock.now
+
+
+def test_with_a_bound_on_the_overhead_steps_of_a_small_network_are_recorded_in_bursts(monkeypatch):
+    net = L.Linear(3, 2)
+    optimizer = optimizers.SGD(0.1).setup(net)
+
+    def step(seconds):
+        net.cleargrads()
+        F.sum(net(np.ones((5, 3), "f"))).backward()
+        Clock.now += seconds
+        optimizer.update()
+
+    clock = SimpleNamespace(perf_counter=Clock(), thread_time=Clock())
+    monkeypatch.setattr(profiler, "time", clock)
+    before = FunctionNode.apply, Link.__call__
+    with dbrdist.profile(most_overhead=0.05) as fast:
+        states = []
+        for _ in range(2000):
+            step(50e-6)
+            states.append(FunctionNode.apply is before[0])
+    assert fast.num_steps == 2000 and 10 < fast.num_recorded < 500
+    assert fast.num_recorded == states.count(False) + 1 or any(states)
+    (linear,) = [e for e in fast.entries.values() if e.function == "LinearFunction"]
+    assert linear.calls["forward"] == linear.calls["backward"] == fast.num_recorded
+    assert fast.entries["SGD", ""].calls["update"] == fast.num_recorded
+    assert fast.seconds < 0.5 * 2000 * 50e-6
+    assert f"profile: {fast.num_recorded} of 2,000 steps in" in next(fast.lines())
+    with dbrdist.profile(most_overhead=0.05) as slow:
+        for _ in range(50):
+            step(0.1)
+    assert slow.num_steps == slow.num_recorded == 50 and "in all" in next(slow.lines())
+    assert (FunctionNode.apply, Link.__call__) == before
+
+
+@each(bound=[0, -1, 1.5, float("nan")])
+def test_a_bound_that_is_none_is_refused(bound):
+    with pytest.raises(ValueError, match="most_overhead"):
+        dbrdist.profile(bound)
 
 
 def test_an_error_inside_a_function_and_shared_or_unnamed_links():

@@ -12,6 +12,8 @@ import dbrdist
 import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import models
+from dbrdist.links.model.vision.resnet import ResNetLayers
+from dbrdist.links.model.vision.vgg import VGGLayers
 from tests.each import each
 from tests.functions.cases import CASES
 from tests.onnx.examples import FURTHER, function_of, small_inputs
@@ -97,7 +99,30 @@ MODELS = {
     "ResNet20": (lambda: models.ResNet20(10), (2, 3, 16, 16)),
     "ResNet18": (lambda: models.ResNet18(10), (1, 3, 32, 32)),
     "ResNet50": (lambda: models.ResNet50(10), (1, 3, 32, 32)),
-}
+    "ResNetD": (lambda: models.ResNet(10, (1, 1, 1, 1), variant="d", blur_pooling="all"), (1, 3, 32, 32)),
+    "ResNet of Chainer": (lambda: models.ResNet(10, (1, 1, 1, 1), variant="chainer"), (1, 3, 32, 32)),
+    "stochastic depth": (lambda: models.ResNet(10, (1, 1, 1, 1), stochastic_depth=0.5), (1, 3, 32, 32)),
+    "TransformerBlock": (lambda: L.TransformerBlock(8, 2), (2, 5, 8)),
+    "TransformerBlock, normalization first": (
+        lambda: L.TransformerBlock(8, 2, norm_first=True, activation=F.gelu), (2, 5, 8)
+    ),
+    "GoogLeNet": (lambda: layer(L.GoogLeNet(None), "prob"), (1, 3, 224, 224)),
+    "VGGLayers": (lambda: layer(Thin(None, 16), "prob"), (1, 3, 224, 224)),
+    "ResNetLayers": (lambda: layer(ThinResNet(None, 50), "prob"), (1, 3, 224, 224)),
+}  # fmt: skip
+
+
+class Thin(VGGLayers):
+    channels, hidden_size = (4, 4, 8, 8, 8), 16
+
+
+class ThinResNet(ResNetLayers):
+    channels = (4, 8, 8, 8)
+
+
+def layer(model, name):
+    """A network of Chainer's as a function of images."""
+    return lambda x: model(x, layers=[name])[name]
 
 
 @pytest.mark.slow
@@ -105,7 +130,8 @@ MODELS = {
 def test_our_models_with_any_batch(name, tmp_path):
     make, shape = MODELS[name]
     model, x = make(), random(*shape)
-    model(x)  # initializes, and moves running statistics
+    with dbrdist.using_config("train", name[0] == "R"):
+        model(x)  # initializes, and moves running statistics
     export(model, x, tmp_path / "m.onnx", dynamic_batch=True, check=False)
     more = random(shape[0] + 3, *shape[1:], seed=1)
     with dbrdist.using_config("train", False):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import subprocess
 import sys
 
 import pytest
@@ -64,6 +67,20 @@ def test_links_and_ten_questions(site):
     assert wrong == {}
     text = (site / "index.html").read_text()
     assert "https://fonts" not in text and "dark mode" in text.lower()
+
+
+def test_a_second_make_docs_installs_nothing(tmp_path):
+    if shutil.which("make") is None:
+        pytest.skip("there is no make")
+    environment = tmp_path / "venv"
+    (environment / "bin").mkdir(parents=True)
+    words = ["make", "--dry-run", "docs", f"VENV={environment}"]
+    first = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "pip install" in first
+    for name in re.findall(rf"(?<={re.escape(str(environment))}/)\.\w+", first + " " + f"{environment}/.ready"):
+        (environment / name).touch()
+    second = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "pip" not in second and "packaging/site/build.py" in second
 
 
 def test_every_page_is_in_the_navigation_or_an_example():

@@ -102,18 +102,19 @@ def sentence(need: Need | None, config: Config, num_ranks: int, num_local: int) 
     own = need.of(together)
     few, more = NUM_EXAMPLES
     per = "per step and rank" if num_ranks > 1 else "per step"
-    words = f"memory: about {_size(own)} {per}, from {few} and {more} examples"
+    words = f"memory: about {size(own)} {per}, from {few} and {more} examples"
     free = free_bytes()
     if free is None:
         return [words]
     here = f" for {num_local} ranks" if num_local > 1 else ""
-    words = f"{words}; {_size(free)} free here{here}"
+    words = f"{words}; {size(free)} free here{here}"
     if own * num_local > free:
         words += ": not enough; use a smaller batch, or fewer ranks on a host"
     return [words]
 
 
-def _size(num_bytes: float) -> str:
+def size(num_bytes: float) -> str:
+    """A number of bytes with three digits and its unit."""
     for unit in ("kB", "MB"):
         num_bytes /= 1000
         if num_bytes < 999.5:

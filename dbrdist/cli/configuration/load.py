@@ -265,7 +265,7 @@ def _nearest(word: str, known: list[str], *, listed: bool = True) -> str:
 
 
 def _owners(loc: Sequence[str | int]) -> str:
-    """Which other components of the kind have a key that this one does not: a key from another recipe, say."""
+    """Which other components of the kind have a key that this one does not: for example a key from another recipe."""
     tag = next((str(part) for part in reversed(loc[:-1]) if part in BY_TAG), None)
     if tag is None:
         return ""

@@ -1,4 +1,4 @@
-"""What a training run can be told: frozen models, each field with one sentence that names its unit.
+"""The keys of a training run: frozen models, each field with one sentence that names its unit.
 
 A *component* (model, data, transform, loss, optimizer, hook, schedule) is written as its name, or as a mapping with
 `name` and its settings. In place of a built-in name, `package.module:callable` names the user's own, whose arguments
@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 from dbrdist.cli.configuration import components as parts
 from dbrdist.cli.configuration import updates
 from dbrdist.cli.configuration.derived import takes
+from dbrdist.cli.configuration.finders import BatchFinder, LearningRateFinder
 from dbrdist.cli.configuration.periods import Period, Periods, interval
 from dbrdist.cli.configuration.settings import (
     BY_TAG,
@@ -150,23 +151,6 @@ class Stop(Settings):
         return self
 
 
-class LearningRateFinder(Settings):
-    """A short run that raises the learning rate from step to step, and suggests one."""
-
-    lowest: Positive = 1e-6
-    """The learning rate of the first step."""
-    highest: Positive = 1.0
-    """The learning rate of the last step."""
-    steps: Annotated[int, Field(ge=10, le=100_000)] = 100
-    """Number of steps; the test ends earlier where the loss has grown to four times its least value."""
-
-    @model_validator(mode="after")
-    def _rises(self) -> LearningRateFinder:
-        if self.lowest >= self.highest:
-            refuse("highest", f"expected more than lowest, {self.lowest:g}, got {self.highest:g}")
-        return self
-
-
 def _named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
@@ -296,6 +280,8 @@ class Config(Settings):
     """When the run ends before its last epoch: at a target, or without progress."""
     lr_finder: LearningRateFinder | None = None
     """A learning-rate range test in place of the run: its keys, `{}` for all defaults."""
+    batch_finder: BatchFinder | None = None
+    """Steps with growing batches in place of the run, to find a fast one: its keys, `{}` for all defaults."""
     accumulate: Count = 1
     """Batches whose gradients are added up for one update; only the last one communicates."""
     local_steps: Count = 1
@@ -378,6 +364,10 @@ class Config(Settings):
             words = self._not_scheduled(scheduled.of, [s.of for s in self.schedules[:i]])
             if words:
                 yield f"schedules.{i}.of", words
+        if self.batch_finder is not None and self.lr_finder is not None:
+            yield "batch_finder", "lr_finder takes the place of the run too; leave out one of them"
+        if self.batch_finder is not None and self.virtual_workers is not None:
+            yield "batch_finder", "virtual workers fix the batch; write batch: N to look for another one"
         if self.updater is not None and self.virtual_workers is not None:
             yield "updater", "virtual workers need their own updater; leave out one of them"
         if self.threads and self.workers:

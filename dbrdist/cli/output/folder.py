@@ -33,6 +33,7 @@ CONFIG, SUMMARY, LOG, WORDS, LOCK, REPORT = (
 )
 BEST, TENSORBOARD, TRACE = "snapshot_best", "tensorboard", "trace.json"
 RANKS, TEST_EXAMPLES = "ranks", "test_examples.json"
+BATCH_SIZES = "batch_finder.csv"
 FINDINGS = ("lr_finder.csv", "lr_finder.png")  # of a range test: the table and the picture
 _NAMES = (
     CONFIG,
@@ -48,6 +49,7 @@ _NAMES = (
     RANKS,
     TEST_EXAMPLES,
     *FINDINGS,
+    BATCH_SIZES,
     "log.csv",
 )
 _TEMPORARY = re.compile(rf"({'|'.join(map(re.escape, _NAMES))}|snapshot_iter_\d+)\.tmp-\d+(-\d+)?")

@@ -27,7 +27,7 @@ def as_ending(error: BaseException, folder: RunFolder, writes_behind: bool) -> B
         return RefusedHere(reason_of(error), code_of(error))  # at the end of the run only this rank knows
     if isinstance(error, _AGREED):
         return Refused(told(error, reason_of(error)), code_of(error))
-    if isinstance(error, DbrdistError):  # of this rank's data, say: the message has what a traceback would not add
+    if isinstance(error, DbrdistError):  # such as one of this rank's data: a traceback adds nothing to its message
         return RefusedHere(reason_of(error), code_of(error))
     if isinstance(error, OSError) and error.errno in _FULL:
         return RefusedHere(f"{folder.path}: {said(error)}; the snapshots in it are unharmed", code_of(error))

@@ -79,8 +79,18 @@ class RangeTest(Extension):
                 f"learning-rate finder: the loss fell fastest at {found:.2g} and was lowest at "
                 f"{rates[np.nanargmin(means)]:.2g}; begin with {self.key}={found:.2g}"
             )
+            if (words := self._at_the_edge(found, means)) is not None:
+                say(f"learning-rate finder: {words}")
         if plotting.is_installed():
             _draw(os.path.join(folder, PICTURE), rates, self.losses, means, found)
+
+    def _at_the_edge(self, found: float, means: np.ndarray) -> str | None:
+        """What to say of a suggestion at the first rates, or below a loss that still fell at the last one."""
+        if found <= self.rates[1]:
+            return "that is where the test began: lower rates may be better; try a lower lr_finder.lowest"
+        if len(means) == len(self.rates) and int(np.nanargmin(means)) == len(means) - 1:
+            return "the loss still fell at the highest rate: higher ones may be better; try a higher lr_finder.highest"
+        return None
 
 
 class EndOfTest(EndTrigger):

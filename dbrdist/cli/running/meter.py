@@ -27,7 +27,7 @@ class Meter:
         self._at_line = self._at_look = self.position()
 
     def start(self) -> None:
-        """Measure from here on, after a resume say."""
+        """Measure from here on, for example after a resume."""
         self._at_line = self._at_look = self.position()
 
     def __call__(self, entry: dict[str, Any]) -> None:

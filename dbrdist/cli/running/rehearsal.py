@@ -105,7 +105,7 @@ def small(config: Config, origin: Origin, folder: str, trial: Trial) -> Config:
     data["evaluation"] |= {"batch": None, "every": "1 epoch", "offset": 0.0}
     data["log"] |= {"every": "1 iteration", "wandb": None, "mlflow": None}  # nobody wants to see this run there
     data |= {"iterations": _NUM_STEPS, "out": os.path.join(folder, "run"), "init_from": None, "extends": None}
-    data |= {"stop": None, "lr_finder": None}
+    data |= {"stop": None, "lr_finder": None, "batch_finder": None}
     return Config.model_validate(data)
 
 

@@ -24,6 +24,7 @@ _FIXED = {
     r"optimizer\.args(\..*)?": "your own optimizer takes its hyperparameters from the snapshot",
     r"model\.(zero_gamma|uniform_gamma|fan|log_constant_bias)": "it only affects initial values",
     r"batch_norm\.eps": "the saved weights were trained with it",
+    r"batch_finder(\..*)?": "it takes the place of a run, from the first step",
     r"lr_finder(\..*)?": "a range test goes through its rates once, from the first step of a run",
 }
 # What says nothing about the run itself.

@@ -37,7 +37,7 @@ from dbrdist.cli.output.provenance import facts
 from dbrdist.cli.output.refuse import Refused, alike, code_of, told
 from dbrdist.cli.output.warned import Warned
 from dbrdist.cli.output.words import WIDTH, columns_of, counted, said
-from dbrdist.cli.running import loggers, resume
+from dbrdist.cli.running import batch_finder, loggers, resume
 from dbrdist.cli.running.endings import INTERRUPTED, STOPPED, as_ending, reason_of
 from dbrdist.cli.running.evaluation import check_classes
 from dbrdist.cli.running.lr_finder import FEWEST_STEPS, RangeTest
@@ -89,7 +89,7 @@ class Run:
         self.console, self.warned = console, warned
         self.folder = RunFolder(config.out)
         self.test_iterator: Any = None
-        self.stop = StopOnRequest(comm, save=lambda trainer: self.saver.save(trainer))
+        self.stop = StopOnRequest(comm, save=None if config.batch_finder else self._save)
         self.stop.initialize(None)  # from now on, not only from the first step
         find = build.find_images(config, origin, comm)
         # a snapshot has all weights: the file of the first ones may be gone by now
@@ -120,6 +120,9 @@ class Run:
             self.plan.append(sharing)
         if comm.rank == 0:
             self.plan += memory.sentence(need, config, comm.size, comm.intra_size)
+
+    def _save(self, trainer: Trainer) -> None:
+        self.saver.save(trainer)
 
     def _trainer(self) -> Trainer:
         config, comm, end = self.config, self.comm, end_of(self.config, self.range_test)
@@ -342,7 +345,10 @@ class Run:
         try:
             # what overflows shows in the loss, which is looked at after each step; a warning would not say more
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-                self.trainer.run(show_loop_exception_msg=False)
+                if self.config.batch_finder is None:
+                    self.trainer.run(show_loop_exception_msg=False)
+                else:
+                    batch_finder.find(self)
             ending = "finished", getattr(self.trainer.stop_trigger, "reason", None)
             if ending[1] is not None:
                 self.say(ending[1])
@@ -375,7 +381,7 @@ class Run:
 
     def _train_profiled(self) -> int:
         """Train with a profile of functions and layers, which the trace shows as well."""
-        with profile() as found:
+        with profile(most_overhead=0.04) as found:
             code = self.train(traces=True)
         if self.comm.rank == 0:
             for line in found.lines():
@@ -434,7 +440,7 @@ class Run:
             "epochs": updater.epoch_detail,
             "iterations": updater.iteration,
             "seconds": seconds,
-            "seconds_over_all_starts": self.trainer.elapsed_time,
+            "seconds_over_all_starts": self.trainer.elapsed_time if self.config.batch_finder is None else seconds,
             "metrics": {key: value for key, value in last.items() if "/" in key},
             "num_parameters": self.parts.task.count_params(),
             "batch": self.config.batch_size,
@@ -464,7 +470,8 @@ class Run:
             self.say(f"snapshot.best: no {BEST} was saved, because nothing was observed as {best!r}")
         epochs = counted(f"{summary['epochs']:.4g}", "epoch")
         done = f"{epochs}, {counted(summary['iterations'], 'step')}"
-        self.say(f"{summary['status']}: {done} in {summary['seconds']:.1f} s; everything is in {self.config.out}")
+        done = f": {done}" if self.config.batch_finder is None else ""
+        self.say(f"{summary['status']}{done} in {summary['seconds']:.1f} s; everything is in {self.config.out}")
         accuracy = summary["metrics"].get("validation/main/accuracy")
         if accuracy is not None:
             self.say(f"test accuracy {_percent(accuracy)}")

@@ -1,4 +1,4 @@
-"""The judge of a channel: hears where ranks wait, asks them once more, and pronounces the verdict."""
+"""The judge of a channel: collects where ranks wait, asks them once more, and reports a deadlock."""
 
 from __future__ import annotations
 

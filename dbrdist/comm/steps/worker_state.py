@@ -51,7 +51,7 @@ class Statistics:
             _put(*place, value)
 
     def read(self) -> Vector:
-        """The values of now, one behind the other."""
+        """The current values, concatenated."""
         return _joined([getattr(*place) for place in self._places])
 
     def nothing(self) -> Vector:

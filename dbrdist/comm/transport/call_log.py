@@ -28,7 +28,7 @@ class Call:
     """
 
     # Of most calls these stay what they are, and cost nothing.
-    number = 0  # the how-manieth meeting on the communicator, or message of the pair; 0 before it is known
+    number = 0  # the index of the meeting on the communicator, or of the message of the pair; 0 before it is known
     is_collective = True
     is_waiting = False  # for other ranks; False too while it prepares or copies
     meets_by = "row"  # or "bytes", where no row comes first

@@ -147,7 +147,7 @@ def set_state(state: tuple[int, ...]) -> None:
 def raw_words(
     num_rows: int, words_per_row: int, is_shared: bool = False
 ) -> np.ndarray[Any, np.dtype[np.uint64]]:  # fmt: skip
-    """64 random bits each, shape (num_rows, words_per_row), for the next draw of this step (dropout's masks, say).
+    """64 random bits each, shape (num_rows, words_per_row), for the next draw of this step, such as dropout's masks.
 
     Row i belongs to row ``row + i`` of the global batch, so the numbers do not depend on how many ranks share it; or to
     row i of something that all ranks have (``is_shared``), such as a weight.
@@ -198,7 +198,7 @@ def next_iterator_seed(is_divided: bool) -> int:
     """The seed of the next iterator made without one: the run's own for the first, another for each after it.
 
     Iterators whose batches are divided over ranks are counted by themselves. Every rank makes all of those, so that
-    their seeds agree, while only some may make others (a test set on rank 0, say).
+    their seeds agree, while only some may make others (for example a test set on rank 0).
     """
     s = _stream
     if is_divided:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 
 class ForwardPreprocessArgs(NamedTuple):
-    """What a hook sees before forward."""
+    """What a hook receives before forward."""
 
     link: Any
     forward_name: str
@@ -16,7 +16,7 @@ class ForwardPreprocessArgs(NamedTuple):
 
 
 class ForwardPostprocessArgs(NamedTuple):
-    """What a hook sees after forward."""
+    """What a hook receives after forward."""
 
     link: Any
     forward_name: str

@@ -121,7 +121,7 @@ class Call(Record):
             raise
 
     def unchain(self) -> None:
-        """Cut this function out of the graph and let go of what it retained; its outputs become leaves."""
+        """Cut this function out of the graph and release what it retained; its outputs become leaves."""
         self.inputs = self.wanted = ()
         self._kept_xs = self._kept_ys = ()
         self._for_rule = None

@@ -397,9 +397,9 @@ class FunctionNode(Call):
         for i, y in enumerate(ys):
             if has_nan(y):
                 bad = [str(j) for j, x in enumerate(xs) if is_array(x) and has_nan(x)]
-                whence = f"it comes from input {' and '.join(bad)}" if bad else "no input has any"
+                origin = f"it comes from input {' and '.join(bad)}" if bad else "no input has any"
                 raise RuntimeError(
-                    f"NaN in output {i} of the forward computation of {self.label}; {whence}{self.called_at()}"
+                    f"NaN in output {i} of the forward computation of {self.label}; {origin}{self.called_at()}"
                 )
 
     def called_at(self) -> str:

@@ -1,4 +1,4 @@
-"""What Variables say: of comparisons, of deprecated names, of their values."""
+"""Messages of Variables: about comparisons, deprecated names and values."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class RepeatedDataset(DatasetMixin):
         return self._dataset[i]
 
     def sources(self, indices: Array, seed: int, epoch: int) -> tuple[Array, Array]:
-        """Of examples by index, which images they are, and the how-manieth copies, from 0 on."""
+        """Of examples by index, which images they are, and the number of each copy, from 0 on."""
         n = len(self)
         place = positions(seed, epoch, n)[np.asarray(indices, np.int64)].astype(np.int64)
         start, within = place - place % self.block, place % self.block

@@ -1,4 +1,4 @@
-"""Batches of a pipeline of NVIDIA DALI, which reads and decodes them itself, on the GPU if it is told to."""
+"""Batches of a pipeline of NVIDIA DALI, which reads and decodes them itself, on the GPU if it is set up so."""
 
 from __future__ import annotations
 

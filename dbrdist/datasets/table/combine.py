@@ -1,4 +1,4 @@
-"""Datasets made of datasets: columns beside each other, one behind the other, or seen through a function."""
+"""Datasets made of datasets: side by side, one after another, or through a function."""
 
 from __future__ import annotations
 

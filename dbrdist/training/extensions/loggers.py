@@ -176,20 +176,20 @@ class WandbLogger(MetricsLogger):
 
 
 class MLflowLogger(MetricsLogger):
-    """Sends the log to MLflow through the package ``mlflow``; a ``tracking_uri`` of a folder needs no network.
+    """Sends the log to MLflow through the package ``mlflow``; a ``tracking_uri`` of a database file needs no network.
 
     Slashes in names stay; characters that MLflow refuses become underscores.
 
     Args:
         log_report: the name of the LogReport in the trainer; default 'LogReport'.
-        tracking_uri: server or folder; None for MLflow's own setting.
+        tracking_uri: a server, or a database such as 'sqlite:///mlflow.db'; None for MLflow's own setting.
         options: arguments of ``mlflow.start_run``, such as ``run_name``.
 
     Raises:
         ImportError: the package is not installed.
 
     Example:
-        >>> log = extensions.MLflowLogger(experiment_name="digits")  # doctest: +SKIP
+        >>> log = extensions.MLflowLogger(tracking_uri="sqlite:///mlflow.db", run_name="first")  # doctest: +SKIP
     """
 
     def __init__(self, log_report: str = "LogReport", tracking_uri: str | None = None, **options: Any):

@@ -255,7 +255,7 @@ def _checksum(file: Any, num_bytes: int) -> bytes:
 
 
 def _seal_holds(file: Any) -> bool | None:
-    """Whether the bytes are those that were sealed; None for a file without a seal, of another program say."""
+    """Whether the bytes are those that were sealed; None for a file without a seal, for example of another program."""
     end = file.seek(0, os.SEEK_END) - _SEAL_BYTES
     if end < 0:
         return None

@@ -1,4 +1,4 @@
-"""What the doctor has to say."""
+"""The findings of the doctor."""
 
 from __future__ import annotations
 

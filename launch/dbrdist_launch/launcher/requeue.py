@@ -16,8 +16,8 @@ _SECONDS = (86400, 3600, 60, 1)
 def requeue(outcome: Outcome) -> str:
     """Ask Slurm to run this job again later, if that makes sense; what came of it, in a sentence, or ''.
 
-    A job that fails by itself (a wrong configuration, say) would fail again, and would be requeued forever. What takes
-    the job away from outside, a stop request or a dead host, may not be there at the next start.
+    A job that fails by itself, such as one with a wrong configuration, would fail again, and would be requeued forever.
+    What takes the job away from outside, a stop request or a dead host, may not be there at the next start.
     """
     if outcome.failure is None and outcome.code != codes.PREEMPTED:
         return ""

@@ -49,6 +49,21 @@ def test_where_the_loss_does_not_fall_there_is_no_suggestion(means):
     assert suggestion(np.geomspace(1e-5, 1, max(len(means), 2))[: len(means)], means) is None
 
 
+@each(
+    case=[
+        (2 - np.linspace(0, 1, 40), "try a higher lr_finder.highest"),
+        (2.0 ** -np.arange(40.0), "try a lower lr_finder.lowest"),
+        (np.concatenate([np.full(10, 2.0), np.linspace(2, 1, 20), np.linspace(1, 9, 10)]), None),
+    ]
+)
+def test_a_suggestion_at_the_edge_of_the_rates_says_so(case, tmp_path):
+    test, said = RangeTest(1e-5, 1.0, 40), []
+    test.losses = list(case[0])
+    test.finish(str(tmp_path), said.append)
+    assert len(said) == 1 + (case[1] is not None), said
+    assert case[1] is None or case[1] in said[-1]
+
+
 def test_a_test_that_was_stopped_goes_on_at_the_rate_that_comes_next():
     def trainer_of(optimizer, loss):
         return SimpleNamespace(

@@ -165,3 +165,31 @@ def test_a_logger_that_fails_warns_once_and_the_run_goes_on(where, tmp_path):
     assert [str(w.message) for w in seen if "CSVLogger" in str(w.message)] == [
         "CSVLogger stops logging, the run goes on: ConnectionError: offline"
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_itself_has_every_line(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
+    pytest.importorskip("sqlalchemy", reason="MLflow has no database")
+    monkeypatch.chdir(tmp_path)
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    log = run(tmp_path, extensions.MLflowLogger(tracking_uri=uri, run_name="first"))
+    client = mlflow.MlflowClient(uri)
+    (found,) = client.search_runs(["0"])
+    assert (found.info.status, found.info.run_name) == ("FINISHED", "first")
+    history = client.get_metric_history(found.info.run_id, "main/loss")
+    assert [(m.step, m.value) for m in history] == [(e["iteration"], e["main/loss"]) for e in log]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_weights_and_biases_itself_writes_an_offline_run(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    logger = extensions.WandbLogger(project="p", mode="offline")
+    log = run(tmp_path, logger)
+    wandb.teardown()  # its service writes the file's end
+    (file,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    content = file.read_bytes()
+    assert wandb.run is None and b"main/loss" in content and repr(log[-1]["main/loss"]).encode() in content
