@@ -147,8 +147,8 @@ def command(
             print(line, flush=True)
         return 0
     config, overrides, stored = _which(config, overrides, evaluate)
+    _check_options(evaluate, resume, overwrite, dry_run=dry_run, trace=trace, profile=profile)
     trace = trace or profile
-    _check_options(evaluate, resume, overwrite, dry_run, trace)
     settings, origin = _checked(config, overrides, trusted=not stored)
     if trace and settings.virtual_workers is not None:
         raise click.UsageError(
@@ -187,10 +187,11 @@ def _examples_of(option: str, examples: int | None, is_alone: bool) -> int:
     return examples
 
 
-def _check_options(evaluate: str | None, resume: bool, overwrite: bool, dry_run: bool, trace: bool) -> None:
+def _check_options(evaluate: str | None, resume: bool, overwrite: bool, **of_training: bool) -> None:
     """Refuse options that exclude each other."""
-    if evaluate is not None and (resume or dry_run or overwrite or trace):
-        raise click.UsageError("--evaluate cannot be combined with --resume, --overwrite, --trace or --dry-run")
+    of_training |= {"resume": resume, "overwrite": overwrite}
+    for name in (name for name, is_given in of_training.items() if is_given and evaluate is not None):
+        raise click.UsageError(f"--evaluate does not train: it cannot be combined with --{name.replace('_', '-')}")
     if resume and overwrite:
         raise click.UsageError(
             "--resume continues the run in the folder, --overwrite moves it aside: use only one of them"

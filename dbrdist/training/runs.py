@@ -84,7 +84,7 @@ def find_snapshot(run: str | os.PathLike[str]) -> str:
         raise CheckpointError(f"{path}: expected the folder of a run, or a snapshot in one, found nothing there")
     found = snapshots.newest(path)
     if found is None:
-        raise CheckpointError(f"{path}: expected a snapshot in it, found no whole one")
+        raise CheckpointError(f"{path}: no complete snapshot in it; the run saved none, or all are damaged")
     return found
 
 

@@ -24,7 +24,7 @@ _ENOUGH = 0.95  # of the highest speed: a batch that reaches it is not worth enl
 _PART_OF_MEMORY = 0.9  # of what is free: the rest is for what a measurement of two small steps does not see
 
 
-class Measured(NamedTuple):
+class TimedBatch(NamedTuple):
     """A batch over all ranks, the seconds of a step and the examples per second."""
 
     batch: int
@@ -51,7 +51,7 @@ def find(run: Any) -> None:
             "choose a lower batch_finder.lowest or a higher batch_finder.highest", 2,
         )  # fmt: skip
     need = memory.measure(run.config, run.origin, run.parts) if comm.rank == 0 else None
-    found: list[Measured] = []
+    found: list[TimedBatch] = []
     reason = None
     try:
         for batch in tried:
@@ -88,7 +88,7 @@ def _lack(need: memory.Need | None, share: int, num_local: int) -> str | None:
     return f"a step with {share:,} examples per rank needs about {memory.size(own)}, and {memory.size(free)} is free"
 
 
-def _measured(run: Any, batch: int) -> Measured | None:
+def _measured(run: Any, batch: int) -> TimedBatch | None:
     """A few steps with a batch; None where memory ran out. The slowest rank counts."""
     config = run.config.model_copy(update={"batch": batch})
     batches = iterator(config, run.parts.data.train, run.comm, train=True)
@@ -111,16 +111,16 @@ def _measured(run: Any, batch: int) -> Measured | None:
     finally:
         updater.finalize()
     speed = median(speeds)
-    return Measured(batch, batch / speed, speed)
+    return TimedBatch(batch, batch / speed, speed)
 
 
-def suggestion(found: list[Measured]) -> Measured:
+def suggestion(found: list[TimedBatch]) -> TimedBatch:
     """The smallest batch that is nearly as fast as the fastest."""
     highest = max(step.speed for step in found)
     return next(step for step in found if step.speed >= _ENOUGH * highest)
 
 
-def verdict(found: list[Measured], reason: str | None, settings: BatchFinder, num_examples: int) -> list[str]:
+def verdict(found: list[TimedBatch], reason: str | None, settings: BatchFinder, num_examples: int) -> list[str]:
     """What the measurements say, in sentences; where the suggestion is the first or last batch, what that means."""
     if not found:
         return [f"batch-size finder: no batch was tried: {reason}"]
@@ -143,7 +143,7 @@ def _milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:,.3g} ms" if seconds < 1 else f"{seconds:,.3g} s"
 
 
-def _write(run: Any, found: list[Measured]) -> None:
+def _write(run: Any, found: list[TimedBatch]) -> None:
     text = io.StringIO()
     rows = csv.writer(text)
     rows.writerow(("batch", "seconds_per_step", "examples_per_second"))

@@ -124,7 +124,7 @@ def test_runs_and_files_that_are_not_there_are_a_sentence(run):
         (("--predict", "nowhere", "x.png"), 2, "nowhere: expected the folder of a run, or a snapshot in one"),
         (("--predict", "run.yaml", "x.png"), 2, "run.yaml: the snapshot is damaged"),
         (("--export", "nowhere", "x.safetensors"), 2, "nowhere: expected the folder of a run, or a snapshot in one"),
-        (("--export", ".", "x.safetensors"), 2, ".: expected a snapshot in it"),
+        (("--export", ".", "x.safetensors"), 2, ".: no complete snapshot in it"),
         (("--export", "result", "nowhere/x.safetensors"), 2, "nowhere/x.safetensors: No such file or directory"),
         (("--export", "result", "result"), 2, "expected one file to write"),
         (("--report", "nowhere"), 2, "nowhere: expected the folder of a run"),

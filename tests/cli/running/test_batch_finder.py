@@ -13,14 +13,14 @@ import pytest
 from dbrdist.cli.builders import memory
 from dbrdist.cli.configuration.finders import BatchFinder
 from dbrdist.cli.running import batch_finder
-from dbrdist.cli.running.batch_finder import Measured, sizes, suggestion, verdict
+from dbrdist.cli.running.batch_finder import TimedBatch, sizes, suggestion, verdict
 from dbrdist.training import StandardUpdater
 from tests.each import each
 
 
 def steps(*speeds, first=8):
     """Measurements of batches that double, with these speeds."""
-    return [Measured(first * 2**k, first * 2**k / speed, speed) for k, speed in enumerate(speeds)]
+    return [TimedBatch(first * 2**k, first * 2**k / speed, speed) for k, speed in enumerate(speeds)]
 
 
 def read(path):
@@ -76,7 +76,7 @@ def test_growing_batches_are_tried_in_place_of_the_run(run):
     assert [row["batch"] for row in rows] == [4, 8, 16]
     for row in rows:
         assert row["examples_per_second"] * row["seconds_per_step"] == pytest.approx(row["batch"])
-    best = suggestion([Measured(int(r["batch"]), r["seconds_per_step"], r["examples_per_second"]) for r in rows])
+    best = suggestion([TimedBatch(int(r["batch"]), r["seconds_per_step"], r["examples_per_second"]) for r in rows])
     assert f"begin with batch={best.batch}\n" in out and "\nfinished in " in out
     summary = json.loads(Path("result/summary.json").read_text())
     assert (summary["status"], summary["iterations"]) == ("finished", 0)
