@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dbrdist.core.files import strict_json
 from dbrdist.core.files.serializer import write_atomically
 from dbrdist.training import extensions
 
@@ -38,7 +39,7 @@ class LogReport(extensions.LogReport):
 
     def _write(self, trainer: Any, entry: dict[str, Any]) -> None:
         if self._log_name is not None:
-            text = json.dumps(self._log, indent=4).encode()
+            text = strict_json.dumps(self._log, indent=4).encode()
             path = os.path.join(trainer.out, self._log_name.format(**entry))
             write_atomically(path, lambda file: file.write(text))
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, TextIO
 
 from dbrdist.core.array.backend import get_array_module
 from dbrdist.core.array.chainer_mode import as_chainer
+from dbrdist.core.files.standard_streams import stdout
 from dbrdist.core.tape.function_node import FunctionHook, FunctionNode
 from dbrdist.core.tape.variable import Variable
 
@@ -32,7 +32,7 @@ class PrintHook(FunctionHook):
         self.file = file
 
     def _print(self, *words: Any) -> None:
-        print(*words, sep=self.sep, end=self.end, file=self.file or sys.stdout, flush=self.flush)
+        print(*words, sep=self.sep, end=self.end, file=self.file or stdout, flush=self.flush)
 
     def forward_preprocess(self, function: FunctionNode, in_data: Any) -> None:
         self._print(f"function\t{function.label}")

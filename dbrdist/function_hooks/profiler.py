@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TextIO
 
 from dbrdist.core.array import spans
+from dbrdist.core.files.standard_streams import stdout
 from dbrdist.core.model.link import Link
 from dbrdist.core.tape.function_node import FunctionNode
 from dbrdist.core.update.optimizer import Optimizer
@@ -240,7 +241,7 @@ class Profile:
     def print_report(self, num: int = 20, file: TextIO | None = None) -> None:
         """Print the table of the ``num`` slowest functions and layers."""
         for line in self.lines(num):
-            print(line, file=file or sys.stdout)
+            print(line, file=file or stdout)
 
     def write_trace(self, path: str | os.PathLike[str]) -> None:
         """Write the calls as a file for ui.perfetto.dev or chrome://tracing."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, TextIO
+
+from dbrdist.core.files.standard_streams import stdout
 
 
 class Report:
@@ -39,4 +40,4 @@ def in_units(value: float, units: str, step: float) -> str:
 def print_table(rows: list[tuple[str, ...]], file: TextIO | None) -> None:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
-        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths)), file=file or sys.stdout)
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths)), file=file or stdout)

@@ -10,6 +10,7 @@ from dbrdist.training.extension import PRIORITY_READER as PRIORITY_READER
 from dbrdist.training.extension import PRIORITY_WRITER as PRIORITY_WRITER
 from dbrdist.training.extension import Extension as Extension
 from dbrdist.training.extension import make_extension as make_extension
+from dbrdist.training.mirrored import mean_over_mirrored as mean_over_mirrored
 from dbrdist.training.parallel_updater import ParallelUpdater as ParallelUpdater
 from dbrdist.training.trainer import Trainer as Trainer
 from dbrdist.training.triggers import IntervalTrigger as IntervalTrigger

@@ -100,6 +100,10 @@ class GoalTrigger(EndTrigger):
             return f"{where}: not better{best} for {self.count} evaluations in a row"
         return None
 
+    def forget(self) -> None:
+        """Begin anew: values observed from now on are measured otherwise than the best one."""
+        self.best, self.count, self.reason = None, 0, None
+
     def serialize(self, serializer: Any) -> None:
         direction = "highest" if self._is_better is operator.gt else "lowest"
         is_same = is_about(serializer["best_value"], f"{direction} of {self.key}")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dbrdist.core.array.chainer_mode import as_chainer
+from dbrdist.core.files import standard_streams
 from dbrdist.core.files.serializer import described, is_about, loads, saved_entry
 from dbrdist.core.model.reporter import DictSummary
 from dbrdist.core.names import missing_names
@@ -305,6 +306,10 @@ class BestValueTrigger:
         self.best_value = value
         return True
 
+    def forget(self) -> None:
+        """Begin anew: values observed from now on are measured otherwise than the best one."""
+        self.best_value, self._summary = None, DictSummary()
+
     def serialize(self, serializer: Any) -> None:
         if hasattr(self._interval_trigger, "serialize"):
             self._interval_trigger.serialize(serializer["interval_trigger"])
@@ -422,7 +427,8 @@ class EarlyStoppingTrigger:
         else:
             self.count += 1
         if self.verbose and self.count:
-            print(f"epoch {trainer.updater.epoch}: {self.monitor} has not improved for {self.count} checks")
+            words = f"epoch {trainer.updater.epoch}: {self.monitor} has not improved for {self.count} checks"
+            standard_streams.stdout.write(f"{words}\n")
         return self.count >= self.patience
 
     def get_training_length(self) -> tuple[float, str]:

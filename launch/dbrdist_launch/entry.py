@@ -6,6 +6,7 @@ exit code 130, and a standard stream that is closed or full ends no run at any t
 
 from __future__ import annotations
 
+import codecs
 import errno
 import importlib
 import io
@@ -47,7 +48,7 @@ def _run(program: str, module: str) -> None:
     finally:
         if not is_ignored:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done and said; the interpreter only ends
-        _say_what_was_lost(program)
+        say_what_was_lost(program)
 
 
 # ---- Ctrl-C ----
@@ -119,6 +120,20 @@ class Unfailing(io.RawIOBase):
 _raw: dict[str, Unfailing] = {}
 
 
+def _forgiving(errors: str) -> str:
+    """The name of an error handler as the one given, with an escape for what that one does not write either."""
+    handle, escape = codecs.lookup_error(errors), codecs.lookup_error("backslashreplace")
+
+    def both(error: UnicodeError) -> tuple[str | bytes, int]:
+        try:
+            return handle(error)
+        except UnicodeError:
+            return escape(error)
+
+    codecs.register_error(f"dbrdist-{errors}", both)
+    return f"dbrdist-{errors}"
+
+
 def protect_streams() -> None:
     """Open descriptors 0 to 2 where they are closed, and make `sys.stdout` and `sys.stderr` streams that never fail.
 
@@ -134,7 +149,8 @@ def protect_streams() -> None:
     for name, number in (("stdout", 1), ("stderr", 2)):
         before: Any = getattr(sys, name)
         encoding = getattr(before, "encoding", None) or "utf-8"
-        errors = "backslashreplace" if number == 2 else getattr(before, "errors", None) or "strict"
+        errors = getattr(before, "errors", None) if number == 1 else None
+        errors = "backslashreplace" if errors in (None, "strict") else _forgiving(errors)
         at_once = number == 2 or getattr(before, "write_through", False)
         _raw[name] = raw = Unfailing(number)
         stream = io.TextIOWrapper(
@@ -144,7 +160,7 @@ def protect_streams() -> None:
         setattr(sys, name, stream)
 
 
-def _say_what_was_lost(program: str) -> None:
+def say_what_was_lost(program: str) -> None:
     """A full disk below the standard output, at the end: nothing else would tell."""
     sys.stdout.flush()
     error = _raw["stdout"].error if _raw else None

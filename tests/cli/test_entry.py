@@ -136,6 +136,40 @@ def test_the_exit_code_is_that_of_the_command(tmp_path, words, streams):
     assert subprocess.run(["bash", "-c", command], env=environment(), cwd=tmp_path, timeout=100).returncode == words[1]
 
 
+@pytest.mark.timeout(300)  # twelve programs
+@each(
+    words=[
+        ("dbrdist.cli.train", "--schedule 'é漢.csv' --examples 9 run.yaml"),
+        ("dbrdist.cli.train", "--dry-run run.yaml 'out=é漢'"),
+        ("dbrdist.cli.train", "run.yaml --overwrite 'out=é漢'"),
+        ("dbrdist.cli.data", "info 'photos/é漢'"),
+    ],
+    encoding=["ascii:strict", "latin-1:strict", "ascii:surrogateescape"],
+)
+def test_words_that_the_encoding_lacks_end_nothing(tmp_path, words, encoding):
+    (tmp_path / "run.yaml").write_text(CONFIG)
+    folder = tmp_path / "photos" / "é漢" / "é漢"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "é漢.png").write_bytes(b"")
+    command = f"{sys.executable} -m {words[0]} {words[1]}"
+    done = subprocess.run(
+        ["bash", "-c", command], env=environment(PYTHONIOENCODING=encoding), cwd=tmp_path, capture_output=True,
+        timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0 and b"Traceback" not in done.stderr, done
+    escaped = b"\xe9" if encoding.startswith("latin") else rb"\xe9"
+    assert escaped + rb"\u6f22" in done.stdout, done.stdout
+
+
+@each(words=["--help", "ps", "-n 1 --dry-run true"], streams=[">/dev/full", "| head -c 0", ">&- 2>&-"])
+def test_the_launchers_own_words_end_nothing(tmp_path, words, streams):
+    command = f"set -o pipefail; {sys.executable} -m dbrdist_launch {words} {streams}"
+    done = subprocess.run(
+        ["bash", "-c", command], env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0 and "internal error" not in done.stderr, done
+
+
 def test_output_that_a_full_disk_lost_is_said(tmp_path):
     command = f"{sys.executable} -m dbrdist.cli.train --print-schema >/dev/full"
     done = subprocess.run(["bash", "-c", command], env=environment(), capture_output=True, text=True, timeout=100)

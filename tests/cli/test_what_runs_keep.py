@@ -48,6 +48,25 @@ def test_a_best_snapshot_starts_anew_with_another_key(run, folder):
     assert int(np.load("result/snapshot_best")["updater/iteration"]) == best["iteration"]
 
 
+@pytest.mark.parametrize(
+    ("best", "change", "begins_anew"),
+    [
+        ("validation/main/loss", "loss.label_smoothing=0.4", True),
+        ("validation/main/accuracy", "loss.label_smoothing=0.4", False),
+        ("validation/main/loss", "evaluation.batch=50", False),
+    ],
+)
+def test_the_best_value_starts_anew_where_it_is_measured_otherwise(run, folder, best, change, begins_anew):
+    (folder / "run.yaml").write_text(DIGITS)
+    goal = f"stop={{metric: {best}, patience: 50}}"
+    assert run("run.yaml", f"snapshot.best={best}", goal)[0] == 0
+    code, out, _ = run("run.yaml", "--resume", f"snapshot.best={best}", goal, change, "epochs=2", "optimizer.lr=1e-9")
+    words = f"the best {best} so far was measured with another {change.partition('=')[0]}"
+    assert code == 0 and out.count(words) == 2 * begins_anew
+    if begins_anew:  # the loss is higher with label smoothing, but the best of those
+        assert int(np.load("result/snapshot_best")["updater/iteration"]) == 30
+
+
 def images(root, classes, size=8):
     rng = np.random.default_rng(0)
     for part in ("train", "test"):

@@ -6,30 +6,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dbrdist import functions as F
-from dbrdist.core.array.backend import as_dtype, empty
+from dbrdist.core.array.backend import as_dtype
 from dbrdist.core.array.config import config
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.reporter import report
 from dbrdist.core.tape.variable import as_array
 from dbrdist.functions.evaluation import hit_fraction
+from dbrdist.training.mirrored import mean_over_mirrored
 
 _FLOAT32 = as_dtype("float32")
 _NARROW = (as_dtype("float16"), as_dtype("bfloat16"))
-
-
-def _mirrored(images: Any) -> Any:
-    """Images (N, C, H, W) with left and right exchanged, in the same order of memory."""
-    if getattr(images, "ndim", 0) != 4:
-        raise ValueError(f"evaluation.flip: expected images (N, C, H, W) as inputs, got {images.ndim} axes")
-    mirrored = empty(images.shape, images.dtype, images)
-    mirrored[...] = images[:, :, :, ::-1]
-    return mirrored
-
-
-def mean_over_mirrored(network: Callable[[Any], Any], images: Any) -> Any:
-    """Outputs as means over those of images (N, C, H, W) and of their mirror images."""
-    return (network(images) + network(_mirrored(images))) * 0.5
 
 
 class Task(Chain):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dbrdist import links
 from dbrdist.cli.configuration.components import InitFrom
 from dbrdist.cli.configuration.load import Origin
 from dbrdist.cli.output.folder import read_json
@@ -91,7 +92,7 @@ def begin_with(settings: InitFrom, network: Any, origin: Origin, recipe: Mapping
     if is_torchvision or (found and not found.keys() & wanted.keys()):
         found = from_torchvision(found) if is_torchvision else {_from_torch(n, wanted): a for n, a in found.items()}
         # a file that says nothing of itself is PyTorch's own
-        constants = constants or {f"{n.removesuffix(_VAR)}.eps": _TORCH_EPS for n in found if n.endswith(_VAR)}
+        constants = constants or dict.fromkeys(_normalizations(network), _TORCH_EPS)
         if is_torchvision and not made_by:
             made_by = {"callable": (recipe or {}).get("callable"), "args": _OF_TORCHVISION}
     problems = []
@@ -125,6 +126,13 @@ _RECIPE = "model"  # among the facts of a .safetensors file
 _OF_RECIPE = ("callable", "args", "classes")
 
 
+def warn_of_other_network(run_dir: str, recipe: Mapping[str, Any], words: str) -> None:
+    """Warn where a run's network gives other outputs than the one of a recipe, though its weights fit."""
+    theirs = read_json(os.path.join(runs.folder_of(run_dir), runs.RECIPE))
+    for reason in _other_outputs(theirs, recipe, has_skipped=True):
+        warn(f"{words}: {reason}")
+
+
 def _other_outputs(theirs: Mapping[str, Any], ours: Mapping[str, Any], has_skipped: bool) -> Iterator[str]:
     """Why weights give other outputs in this network than in the one that they are of, though all shapes fit."""
     args, own = theirs.get("args"), ours.get("args")
@@ -146,8 +154,9 @@ def _is_skipped(name: str, settings: InitFrom) -> bool:
 
 def _read(path: str) -> Initial:
     if path.endswith(".safetensors") and not os.path.isdir(path):
+        arrays = safetensors.load(path)  # first: says what is wrong with the file
         facts = safetensors.facts(path)
-        return Initial(safetensors.load(path), _constants(facts), _recipe(facts))
+        return Initial(arrays, _constants(facts), _recipe(facts))
     saved = runs.read_newest(path)[1] if os.path.isdir(path) else read_npz(path)
     entries = {key: value for key, value in saved.items() if value is not None}
     of_a_run = _of_the_network(runs.trained_weights(entries))
@@ -183,12 +192,19 @@ def _targets(network: Any) -> Iterator[tuple[str, Any]]:
                 yield ".".join(filter(None, (prefix, name))), (lambda a=array: a, functools.partial(_fill, array))
 
 
+def _normalizations(network: Any) -> Iterator[str]:
+    """The dotted names of the `eps` of what PyTorch normalizes with one and the same."""
+    for path, link in network.namedlinks():
+        if isinstance(link, _WITH_TORCH_EPS):
+            yield f"{path}/eps".strip("/").replace("/", ".")
+
+
 def _fill(array: Any, value: Any) -> None:
     array[...] = get_array_module(array).asarray(value, array.dtype)
 
 
-_VAR = ".avg_var"
-_TORCH_EPS = 1e-5  # of PyTorch's batch normalization, which its files do not name
+_TORCH_EPS = 1e-5  # of these of PyTorch's normalizations, which its files do not name
+_WITH_TORCH_EPS = (links.BatchNormalization, links.LayerNormalization, links.GroupNormalization)
 _LAST = {"weight": "W", "bias": "b", "running_mean": "avg_mean", "running_var": "avg_var"}
 _OF_BN = {"weight": "gamma", "bias": "beta"}
 _BLOCK = re.compile(r"layer(\d+)\.(\d+)\.(.*)")

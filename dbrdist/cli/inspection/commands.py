@@ -10,7 +10,7 @@ from pathlib import Path
 from dbrdist.cli.builders import weights
 from dbrdist.cli.configuration import load, resolve
 from dbrdist.cli.inspection import onnx_export, predict, report, watch
-from dbrdist.cli.output.folder import CONFIG, SUMMARY, read_json
+from dbrdist.cli.output.folder import CONFIG, SUMMARY, read_json, state_of
 from dbrdist.cli.output.refuse import Refused
 from dbrdist.comm.data import audit
 from dbrdist.errors import ConfigError
@@ -52,7 +52,9 @@ def audit_run(run: str, words: Sequence[str]) -> Iterator[str]:
     if words:
         raise ConfigError("dbrdist-train: --audit RUN takes no further arguments")
     try:
-        verdict = audit.check(run, int(read_json(os.path.join(run, SUMMARY)).get("iterations", 0)))
+        summary = read_json(os.path.join(run, SUMMARY))
+        is_running = state_of(run, summary) == "running"
+        verdict = audit.check(run, int(summary.get("iterations") or 0), is_running)
     except (OSError, ValueError) as error:
         raise ConfigError(f"dbrdist-train: {error}") from error
     yield from verdict.findings

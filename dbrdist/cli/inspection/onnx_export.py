@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -14,7 +13,9 @@ from dbrdist.cli.builders import build
 from dbrdist.cli.builders.probe import Look
 from dbrdist.cli.configuration.load import Origin
 from dbrdist.cli.configuration.schema import Config
+from dbrdist.cli.inspection import predict
 from dbrdist.core.array.config import global_config, no_backprop_mode, using_config
+from dbrdist.core.files import strict_json
 from dbrdist.datasets.image.folder import CIFAR10_MEAN, CIFAR10_STD
 from dbrdist.errors import ConfigError
 from dbrdist.onnx import OperatorError, export
@@ -37,7 +38,7 @@ def write(config: Config, origin: Origin, run: str, path: str, shape: str | None
     try:
         _settle(network, x)
         fill_weights(found, entries, network, "predictor/")
-        kinds = export(network, x, path, dynamic_batch=True, metadata=_metadata(config, recipe, found))
+        kinds = export(network, x, path, dynamic_batch=True, metadata=_metadata(config, origin, recipe, found))
     except (ImportError, OperatorError) as error:
         raise ConfigError(f"dbrdist-train: {error}") from error
     yield (
@@ -77,20 +78,30 @@ def _example(config: Config, origin: Origin) -> Any:
     return arguments[0][0]
 
 
-def _metadata(config: Config, recipe: dict[str, Any], snapshot: str) -> dict[str, str]:
+def _transforms(config: Config, origin: Origin) -> list[dict[str, Any]] | None:
+    """What an image goes through; None where nobody knows, because training transforms of the user's may be random."""
+    try:
+        return [transform.model_dump() for transform in predict.of_an_image(config, origin)]
+    except ConfigError:
+        return None
+
+
+def _metadata(config: Config, origin: Origin, recipe: dict[str, Any], snapshot: str) -> dict[str, str]:
     """What a program needs besides the graph: classes, and the way from an image file to an input."""
-    data = config.data.model_dump(mode="json")
-    steps = [t.model_dump(mode="json") for t in (config.transforms.test or ())]
+    data = config.data.model_dump()
+    steps = _transforms(config, origin)
     found = {
         "source": os.path.basename(snapshot),
-        "classes": json.dumps(recipe.get("classes")),
-        "data": json.dumps({key: value for key, value in data.items() if key in _OF_IMAGES}),
-        "transforms": json.dumps(steps, default=str),
+        "classes": strict_json.dumps(recipe.get("classes")),
+        "data": strict_json.dumps({key: value for key, value in data.items() if key in _OF_IMAGES}),
+        "transforms": strict_json.dumps(steps),
         "layout": "NCHW; images are RGB, transforms work on (H, W, C)",
     }
     if config.data.name == "cifar10":
-        found["mean"], found["std"] = (json.dumps([float(v) for v in values]) for values in (CIFAR10_MEAN, CIFAR10_STD))
-    for step in steps:
+        found["mean"], found["std"] = (
+            strict_json.dumps([float(v) for v in values]) for values in (CIFAR10_MEAN, CIFAR10_STD)
+        )
+    for step in steps or ():
         if step.get("name") == "normalize":
-            found["mean"], found["std"] = json.dumps(step.get("mean")), json.dumps(step.get("std"))
+            found["mean"], found["std"] = (strict_json.dumps(step.get(key)) for key in ("mean", "std"))
     return found

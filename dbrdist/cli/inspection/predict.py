@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from dbrdist.cli.builders import build
-from dbrdist.cli.builders.task import mean_over_mirrored
 from dbrdist.cli.configuration import components as c
 from dbrdist.cli.configuration.load import Origin
 from dbrdist.cli.configuration.schema import Config
@@ -17,6 +16,7 @@ from dbrdist.core.array.config import global_config, no_backprop_mode, using_con
 from dbrdist.datasets.image import transforms as T
 from dbrdist.datasets.image.folder import CIFAR10_MEAN, CIFAR10_STD, read_image
 from dbrdist.errors import ConfigError, CorruptExampleError
+from dbrdist.training.mirrored import mean_over_mirrored
 from dbrdist.training.runs import fill_weights, folder_of, read_newest, read_recipe
 
 _NUM_SHOWN = 3
@@ -64,9 +64,16 @@ def _transform(config: Config, origin: Origin) -> Any:
         return T.Compose([T.Normalize(CIFAR10_MEAN, CIFAR10_STD), T.ToCHW()])
     assert isinstance(config.data, c.ImageFolder)
     first = [] if config.data.resize is None else [T.Resize(config.data.resize)]
-    if config.data.test is None and not config.transforms.test:
-        return T.Compose([*first, *build.transforms(_without_chance(config, origin), "train", origin)])
-    return T.Compose([*first, *build.transforms(config.transforms.test, "test", origin)])
+    return T.Compose([*first, *build.transforms(of_an_image(config, origin), "test", origin)])
+
+
+def of_an_image(config: Config, origin: Origin) -> tuple[Any, ...]:
+    """The transforms of an image that the network is to judge: the test ones, or without any those of training.
+
+    Raises ConfigError where nobody knows whether these are random.
+    """
+    is_untested = getattr(config.data, "test", config) is None and not config.transforms.test
+    return _without_chance(config, origin) if is_untested else tuple(config.transforms.test)
 
 
 def _without_chance(config: Config, origin: Origin) -> tuple[Any, ...]:

@@ -12,7 +12,6 @@ import hashlib
 import hmac
 import html
 import importlib.util
-import json
 import logging
 import math
 import os
@@ -204,7 +203,7 @@ def _mark(text: str) -> str:
 
 
 def _as_json(data: Any) -> tuple[str, str, bytes, str]:
-    return "200 OK", "application/json", json.dumps(data).encode(), _NO_STORE
+    return "200 OK", "application/json", strict_json.dumps(data).encode(), _NO_STORE
 
 
 def _refusal(status: str, words: str) -> tuple[str, str, bytes, str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from typing import Any
 
 from dbrdist.cli.output.words import columns_of, folded
+from dbrdist.core.files import standard_streams
 from dbrdist.core.files.regular_file import regular
 
 _MAX_WAITING = 1000
@@ -32,22 +32,20 @@ class Console:
 
     def write(self, text: str) -> int:
         """Write text; the file gets it line by line."""
-        _to_standard_output(text)
+        standard_streams.stdout.write(text)
         *lines, self._rest = (self._rest + text).split("\n")
         self._to_file(lines)
         return len(text)
 
     def say(self, line: str) -> None:
         """Write a line, folded on a terminal and whole in pipes and in the file."""
-        _to_standard_output(folded(line, columns_of(sys.stdout)) + "\n")
+        standard_streams.stdout.write(folded(line, columns_of(sys.stdout)) + "\n")
         self._to_file([line])
 
     def warn(self, words: str) -> None:
         """Write a warning to the standard error and to the file."""
         line = f"warning: {words}"
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads it, or there is none
-            sys.stderr.write(folded(line, columns_of(sys.stderr)) + "\n")
-            sys.stderr.flush()
+        standard_streams.stderr.write(folded(line, columns_of(sys.stderr)) + "\n")
         self._to_file([line])
 
     def log(self, line: str) -> None:
@@ -67,7 +65,7 @@ class Console:
 
     def isatty(self) -> bool:
         """Whether somebody sees it now."""
-        return sys.stdout is not None and sys.stdout.isatty()
+        return standard_streams.stdout.isatty()
 
     def close(self) -> None:
         """End the file."""
@@ -75,14 +73,3 @@ class Console:
             with contextlib.suppress(OSError):
                 self._file.close()
             self._file = None
-
-
-def _to_standard_output(text: str) -> None:
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except (OSError, ValueError):  # closed; what Python still has for it must not fail at the exit either
-        with contextlib.suppress(OSError, ValueError):
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, sys.stdout.fileno())
-            os.close(null)

@@ -124,6 +124,32 @@ def apply(found: list[Change], optimizer: Any, config: Config) -> None:
                 setattr(optimizer.hyperparam, f"initial_{name}", change.new)
 
 
+# What an observed value is measured by, beside the weights.
+_MEASURES = {"loss": r"loss(\..*)?", "metrics": r"metrics", "test": r"(transforms\.test|evaluation\.flip)(\..*)?"}
+
+
+def forget_best(found: list[Change], config: Config, best: Any, goal: Any) -> Iterator[str]:
+    """Let the best value so far be forgotten where it was measured otherwise; what to say of it.
+
+    ``best`` is the trigger of `snapshot.best`, ``goal`` that of the run's end.
+    """
+    stop = config.stop
+    for name, key, trigger in (("snapshot.best", config.snapshot.best, best), ("stop", stop and stop.metric, goal)):
+        changed = _measured_otherwise(found, key) if key else None
+        if changed is not None and hasattr(trigger, "forget"):
+            trigger.forget()
+            yield f"{name}: the best {key} so far was measured with another {changed}, and begins anew"
+
+
+def _measured_otherwise(found: list[Change], key: str) -> str | None:
+    """The changed key because of which values of an observed quantity cannot be compared with earlier ones, if any."""
+    name = key.rpartition("/")[2]
+    kinds = {"loss" if name == "loss" else "metrics"} if name != "accuracy" else set()
+    kinds |= {"test"} if key.startswith("validation/") else set()
+    patterns = [_MEASURES[kind] for kind in kinds]
+    return next((c.key for c in found if any(re.fullmatch(pattern, c.key) for pattern in patterns)), None)
+
+
 def _no_longer_scheduled(found: list[Change]) -> set[str]:
     """The hyperparameters that had a schedule of their own before, and have none now."""
     before, after = (

@@ -114,6 +114,7 @@ class Run:
             comm, extensions.snapshot(n_retains=config.snapshot.keep, writer=self._writer()), self.local
         )
         self.range_test = range_test_of(config)
+        self.best_trigger: Any = None
         self.trainer = self._trainer()
         self.plan = describe(planned(config), self.parts, comm.size)
         if sharing:
@@ -206,6 +207,7 @@ class Run:
             trigger: Any = (MaxValueTrigger if highest else MinValueTrigger)(settings.best, often)
             best = SharedSnapshot(self.comm, extensions.snapshot(filename=BEST, writer=self._writer()), self.local)
             trainer.extend(best, name="best", trigger=trigger)
+            self.best_trigger = trigger
         every = [trigger_of(period, self.agreement) for period in settings.every.split(" or ")]
         trainer.extend(self.saver, trigger=AnyTrigger(*every, end))
 
@@ -267,6 +269,8 @@ class Run:
                     except CheckpointError as error:
                         raise CheckpointError(f"{error}{resume.unfit(changes)}") from error
                     resume.apply(changes, self.optimizer, self.config)
+                    goal = self.trainer.stop_trigger
+                    forgotten = list(resume.forget_best(changes, self.config, self.best_trigger, goal))
                     if not any(re.match(r"model\b", change.key) for change in changes):
                         set_constants(self.parts.task, self.local.saved_constants)
                 if self._is_over(changes):
@@ -285,6 +289,8 @@ class Run:
             self.say(f"continuing from {path}, epoch {self.trainer.updater.epoch_detail:.2f}")
             for change in changes:
                 self.say(f"  {change}")
+            for words in forgotten:
+                self.say(f"  {words}")
         return True
 
     def _is_over(self, changes: list[resume.Change]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
@@ -14,6 +13,7 @@ from dbrdist_launch.cores import available_cores
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.transport import environment
 from dbrdist.core.array import thread_pools
+from dbrdist.core.files.standard_streams import stderr
 
 
 class Seat(NamedTuple):
@@ -35,7 +35,7 @@ def share_out(comm: CommunicatorBase) -> None:
         thread_pools.wait_briefly()
     is_alone = comm.size == 1 and share == len(own.cores)
     if not is_alone and thread_pools.limit(share) and comm.rank == 0:
-        print(f"dbrdist: {description(seats, everyones.min(), everyones.max())}", file=sys.stderr, flush=True)
+        print(f"dbrdist: {description(seats, everyones.min(), everyones.max())}", file=stderr)
 
 
 def seat_on(host: int) -> Seat:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from dbrdist.comm.communicators import cores, messages, mpi_communicator, nccl, 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.failure import abort
 from dbrdist.comm.transport import environment, mpi
+from dbrdist.core.files.standard_streams import stderr
 from dbrdist.errors import CommunicatorError
 
 Maker = Callable[[Any, dict[str, Any]], CommunicatorBase]
@@ -99,7 +99,7 @@ def create_communicator(
         raise ValueError(f"the communicator {name!r} does not use MPI, so it expected no mpi_comm")
     comm = PROVIDERS[name](mpi_comm, kwargs)
     if is_auto and comm.rank == 0:
-        print(f"dbrdist: {_description(name, reason, comm)}", file=sys.stderr, flush=True)
+        print(f"dbrdist: {_description(name, reason, comm)}", file=stderr)
     if name != "threads":  # ranks that are threads have one process's threads together
         cores.share_out(comm)
     return comm

@@ -8,7 +8,6 @@ and 4 MiB 46. With 4 ranks on 2 cores it was 4 times slower than messages.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -34,6 +33,7 @@ from dbrdist.comm.transport.host_memory import RawMemory, Segment, Ticket, attac
 from dbrdist.comm.transport.hosts import Hosts
 from dbrdist.comm.transport.sockets import MOST_RANKS, Cable, connect
 from dbrdist.core.array.backend import Array
+from dbrdist.core.files.standard_streams import stderr
 
 T = TypeVar("T")
 
@@ -158,7 +158,7 @@ class FlatReducer(MessageReducer):
         failed = [rank for rank, why in enumerate(reasons) if why]
         if self.ranks.rank == 0:
             text = f"the ranks of a host send messages instead of sharing memory, because on {name_ranks(failed)}: "
-            print(f"dbrdist: {text}{reasons[failed[0]]}", file=sys.stderr, flush=True)
+            print(f"dbrdist: {text}{reasons[failed[0]]}", file=stderr)
         return None
 
     def share_gradients(self, call: Passage, plan: Plan) -> SharedGradients | None:
@@ -216,7 +216,7 @@ class FlatReducer(MessageReducer):
             cable, reason = connect(hosts.between)
         reason = next(filter(None, self.ranks.comm.allgather(reason)), "")
         if reason and wanted and self.ranks.rank == 0:
-            print(f"dbrdist: sums of hosts are sent by MPI, not over sockets: {reason}", file=sys.stderr, flush=True)
+            print(f"dbrdist: sums of hosts are sent by MPI, not over sockets: {reason}", file=stderr)
         self._has_cable = not reason and (wanted or is_fast or self._is_as_fast(cable))
         self._cable = cable if self._has_cable else None
         if cable is not None and not self._has_cable:

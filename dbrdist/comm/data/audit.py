@@ -30,11 +30,14 @@ from dbrdist.training.extensions.snapshots import PRIORITY_SNAPSHOT
 
 FOLDER = "audit"
 _VERSION = "dbrdist audit 1"
+_N = r"(\d{1,15})"  # more is no number of anything: of a damaged file
 _HEAD = re.compile(
-    r"start (\d+) from step (\d+), rank (\d+) of (\d+), workers (\d+) to (\d+) of (\d+), (\d+) examples, "
-    r"(\d+) per epoch"
+    rf"start {_N} from step {_N}, rank {_N} of {_N}, workers {_N} to {_N} of {_N}, {_N} examples, {_N} per epoch"
 )
-_LINE = re.compile(r"(\d+) (\d+|-) (\d+):((?: \d+)*)")
+_LINE = re.compile(r"(\d{1,15}) (\d{1,15}|-) (\d{1,15}):((?: \d{1,15})*)")
+_MAX_RANKS, _MAX_EXAMPLES = 1 << 24, 1 << 33  # that a head may claim
+_TAIL_BYTES = 1 << 16
+_MAX_GAP = 1_000_000  # steps without a line that are looked at one by one
 _MAX_NAMED = 5  # of examples that are named in a complaint
 
 
@@ -126,8 +129,10 @@ class _Line(NamedTuple):
     indices: Any
 
 
-def check(out: str, num_steps: int = 0) -> Verdict:
+def check(out: str, num_steps: int = 0, is_running: bool = False) -> Verdict:
     """Look through the files of a run whose folder is ``out``, and which has made ``num_steps`` steps at least.
+
+    Of a run that ``is_running`` only the steps count that all ranks have written.
 
     Raises:
         OSError: if they cannot be read.
@@ -138,14 +143,17 @@ def check(out: str, num_steps: int = 0) -> Verdict:
     paths = [os.path.join(folder, name) for name in sorted(names) if _named(name)]
     if not paths:
         raise ValueError(f"{folder}: expected the files of an audit, found none; train with audit: true")
-    return _Check(paths, num_steps).verdict()
+    try:
+        return _Check(paths, num_steps, is_running).verdict()
+    except MemoryError:
+        raise ValueError(f"{folder}: its files claim more examples than there is memory to count them") from None
 
 
 class _Check:
     """The files of one run."""
 
-    def __init__(self, paths: list[str], num_steps: int) -> None:
-        self._num_steps = num_steps
+    def __init__(self, paths: list[str], num_steps: int, is_running: bool) -> None:
+        self._num_steps = 0 if is_running else num_steps
         self._problems: list[str] = []
         self._heads: dict[str, _Head] = {}
         for path in paths:
@@ -157,6 +165,8 @@ class _Check:
         self._starts: dict[int, list[_Head]] = defaultdict(list)
         for head in self._heads.values():
             self._starts[head.start].append(head)
+        written = [_last_step_in(path) for path, head in self._heads.items() if head.start == max(self._starts)]
+        self._written = min(written, default=0) if is_running else float("inf")
         sizes = {head.num_examples for head in self._heads.values()}
         if len(sizes) > 1:
             self._problems.append(f"the number of examples changed: {', '.join(map(str, sorted(sizes)))}")
@@ -177,7 +187,7 @@ class _Check:
 
     def _last_step(self, start: int) -> float:
         """The last step of a start that no later one has done again."""
-        return min((heads[0].first_step for s, heads in self._starts.items() if s > start), default=float("inf"))
+        return min((heads[0].first_step for s, heads in self._starts.items() if s > start), default=self._written)
 
     def _lines(self, path: str) -> Iterator[_Line]:
         """The lines that count; a last one that was cut off by the end of its process does not."""
@@ -207,19 +217,22 @@ class _Check:
     def _look_at_ranks(self) -> None:
         """Every rank of a start has a file."""
         for start, heads in sorted(self._starts.items()):
-            there, expected = sorted(head.rank for head in heads), list(range(heads[0].num_ranks))
-            if there != expected:
-                missing = sorted(set(expected) - set(there))
+            there = {head.rank for head in heads}
+            if len(there) < heads[0].num_ranks:
+                missing = [rank for rank in range(heads[0].num_ranks) if rank not in there]
                 self._problems.append(f"start {start}: the files of ranks {_listed(missing)} are missing")
 
     def _look_at_steps(self) -> None:
         """Every worker has a line for every step."""
         spans = [(heads[0].first_step, self._last_step(s), heads[0].num_workers) for s, heads in self._starts.items()]
-        bad = []
-        for step in range(1, max(self._num_steps, *self._workers, 0) + 1):
+        bad, end = [], max(self._num_steps, *self._workers, 0)
+        for step in range(1, min(end, len(self._workers) + _MAX_GAP) + 1):
             num_workers = next((n for first, last, n in spans if first < step <= last), -1)
-            if self._workers.get(step, set()) != set(range(num_workers)):
+            there = self._workers.get(step, set())
+            if len(there) != num_workers or max(there, default=-1) >= num_workers:
                 bad.append(step)
+        if end > len(self._workers) + _MAX_GAP:
+            self._problems.append(f"there are lines for {len(self._workers):,} steps of {end:,}")
         if bad:
             self._problems.append(f"not every worker has a line for steps {_listed(bad)}")
 
@@ -251,7 +264,25 @@ def _read_head(path: str) -> _Head | None:
     with open(path, encoding="ascii", errors="replace", opener=regular) as file:
         version, head = file.readline(), file.readline()
     found = _HEAD.fullmatch(head.rstrip("\n"))
-    return _Head(*map(int, found.groups())) if found and version == f"{_VERSION}\n" else None
+    if not found or version != f"{_VERSION}\n":
+        return None
+    made = _Head(*map(int, found.groups()))
+    is_possible = max(made.num_ranks, made.num_workers) <= _MAX_RANKS and made.num_examples <= _MAX_EXAMPLES
+    return made if is_possible else None
+
+
+def _last_step_in(path: str) -> int:
+    """The step before that of a file's last whole line: its own may not be written to its end."""
+    with open(path, "rb", opener=regular) as file:
+        size, num_bytes = file.seek(0, os.SEEK_END), _TAIL_BYTES
+        while True:
+            file.seek(max(size - num_bytes, 0))
+            before, _, line = file.read(num_bytes).rpartition(b"\n")[0].rpartition(b"\n")
+            if before or num_bytes >= size:
+                break
+            num_bytes *= 2
+    found = re.match(rb"(\d{1,15}) ", line)
+    return int(found[1]) - 1 if found else 0
 
 
 def _listed(numbers: list[int]) -> str:

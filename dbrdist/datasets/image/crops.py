@@ -48,7 +48,8 @@ def _crop(image: Image, top: int, left: int, height: int, width: int) -> Image:
     check_pixels(height, width, f"a window of {height}x{width} pixels")
     out = np.zeros((height, width, c), image.dtype)
     y0, y1, x0, x1 = max(top, 0), min(top + height, h), max(left, 0), min(left + width, w)
-    out[y0 - top : y1 - top, x0 - left : x1 - left] = image[y0:y1, x0:x1]
+    if y0 < y1 and x0 < x1:
+        out[y0 - top : y1 - top, x0 - left : x1 - left] = image[y0:y1, x0:x1]
     return out
 
 

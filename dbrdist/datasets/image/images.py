@@ -42,13 +42,28 @@ def check_pixels(height: int, width: int, words: str) -> None:
 
 
 @functools.cache
-def _cv2() -> Any:
+def _loaded_cv2() -> Any:
     users_own = "cv2" in sys.modules
     import cv2
 
     if not users_own:
         cv2.setNumThreads(1)  # images are spread over workers; threads inside one image would only get in their way
     return cv2
+
+
+_loading_cv2 = threading.Lock()
+
+
+def _cv2() -> Any:
+    with _loading_cv2:  # OpenCV imports itself twice, and not for several threads
+        return _loaded_cv2()
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return module in sys.modules or importlib.util.find_spec(module) is not None
+    except ValueError:  # another thread is importing it
+        return True
 
 
 class _Room(threading.local):
@@ -210,7 +225,7 @@ _DECODERS: dict[str, tuple[str, Callable[[bytes, bool, bool], Image]]] = {
 
 @functools.cache
 def _installed() -> tuple[str, ...]:
-    found = tuple(name for name, (module, _) in _DECODERS.items() if importlib.util.find_spec(module))
+    found = tuple(name for name, (module, _) in _DECODERS.items() if _is_installed(module))
     if not found:
         raise ImportError("expected simplejpeg, OpenCV or Pillow to decode images, found none: install dbrdist[image]")
     return found
@@ -227,7 +242,7 @@ def decoder() -> str:
 @functools.cache
 def resizer() -> str:
     """What resizes images: ``'opencv'``, or ``'numpy'`` (the same formula, slower) where that is missing."""
-    return "opencv" if importlib.util.find_spec("cv2") else "numpy"
+    return "opencv" if _is_installed("cv2") else "numpy"
 
 
 # ---- decoding -------------------------------------------------------------------------------------------------------

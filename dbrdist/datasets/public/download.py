@@ -10,7 +10,6 @@ import fcntl
 import io
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from dbrdist.core.files.dataset_root import get_dataset_root as get_dataset_root
 from dbrdist.core.files.dataset_root import set_dataset_root as set_dataset_root
 from dbrdist.core.files.regular_file import regular
 from dbrdist.core.files.serializer import READING
+from dbrdist.core.files.standard_streams import stderr
 
 _TIMEOUT_SECONDS = 60
 
@@ -159,7 +159,7 @@ def download(url: str, md5: str | None = None) -> str:
 def _retrieve(url: str, path: str, md5: str | None) -> None:
     from urllib import request  # takes a fifth of what `import dbrdist` takes, and is seldom needed
 
-    print(f"Downloading from {url}...", file=sys.stderr)
+    print(f"Downloading from {url}...", file=stderr)
     try:
         with request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer, open(path, "wb") as file:
             shutil.copyfileobj(answer, file, 1 << 20)

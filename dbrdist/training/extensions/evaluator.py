@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dbrdist.core.array.backend import get_device, using_device
 from dbrdist.core.array.config import no_backprop_mode, using_config
+from dbrdist.core.files import standard_streams
 from dbrdist.core.model.reporter import DictSummary, Reporter, report, report_scope, warn_of_no_numbers
 from dbrdist.core.update.targets import explain_call
 from dbrdist.core.usage.foreign_names import refuse_unknown
@@ -122,7 +122,7 @@ class Evaluator(Extension):
                 if self._has_bar:
                     self._show_progress()
         if self._has_bar:
-            sys.stdout.write("\n")
+            standard_streams.stdout.write("\n")
         warn_of_no_numbers(observation)
         return summary
 
@@ -132,8 +132,9 @@ class Evaluator(Extension):
         position, dataset = getattr(iterator, "current_position", 0), getattr(iterator, "dataset", None)
         total = len(dataset) if hasattr(dataset, "__len__") else 0
         done = total if getattr(iterator, "is_new_epoch", False) else position
-        sys.stdout.write(f"\r{self.default_name}: {done} of {total} examples" if total else f"\r{self.default_name}")
-        sys.stdout.flush()
+        standard_streams.stdout.write(
+            f"\r{self.default_name}: {done} of {total} examples" if total else f"\r{self.default_name}"
+        )
 
     def observe(self, batch: Any) -> dict[str, Any]:
         """What is reported for one batch."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from dbrdist.core.files import strict_json
+from dbrdist.core.files import standard_streams, strict_json
 from dbrdist.core.files.regular_file import regular
 from dbrdist.core.files.serializer import is_about, write_atomically
 from dbrdist.core.model.reporter import DictSummary, warn_of_no_numbers
@@ -257,7 +256,7 @@ class PrintReport(Extension):
             ) from None
 
     def _print(self, line: str) -> None:
-        out = sys.stdout if self._out is None else self._out
+        out = standard_streams.stdout if self._out is None else self._out
         out.write(line.rstrip() + "\n")
         if hasattr(out, "flush"):  # a program's own stream may have none
             out.flush()

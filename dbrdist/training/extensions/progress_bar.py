@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+from dbrdist.core.files import standard_streams
 from dbrdist.training.extension import Extension
 
 _WORDS, _SHORTEST_BAR = 72, 10  # characters
@@ -70,7 +70,7 @@ class ProgressBar(Extension):
         self._first_iteration = trainer.updater.iteration
         self._first_epoch = trainer.updater.epoch_detail
         self._first_seconds = self._last_seconds = time.monotonic()
-        out = sys.stdout if self._out is None else self._out
+        out = standard_streams.stdout if self._out is None else self._out
         if self._live if self._live is not None else out.isatty():
             self._start_bar(out)
 
@@ -98,7 +98,7 @@ class ProgressBar(Extension):
         if self._bar is not None:
             self._bar.update(self._task, completed=done, description=self._words(trainer))
             return
-        out = sys.stdout if self._out is None else self._out
+        out = standard_streams.stdout if self._out is None else self._out
         out.write(self._words(trainer) + "\n")
         out.flush()
 

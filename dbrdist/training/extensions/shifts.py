@@ -109,6 +109,7 @@ class _Shift(Extension):
     ):
         self._attr = attr
         self._init = init
+        self._init_is_given = init is not None
         self._target = target
         self._optimizer = optimizer
         self._make = make  # from the value at the start
@@ -152,6 +153,8 @@ class _Shift(Extension):
             if serializer.is_loading and saved_entry(serializer, name) is None:
                 continue  # Chainer does not save where it began
             value = serializer(name, getattr(self, name))
+            if name == "_init" and self._init_is_given:
+                continue  # of the program, which may have changed since
             setattr(self, name, None if value is None else float(value))
 
     def _get_optimizer(self, trainer: Any) -> Any:

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 import dbrdist
+import dbrdist.links as L
 from dbrdist.cli.builders import weights
 from dbrdist.cli.builders import weights as weights_of
 from dbrdist.cli.configuration.load import check
@@ -274,3 +275,50 @@ def test_torchvisions_names_in_a_network_of_another_kind_are_warned_of(tmp_path)
             warnings.simplefilter("always")
             weights.begin_with(settings, net, origin, {"callable": "dbrdist.models:ResNet50", "args": args})
         assert len([w for w in found if "stride_in_3x3 True, and this one has False" in str(w.message)]) == number
+
+
+def test_a_run_that_is_used_as_another_network_is_warned_of(tmp_path):
+    ours = {"callable": "dbrdist.models:ResNet50", "args": {"stride_in_3x3": False, "num_classes": 3}}
+    theirs = {**ours, "args": {"stride_in_3x3": True, "num_classes": 3}, "classes": ["a", "b", "c"]}
+    (tmp_path / "model.json").write_text(json.dumps(theirs))
+    with pytest.warns(UserWarning, match="--evaluate r: .* stride_in_3x3 True, and this one has False"):
+        weights.warn_of_other_network(str(tmp_path), ours, "--evaluate r")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        weights.warn_of_other_network(str(tmp_path), theirs, "--evaluate r")
+
+
+@each(header=[b"[]", b"{", b"\xff\xff", b'{"a": 3}', b"[" * 5000, b'{"__metadata__": 3, "a": null}', b"null"])
+def test_weights_whose_header_is_damaged_are_named(tmp_path, header):
+    path = str(tmp_path / "w.safetensors")
+    (tmp_path / "w.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    settings = SimpleNamespace(path=path, skip=())
+    with pytest.raises(ConfigError, match=r"run\.yaml: init_from: .*w\.safetensors: cannot be read as a safetensors"):
+        weights.begin_with(settings, dbrdist.Sequential(L.Linear(1, 1)), SimpleNamespace(where=lambda path: "run.yaml"))
+
+
+class Normalized(dbrdist.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.fc = L.Linear(4, 4)
+            self.ln = L.LayerNormalization(4)
+            self.gn = L.GroupNormalization(2, 4)
+            self.rms = L.RMSNormalization(4)
+
+
+def test_all_normalizations_of_a_file_in_pytorchs_names_have_its_eps(tmp_path):
+    network = Normalized()
+    before = network.rms.eps
+    arrays = {
+        "fc.weight": network.fc.W.array,
+        "fc.bias": np.zeros(4, np.float32),
+        "rms.weight": network.rms.gamma.array,
+    }
+    for name in ("ln", "gn"):
+        arrays |= {f"{name}.weight": np.ones(4, np.float32), f"{name}.bias": np.zeros(4, np.float32)}
+    safetensors.save(str(tmp_path / "torch.safetensors"), arrays)
+    settings = SimpleNamespace(path=str(tmp_path / "torch.safetensors"), skip=("gn",))
+    kept = network.gn.eps
+    weights.begin_with(settings, network, SimpleNamespace(where=lambda path: "run.yaml"))
+    assert (network.ln.eps, network.gn.eps, network.rms.eps) == (1e-5, kept, before)

@@ -59,13 +59,23 @@ def test_the_file_gives_the_scores_of_the_run(run):
     ],
 )
 def test_no_place_of_the_run_is_in_the_metadata(data, tmp_path):
-    settings, _ = load.load(DIGITS, (f"data={data}",))
-    facts = onnx_export._metadata(settings, {"classes": None}, "/home/me/result/snapshot_iter_2")
+    settings, origin = load.load(DIGITS, (f"data={data}",))
+    facts = onnx_export._metadata(settings, origin, {"classes": None}, "/home/me/result/snapshot_iter_2")
     assert not any("/home" in text or "secret" in text for text in facts.values())
     expected = (
         {"name": "image_folder", "resize": [8, 8], "decode": "exact"} if "resize" in data else {"name": "mine:data"}
     )
     assert json.loads(facts["data"]) == expected and facts["source"] == "snapshot_iter_2"
+
+
+def test_images_of_a_run_without_tests_go_through_what_it_was_trained_on():
+    transforms = "[{name: random_resized_crop, size: 8}, {name: random_flip}, "
+    transforms += "{name: normalize, mean: [0.25], std: [0.5]}]"
+    data = "{name: image_folder, root: photos, test: null}"
+    settings, origin = load.load(DIGITS, (f"data={data}", f"transforms={{train: {transforms}}}"))
+    facts = onnx_export._metadata(settings, origin, {"classes": None}, "snapshot_iter_2")
+    assert [step["name"] for step in json.loads(facts["transforms"])] == ["center_resized_crop", "normalize"]
+    assert (json.loads(facts["mean"]), json.loads(facts["std"])) == ([0.25], [0.5])
 
 
 @pytest.mark.parametrize(

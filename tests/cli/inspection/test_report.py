@@ -148,6 +148,13 @@ def test_a_full_disk_is_said_with_the_file(run, monkeypatch):
         assert (code, err) == (2, f"dbrdist-train: {words[-1]}: No space left on device\n")
 
 
+def test_names_of_values_are_no_formulas(tmp_path):
+    pytest.importorskip("matplotlib")
+    log = [{"epoch": 1, "main/$\\frac$": 2.0}, {"epoch": 2, "main/$\\frac$": 1.0}]
+    (path,) = report._pictures(RunRecord("run", "run", {}, log, ""), str(tmp_path))
+    assert Path(path).read_bytes().startswith(b"\x89PNG")
+
+
 def test_pictures_show_the_curves_and_mark_a_single_point(monkeypatch, tmp_path):
     drawn = []
     axes = SimpleNamespace(

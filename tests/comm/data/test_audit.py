@@ -173,3 +173,40 @@ def test_every_worker_has_a_line_for_every_step(num_steps, workers, bad):
     check._last_step = {1: 2, 2: 100}.get
     check._look_at_steps()
     assert check._problems == ([f"not every worker has a line for steps {bad}"] if bad else [])
+
+
+@each(longest=[3, 70_000])
+def test_of_a_run_that_continues_only_common_steps_count(tmp_path, longest):
+    """Rank 0 is three steps ahead, in the next epoch, and is just writing a line."""
+    out = tmp_path / str(longest)
+    record(out, 2, 9, num_examples=max(longest, 50), batch=max(longest, 16), virtual_workers=2)
+    path = out / "audit/start-0001-rank-00001.txt"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-3]) + lines[-3][:2])
+    assert audit.check(str(out)).problems
+    found = audit.check(str(out), is_running=True)
+    assert found.problems == []
+
+
+@each(
+    head=[
+        "start 1 from step 0, rank 0 of 999999999999, workers 0 to 1 of 2, 9 examples, 9 per epoch",
+        "start 1 from step 0, rank 0 of 1, workers 0 to 1 of 999999999999, 9 examples, 9 per epoch",
+        "start 1 from step 0, rank 0 of 1, workers 0 to 1 of 2, 999999999999999 examples, 9 per epoch",
+        f"start 1 from step 0, rank 0 of 1, workers 0 to 1 of 2, {'9' * 5000} examples, 9 per epoch",
+    ]
+)
+def test_numbers_that_a_file_claims_cost_no_memory(tmp_path, head):
+    (tmp_path / "audit").mkdir(exist_ok=True)
+    (tmp_path / "audit/start-0001-rank-00000.txt").write_text(f"dbrdist audit 1\n{head}\n1 0 0: 3\n1 0 1: 4\n")
+    (problem,) = audit.check(str(tmp_path)).problems
+    assert problem.endswith("expected the head of an audit file")
+
+
+def test_a_step_that_a_line_claims_costs_no_time(tmp_path):
+    record(tmp_path, 1, 3)
+    path = tmp_path / "audit/start-0001-rank-00000.txt"
+    path.write_text(path.read_text() + f"{10**14} 0 0: 1\n{10**17} 0 0: 1\n3 0 0: {10**30}\n")
+    problems = audit.check(str(tmp_path)).problems
+    assert sum("expected STEP EPOCH WORKER: INDICES" in problem for problem in problems) == 2
+    assert "there are lines for 4 steps of 100,000,000,000,000" in problems

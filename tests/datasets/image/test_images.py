@@ -502,6 +502,6 @@ def test_threads_of_the_library_are_left_to_a_program_that_has_loaded_it(is_ther
         patch.delitem(sys.modules, "cv2", raising=False)
         if is_there:
             importlib.import_module("cv2")
-        found = images._cv2.__wrapped__()
+        found = images._loaded_cv2.__wrapped__()
         del sys.modules["cv2"]
         assert found.__file__.startswith(str(folder_of_fake)) and found.threads == [1] * (not is_there)

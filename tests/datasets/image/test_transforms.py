@@ -577,6 +577,14 @@ def test_labels_pass_through():
     assert (image.shape, label, name) == ((1, 3, 3), 4, "cat")
 
 
+def test_a_window_of_padding_alone_is_zero():
+    image = np.full((3, 3, 1), 7, np.uint8)
+    seen = [RandomCrop(4, padding=9)(image, rng(i)) for i in range(300)]
+    padded = np.pad(image, ((9, 9), (9, 9), (0, 0)))
+    windows = {padded[y : y + 4, x : x + 4].tobytes() for y in range(18) for x in range(18)}
+    assert {found.tobytes() for found in seen} <= windows and any(not found.any() for found in seen)
+
+
 PIPELINE = Compose([RandomCrop(5, padding=2), RandomHorizontalFlip(), Normalize(0.4, 0.3), ToCHW()])
 
 

@@ -65,6 +65,17 @@ def test_values(case, resume_at):
     assert values(make, len(expected), resume_at) == pytest.approx(expected)
 
 
+def test_a_resumed_shift_begins_where_the_program_says_now():
+    trainer, before = Trainer(), extensions.ExponentialShift("lr", 0.5, init=8)
+    before.initialize(trainer)
+    for _ in range(2):
+        before(trainer)
+    after = restore(saved(before), extensions.ExponentialShift("lr", 0.5, init=80))
+    after.initialize(trainer)
+    after(trainer)
+    assert trainer.optimizer.lr == 10
+
+
 def test_another_optimizer():
     other = Optimizer()
     extension = extensions.ExponentialShift("lr", 0.5, optimizer=other)

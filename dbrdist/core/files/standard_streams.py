@@ -1,0 +1,78 @@
+"""The standard streams for words that end no program: a stream may be closed, its reader gone, its disk full."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from typing import Any
+
+
+class StandardStream:
+    """A text stream to `sys.stdout` or `sys.stderr` of the moment that never fails.
+
+    What cannot be written is dropped; what the encoding lacks is written as an escape.
+
+    Args:
+        name: 'stdout' or 'stderr'.
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+
+    @property
+    def _stream(self) -> Any:
+        return getattr(sys, self._name, None)  # None where a program began with a closed one
+
+    @property
+    def encoding(self) -> str:
+        """That of the stream, UTF-8 where there is none."""
+        return getattr(self._stream, "encoding", None) or "utf-8"
+
+    def write(self, words: str) -> int:
+        """Write words, and pass them on at once."""
+        stream = self._stream
+        try:
+            stream.write(words)
+        except UnicodeEncodeError:
+            escaped = words.encode(self.encoding, "backslashreplace").decode(self.encoding)
+            with contextlib.suppress(OSError, ValueError):
+                stream.write(escaped)
+        except (OSError, ValueError, AttributeError):
+            self._drop()
+        self.flush()
+        return len(words)
+
+    def flush(self) -> None:
+        """Pass on what waits, such as what the program itself has written."""
+        stream = self._stream
+        if hasattr(stream, "flush"):  # a program's own may have none
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                self._drop()
+
+    def isatty(self) -> bool:
+        """Whether somebody reads it at a terminal."""
+        stream = self._stream
+        try:
+            return bool(stream.isatty())
+        except (AttributeError, ValueError):  # there is none, or it is closed
+            return False
+
+    def fileno(self) -> int:
+        """The file descriptor. Raises OSError where there is none."""
+        if self._stream is None:
+            raise io.UnsupportedOperation(f"sys.{self._name} is None")
+        return int(self._stream.fileno())
+
+    def _drop(self) -> None:
+        """Let what follows go nowhere: what Python still holds must not fail at the exit either."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+
+
+stdout, stderr = StandardStream("stdout"), StandardStream("stderr")

@@ -1,0 +1,82 @@
+"""Tests of dbrdist.core.files.standard_streams."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+
+from dbrdist.core.files import standard_streams
+from tests.each import each
+
+TRAINING = """\
+import dbrdist
+import dbrdist.links as L
+from dbrdist import datasets, iterators, optimizers, training
+from dbrdist.function_hooks import PrintHook
+from dbrdist.training import extensions, triggers
+
+train, test = datasets.get_digits()
+model = L.Classifier(L.Linear(64, 10))
+optimizer = optimizers.SGD(lr=0.01).setup(model)
+updater = training.StandardUpdater(iterators.SerialIterator(train, 500), optimizer)
+stop = triggers.EarlyStoppingTrigger((1, "iteration"), "main/loss", 9, "max", verbose=True, max_trigger=(1, "epoch"))
+trainer = training.Trainer(updater, stop, out={out!r})
+tests = iterators.SerialIterator(test, 100, repeat=False, shuffle=False)
+trainer.extend(extensions.Evaluator(tests, model, progress_bar=True), trigger=(1, "iteration"))
+trainer.extend(extensions.LogReport(trigger=(1, "iteration")))
+trainer.extend(extensions.PrintReport(["iteration", "main/loss"]))
+trainer.extend(extensions.ProgressBar(update_interval=1))
+with PrintHook():
+    trainer.run()
+dbrdist.print_runtime_info()
+open({done!r}, "w").close()
+"""
+
+
+@pytest.mark.programs
+@each(streams=[">&-", ">/dev/full", "2>/dev/full >&2", ">&- 2>&-", "| head -c 1"])
+def test_a_training_program_ends_whatever_its_streams_take(tmp_path, streams):
+    (tmp_path / "train.py").write_text(TRAINING.format(out=str(tmp_path), done=str(tmp_path / "done")))
+    (tmp_path / "done").unlink(missing_ok=True)
+    words = f"set -o pipefail; {sys.executable} train.py {streams}"
+    path = os.pathsep.join([os.getcwd(), os.path.join(os.getcwd(), "launch"), os.environ.get("PYTHONPATH", "")])
+    found = subprocess.run(
+        ["bash", "-c", words], env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path, capture_output=True, timeout=100
+    )
+    assert found.returncode == 0, found
+    assert (tmp_path / "done").exists()
+
+
+def test_what_an_encoding_lacks_is_escaped(monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="latin-1"))
+    assert standard_streams.stdout.write("é漢\udce9\n") == 4
+    assert raw.getvalue() == b"\xe9\\u6f22\\udce9\n" and standard_streams.stdout.encoding == "latin-1"
+
+
+def test_a_stream_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    assert standard_streams.stderr.write("x") == 1 and not standard_streams.stderr.isatty()
+    with pytest.raises(OSError, match=r"sys\.stderr is None"):
+        standard_streams.stderr.fileno()
+
+
+class Own:
+    """A program's own stream, without flush."""
+
+    def __init__(self):
+        self.words = []
+
+    def write(self, words):
+        self.words.append(words)
+
+
+def test_a_stream_of_the_program(monkeypatch):
+    own = Own()
+    monkeypatch.setattr(sys, "stdout", own)
+    standard_streams.stdout.write("a")
+    assert own.words == ["a"] and not standard_streams.stdout.isatty()
