@@ -12,11 +12,15 @@ from dbrdist.core.tape.variable import Variable
 def mean_over_mirrored(network: Callable[[Any], Any], images: Any) -> Any:
     """The means of a network's outputs for images and for their mirror images, as the key `evaluation.flip` has them.
 
-        scores = training.mean_over_mirrored(net, images)
-
     Args:
         network: takes images and gives a Variable.
         images: an array or a Variable of shape (N, C, H, W).
+
+    Example:
+        >>> net = L.Convolution2D(3, 2, 3)
+        >>> images = np.zeros((4, 3, 8, 8), np.float32)
+        >>> training.mean_over_mirrored(net, images).shape
+        (4, 2, 6, 6)
     """
     turned = _mirrored(images)
     return (network(images) + network(turned)) * 0.5

@@ -41,6 +41,7 @@ class StandardStream:
                 stream.write(escaped)
         except (OSError, ValueError, AttributeError):
             self._drop()
+            return len(words)
         self.flush()
         return len(words)
 

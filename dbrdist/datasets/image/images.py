@@ -61,7 +61,7 @@ def _cv2() -> Any:
 
 def _is_installed(module: str) -> bool:
     try:
-        return module in sys.modules or importlib.util.find_spec(module) is not None
+        return importlib.util.find_spec(module) is not None
     except ValueError:  # another thread is importing it
         return True
 

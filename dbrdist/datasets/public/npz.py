@@ -52,8 +52,21 @@ class NpzDataset(TupleDataset):
             arrays[0] = arrays[0].astype(float_dtype, copy=False)
         if y is not None:
             kind = arrays[1].dtype.kind
+            if kind in "iu":
+                _check_labels(path, keys[1], arrays[1])
             arrays[1] = arrays[1].astype(float_dtype if kind == "f" else np.int32, copy=False)
         super().__init__(*arrays)
+
+
+def _check_labels(path: Any, key: str, labels: Any) -> None:
+    """Refuse numbers that int32 lacks, which would become others."""
+    limits = np.iinfo(np.int32)
+    outside = (labels > limits.max) | (labels < limits.min)
+    if outside.any():
+        got = labels[outside].flat[0]
+        raise ValueError(
+            f"expected labels of at most {limits.max:,} under {key!r} in {path}, got {got:,}; number the classes from 0"
+        )
 
 
 def _read(path: str | os.PathLike[str], keys: list[str]) -> list[Any]:

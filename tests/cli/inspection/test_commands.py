@@ -48,14 +48,14 @@ def test_weights_are_written_to_one_file(words):
 def test_an_audit_fails_where_something_is_wrong(monkeypatch, problems):
     asked = []
 
-    def check(run, steps):
-        asked.append((run, steps))
+    def check(run, steps, is_running):
+        asked.append((run, steps, is_running))
         return Verdict(["a", "b"], problems)
 
     monkeypatch.setattr(commands.audit, "check", check)
     monkeypatch.setattr(commands, "read_json", lambda path: {"iterations": 7} if path == "r/summary.json" else {})
     said = commands.audit_run("r", [])
-    assert [next(said), next(said)] == ["a", "b"] and asked == [("r", 7)]
+    assert [next(said), next(said)] == ["a", "b"] and asked == [("r", 7, False)]
     if problems:
         with pytest.raises(Refused, match=r"^r: one\nr: two$"):
             next(said)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from dbrdist.cli.output import console
 from dbrdist.cli.output.console import Console
 from tests.each import each
 
@@ -44,7 +43,7 @@ class Stream:
 def test_what_is_said_goes_out_at_once_and_a_reader_that_is_gone_ends_nothing(monkeypatch, at, error):
     stream = Stream(at, error)
     monkeypatch.setattr(sys, "stdout", stream)
-    console._to_standard_output("words")
+    Console().write("words")
     assert stream.done == ["words", "flush"][: 1 if at == "write" else 2]
 
 

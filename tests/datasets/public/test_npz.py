@@ -51,3 +51,12 @@ def test_files_that_are_no_npz_are_refused(tmp_path):
         NpzDataset(path)
     with pytest.raises(FileNotFoundError):
         NpzDataset(tmp_path / "nowhere.npz")
+
+
+@pytest.mark.parametrize("label", [2**31, 2**40, -(2**31) - 1])
+def test_labels_that_int32_lacks_are_refused(tmp_path, label):
+    np.savez(tmp_path / "data.npz", x=np.zeros((2, 3)), y=np.array([0, label]))
+    with pytest.raises(ValueError, match=r"expected labels of at most 2,147,483,647 under 'y' in .*data\.npz, got"):
+        NpzDataset(tmp_path / "data.npz")
+    np.savez(tmp_path / "data.npz", x=np.zeros((2, 3)), y=np.array([-1, 2**31 - 1]))
+    assert NpzDataset(tmp_path / "data.npz")[1][1] == 2**31 - 1
