@@ -103,9 +103,12 @@ def _open() -> _Writer | None:
         except (OSError, ValueError):
             continue
     if words[0]:
-        print(
-            f"dbrdist-launch: heartbeats do not reach the launcher: {words[0]} cannot be opened here", file=sys.stderr
-        )
+        try:
+            sys.stderr.write(
+                f"dbrdist-launch: heartbeats do not reach the launcher: {words[0]} cannot be opened here\n"
+            )
+        except (OSError, ValueError, AttributeError):  # closed or full, or there is none
+            pass
     return None
 
 

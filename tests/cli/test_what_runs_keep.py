@@ -325,6 +325,16 @@ def test_an_empty_test_set_is_said_in_a_sentence(run, folder):
     assert code == 2 and "data: the test set is empty" in err
 
 
+def test_labels_beyond_the_network_end_an_evaluation_in_a_sentence(run, folder):
+    for path, num_classes in (("a.npz", 3), ("b.npz", 5)):
+        np.savez(path, x=np.zeros((20, 4), np.float32), y=np.arange(20) % num_classes)
+    text = DIGITS.replace("digits", "{name: npz, train: a.npz, test: a.npz}").replace("100", "10")
+    (folder / "run.yaml").write_text(text)
+    assert run("run.yaml")[0] == 0
+    code, _, err = run("--evaluate", "result", "data.test=b.npz")
+    assert code == 2 and "the network has 3 outputs, but a test label is 4" in err and "Traceback" not in err
+
+
 @each(dtype=["uint8", "int64", "bool"])
 def test_images_of_integers_need_no_transform(run, folder, dtype):
     rng = np.random.default_rng(0)

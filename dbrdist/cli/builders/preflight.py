@@ -34,6 +34,11 @@ def check(config: Config, origin: Origin, made: Parts) -> None:
         raise ConfigError("\n".join(problems))
 
 
+def check_test(config: Config, origin: Origin, made: Parts) -> None:
+    """Raise ConfigError where the test data does not fit the network, before an evaluation without training."""
+    _look_at(Look(config, origin, "test", made.data.test, made.convert, made.device), made)
+
+
 # ---- batches ----
 
 

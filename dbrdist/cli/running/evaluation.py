@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from dbrdist.cli.builders import build, weights
+from dbrdist.cli.builders import build, preflight, weights
 from dbrdist.cli.builders.assemble import evaluator, parts
 from dbrdist.cli.configuration.load import Origin
 from dbrdist.cli.configuration.schema import Config
@@ -25,6 +25,7 @@ def evaluate(config: Config, origin: Origin, comm: Any, run_dir: str) -> None:
         if made.data.test is None:
             raise ConfigError(f"{origin.where(('data',))}: data: there is no test data to evaluate on")
         check_classes(os.path.join(folder_of(run_dir), RECIPE), made.data.classes, origin)
+        preflight.check_test(config, origin, made)
         weights.warn_of_other_network(run_dir, made.recipe, f"--evaluate {run_dir}")
     path = _load_newest(run_dir, made.task, comm)
     evaluation = evaluator(config, made, comm)
