@@ -6,20 +6,28 @@ exit code 130, and a standard stream that is closed or full ends no run at any t
 
 from __future__ import annotations
 
-import codecs
-import errno
-import importlib
-import io
 import os
-import select
-import signal
 import sys
-import time
-from typing import Any, NoReturn
 
 INTERRUPTED = 130
-_LONE_SECONDS = 1.0  # after which the other ranks are ended, if this one alone was interrupted
 _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
+try:
+    import codecs
+    import errno
+    import importlib
+    import io
+    import select
+    import signal
+    import time
+    from typing import Any, NoReturn
+except KeyboardInterrupt:  # some milliseconds, before there is a handler
+    if not os.path.basename(sys.argv[0]).startswith("dbrdist-"):
+        raise
+    if next((os.environ[name] for name in _RANKS if name in os.environ), "0") == "0":
+        os.write(2, f"{os.path.basename(sys.argv[0])}: interrupted\n".encode())
+    os._exit(INTERRUPTED)
+
+_LONE_SECONDS = 1.0  # after which the other ranks are ended, if this one alone was interrupted
 _GONE = (errno.EPIPE, errno.EBADF, errno.EIO)  # nobody reads any more, which is not worth a word
 
 

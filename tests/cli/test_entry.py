@@ -64,6 +64,39 @@ def test_ctrl_c_during_the_imports_is_one_line_and_130(tmp_path, at):
     assert (code, out) == (130, "dbrdist-train: interrupted\n")
 
 
+FIRST = """\
+import os, sys
+
+INTERRUPT = 2  # SIGINT, before the module `signal`
+
+
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "typing":
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), INTERRUPT)
+
+
+sys.modules.pop("typing", None)
+sys.meta_path.insert(0, Finder())
+sys.argv[0] = "/bin/{program}"
+from dbrdist_launch.entry import train
+print("not reached")
+"""
+
+
+@each(program=["dbrdist-train", "dbrdist-launch", "own-program"])
+def test_ctrl_c_in_the_first_lines_of_the_entry_module(tmp_path, program):
+    (tmp_path / "program.py").write_text(FIRST.format(program=program))
+    done = subprocess.run(
+        [sys.executable, tmp_path / "program.py"], env=environment(), capture_output=True, text=True, timeout=60
+    )
+    if program == "own-program":  # its own handling of KeyboardInterrupt
+        assert done.stdout == "" and done.stderr.endswith("KeyboardInterrupt\n")
+    else:
+        assert (done.returncode, done.stderr) == (130, f"{program}: interrupted\n")
+
+
 def test_the_other_command_too(tmp_path):
     code, out = interrupted(tmp_path, "numpy", [sys.executable, "-c", DATA, "info", "."], 1)
     assert (code, out) == (130, "dbrdist-data: interrupted\n")

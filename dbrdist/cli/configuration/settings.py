@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
+import itertools
 import os
 import re
+import sys
 from typing import Annotated, Any, NoReturn, Union, get_args
 
 from pydantic import (
@@ -55,18 +60,63 @@ def _in_any_case(names: list[str], *patterns: str) -> str:
     return f"^({'|'.join([*spellings, *patterns])})$"
 
 
+@functools.cache
+def _texts_of(module: str) -> dict[str, dict[str, str]]:
+    """The text below each field of each class in a module, by the class's qualified name; none without a source."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (KeyError, OSError, TypeError):
+        return {}
+    found: dict[str, dict[str, str]] = {}
+
+    def look(body: list[ast.stmt], place: str) -> None:
+        for node in body:
+            if isinstance(node, ast.ClassDef):
+                found[place + node.name] = _texts_in(node)
+                look(node.body, f"{place}{node.name}.")
+            elif isinstance(node, ast.FunctionDef):
+                look(node.body, f"{place}{node.name}.<locals>.")
+
+    look(tree.body, "")
+    return found
+
+
+def _texts_in(node: ast.ClassDef) -> dict[str, str]:
+    texts = {}
+    for field, below in itertools.pairwise(node.body):
+        if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+            continue
+        text = below.value if isinstance(below, ast.Expr) else None
+        if isinstance(text, ast.Constant) and isinstance(text.value, str):
+            texts[field.target.id] = inspect.cleandoc(text.value)
+    return texts
+
+
 class Settings(BaseModel):
     """The base of all models here: frozen, no unknown keys, no silent conversions."""
 
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        """Take the text below a field as its description.
+
+        Pydantic's `use_attribute_docstrings` parses a module anew for each class in it: two thirds of the start.
+        """
+        super().__pydantic_init_subclass__(**options)
+        texts = _texts_of(cls.__module__).get(cls.__qualname__, {})
+        for name, field in cls.model_fields.items():
+            if field.description is None:
+                field.description = texts.get(name)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> Any:
         """As the command takes it: names in any case, and none where there is a default."""
         made = handler(schema)
         found = handler.resolve_ref_schema(made)
+        for key, field in cls.model_fields.items():
+            if field.description is not None and key in found.get("properties", {}):
+                found["properties"][key].setdefault("description", field.description)
         name = found.get("properties", {}).get("name", {})
         names = [name["const"]] if "const" in name else name.get("enum")
         if names:

@@ -6,7 +6,6 @@ import platform
 import sys
 from typing import Any, TextIO
 
-from dbrdist.core.files import standard_streams
 from dbrdist.core.tape import call
 
 _LIBRARIES = {
@@ -44,7 +43,7 @@ def print_runtime_info(out: TextIO | None = None) -> None:
     Example:
         >>> dbrdist.print_runtime_info()  # doctest: +SKIP
     """
-    out: Any = standard_streams.stdout if out is None else out
+    out = sys.stdout if out is None else out
     package: Any = sys.modules["dbrdist"]
     lines = {
         "Platform": platform.platform(),

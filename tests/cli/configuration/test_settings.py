@@ -118,3 +118,29 @@ def test_an_unknown_name_is_told_those_that_are_known(monkeypatch, kind, classes
         assert type(adapter.validate_python("PLAIN")) is Plain
     if custom:
         assert adapter.validate_python("own:part").name == "own:part"
+
+
+class Described(settings.Settings):
+    """Settings of this test."""
+
+    a: int = 1
+    """One.
+
+    And more.
+    """
+    b: int = 2
+    c: int = pydantic.Field(3, description="Three.")
+    """Not this."""
+
+
+def test_the_text_below_a_field_describes_it():
+    class Inner(Described):
+        d: int = 4
+        """Four."""
+
+    given = {name: field.description for name, field in Inner.model_fields.items()}
+    assert given == {"a": "One.\n\nAnd more.", "b": None, "c": "Three.", "d": "Four."}
+    properties = Inner.model_json_schema()["properties"]
+    assert {name: entry.get("description") for name, entry in properties.items()} == given
+    assert pydantic.create_model("Made", __base__=Described, e=(int, 5)).model_fields["e"].description is None
+    assert settings._texts_of("no.such.module") == {}

@@ -32,7 +32,6 @@ trainer.extend(extensions.PrintReport(["iteration", "main/loss"]))
 trainer.extend(extensions.ProgressBar(update_interval=1))
 with PrintHook():
     trainer.run()
-dbrdist.print_runtime_info()
 open({done!r}, "w").close()
 """
 
