@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import sys
 from typing import Any
+
+_GONE = (None, errno.EPIPE, errno.EBADF, errno.EIO)  # nobody reads any more, or there is none
 
 
 class StandardStream:
@@ -20,6 +23,7 @@ class StandardStream:
 
     def __init__(self, name: str):
         self._name = name
+        self._has_told = False
 
     @property
     def _stream(self) -> Any:
@@ -39,8 +43,8 @@ class StandardStream:
             escaped = words.encode(self.encoding, "backslashreplace").decode(self.encoding)
             with contextlib.suppress(OSError, ValueError):
                 stream.write(escaped)
-        except (OSError, ValueError, AttributeError):
-            self._drop()
+        except (OSError, ValueError, AttributeError) as error:
+            self._drop(error)
             return len(words)
         self.flush()
         return len(words)
@@ -51,8 +55,8 @@ class StandardStream:
         if hasattr(stream, "flush"):  # a program's own may have none
             try:
                 stream.flush()
-            except (OSError, ValueError):
-                self._drop()
+            except (OSError, ValueError) as error:
+                self._drop(error)
 
     def isatty(self) -> bool:
         """Whether somebody reads it at a terminal."""
@@ -68,12 +72,19 @@ class StandardStream:
             raise io.UnsupportedOperation(f"sys.{self._name} is None")
         return int(self._stream.fileno())
 
-    def _drop(self) -> None:
-        """Let what follows go nowhere: what Python still holds must not fail at the exit either."""
+    def _drop(self, error: Exception) -> None:
+        """Let what follows go nowhere: what Python still holds must not fail at the exit either.
+
+        A full disk is told once; a file that the program has put in the stream's place stays as it is.
+        """
+        if self._name == "stdout" and not self._has_told and getattr(error, "errno", None) not in _GONE:
+            self._has_told = True
+            stderr.write(f"dbrdist: the standard output cannot be written ({error}); what follows may be lost\n")
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self._stream.fileno())
-            os.close(null)
+            if self._stream.fileno() in (1, 2):
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, self._stream.fileno())
+                os.close(null)
 
 
 stdout, stderr = StandardStream("stdout"), StandardStream("stderr")

@@ -79,3 +79,24 @@ def test_a_stream_of_the_program(monkeypatch):
     monkeypatch.setattr(sys, "stdout", own)
     standard_streams.stdout.write("a")
     assert own.words == ["a"] and not standard_streams.stdout.isatty()
+
+
+class Full(io.StringIO):
+    """A file of the program's on a full disk."""
+
+    def write(self, words):
+        raise OSError(28, "No space left on device")
+
+    def fileno(self):
+        return 99
+
+
+def test_a_full_disk_is_told_once_and_a_file_of_the_program_stays(monkeypatch):
+    told = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", Full())
+    monkeypatch.setattr(sys, "stderr", told)
+    monkeypatch.setattr(standard_streams, "os", None)  # no file descriptor is touched
+    stream = standard_streams.StandardStream("stdout")
+    for _ in range(3):
+        stream.write("words")
+    assert told.getvalue().count("the standard output cannot be written") == 1
