@@ -308,7 +308,8 @@ def _resumed_runs(draw: Draw) -> None:
         highest = asked.snapshot.mode == "max" or (
             asked.snapshot.mode == "auto" and "accuracy" in (asked.snapshot.best or "")
         )
-        named = (asked.snapshot.best, highest)
+        measured_by = asked.loss if (asked.snapshot.best or "").endswith("/loss") else None
+        named = (asked.snapshot.best, highest, measured_by)
         if named != last_key:
             since, last_key = steps, named
             seen: list[tuple[float, int]] = []
@@ -318,7 +319,7 @@ def _resumed_runs(draw: Draw) -> None:
 
 def _check_best(log: Any, named: Any, steps: int, since: int, seen: list[tuple[float, int]]) -> None:
     """Evaluations come once per start here: the end of its epoch."""
-    key, highest = named
+    key, highest, _ = named
     (value,) = (entry[key] for entry in log if entry["iteration"] == steps)
     seen.append((value, steps))
     best = (max if highest else min)(seen, key=lambda pair: pair[0])
