@@ -58,23 +58,62 @@ class _ThreadValues:
         self.own: set[str] = set()
 
 
-_threads: weakref.WeakSet[_ThreadValues] = weakref.WeakSet()
+class GlobalConfig:
+    """The defaults of the process, as ``dbrdist.global_config``."""
+
+    def __init__(self) -> None:
+        self.__dict__["_defaults"] = {}
+        self.__dict__["_threads"] = weakref.WeakSet()  # of _ThreadValues, which follow these defaults
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["_defaults"][name]
+        except KeyError:
+            raise AttributeError(f"no configuration entry named {name!r}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if type(value) is str or name not in _DEFAULTS or name in _CHOICES:
+            _check_entry(name, value)
+        with _lock:
+            self._defaults[name] = value
+            for record in list(self._threads):
+                if name not in record.own:
+                    record.values[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        """Forget a default that a program added."""
+        with _lock:
+            if name not in self._defaults:
+                raise AttributeError(f"no configuration entry named {name!r}")
+            del self._defaults[name]
+            for record in list(self._threads):
+                if name not in record.own:
+                    record.values.pop(name, None)
+
+    def show(self, file: Any = None) -> None:
+        """Print all defaults, one a line, to ``file`` (default: standard output)."""
+        _print_entries(dict(self._defaults), file)
+
+
+global_config = GlobalConfig()
+global_config.__dict__["_defaults"] = _DEFAULTS
 
 
 class LocalConfig(threading.local):
-    """The configuration of the current thread, as ``dbrdist.config``.
+    """The configuration of the current thread, as ``dbrdist.config``, over the defaults of a :class:`GlobalConfig`.
 
     ``config.train`` switches layers such as dropout and batch normalization, ``config.enable_backprop`` the recording
     of the graph, ``config.dtype`` the type of new parameters, ``config.debug`` the checks for NaN;
     ``config.float32_products = "bf16"`` lets products and convolutions of float32 round their operands to bfloat16.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, global_config: GlobalConfig = global_config) -> None:
         values = self.__dict__
         record = _ThreadValues(values)
         with _lock:
-            values.update(_DEFAULTS)
-            _threads.add(record)
+            values.update(global_config._defaults)
+            global_config._threads.add(record)
+        values["_global"] = global_config
         values["_record"] = record
         values["_function_hooks"] = {}  # of core.graph, here so that one look at the thread's values finds all
         values["_captured"] = None  # likewise: a list for the Variables that a call uses which records no graph
@@ -93,46 +132,24 @@ class LocalConfig(threading.local):
         """Forget this thread's own value; the default holds again."""
         values = self.__dict__
         with _lock:
+            if name not in values["_record"].own:
+                raise AttributeError(f"config.{name}: this thread has not set it, so there is nothing to delete")
             values["_record"].own.discard(name)
-            if name in _DEFAULTS:
-                values[name] = _DEFAULTS[name]
+            defaults = values["_global"]._defaults
+            if name in defaults:
+                values[name] = defaults[name]
             else:
                 del values[name]
 
-    def show(self) -> None:
-        """Print all switches of this thread, one a line."""
-        for name, value in sorted(self.__dict__.items()):
-            if not name.startswith("_"):
-                print(f"{name:<24} {value}")
+    def show(self, file: Any = None) -> None:
+        """Print all switches of this thread, one a line, to ``file`` (default: standard output)."""
+        _print_entries({name: value for name, value in self.__dict__.items() if not name.startswith("_")}, file)
 
 
-class GlobalConfig:
-    """The defaults of the process, as ``dbrdist.global_config``."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return _DEFAULTS[name]
-        except KeyError:
-            raise AttributeError(f"no configuration entry named {name!r}") from None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if type(value) is str or name not in _DEFAULTS or name in _CHOICES:
-            _check_entry(name, value)
-        with _lock:
-            _DEFAULTS[name] = value
-            for record in list(_threads):
-                if name not in record.own:
-                    record.values[name] = value
-
-    def __delattr__(self, name: str) -> None:
-        """Forget a default that a program added."""
-        with _lock:
-            if name not in _DEFAULTS:
-                raise AttributeError(f"no configuration entry named {name!r}")
-            del _DEFAULTS[name]
-            for record in list(_threads):
-                if name not in record.own:
-                    record.values.pop(name, None)
+def _print_entries(entries: dict[str, Any], file: Any) -> None:
+    width = max(map(len, entries), default=0)
+    for name, value in sorted(entries.items()):
+        print(f"{name:<{width}} {value}", file=file)
 
 
 class _MixedType:
@@ -166,8 +183,7 @@ class _MixedType:
 mixed16 = _MixedType("mixed16", "float16")
 mixedbf16 = _MixedType("mixedbf16", "bfloat16")
 
-config = LocalConfig()
-global_config = GlobalConfig()
+config = LocalConfig(global_config)
 
 
 class SwitchBlock(ContextDecorator):
@@ -195,7 +211,7 @@ class SwitchBlock(ContextDecorator):
         name, _, config = self._arguments
         if self._had_own and self._old is not _missing:
             setattr(config, name, self._old)
-        else:
+        elif isinstance(config, GlobalConfig) or name in config._record.own:  # unless the block deleted it
             delattr(config, name)
 
     def __del__(self) -> None:

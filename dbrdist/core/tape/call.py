@@ -91,7 +91,7 @@ class Call(Record):
         if num_constant == len(xs) or not switches["enable_backprop"]:
             if num_constant < len(xs) and switches["_captured"] is not None:
                 switches["_captured"].extend([x for x in inputs if isinstance(x, Value) and x.node.requires_grad])
-            return tuple([_leaf(y) for y in ys])
+            return tuple([_leaf(self, y) for y in ys])
         self.inputs = tuple(nodes)
         if not num_constant and len(xs) < 8:
             self.wanted = _FIRST[len(xs)]
@@ -115,7 +115,7 @@ class Call(Record):
     def _check_types(self: Any, data: tuple[Array, ...]) -> None:
         """A user's checks; their error begins with the function, as in Chainer."""
         try:
-            self.check_type_forward(type_check.get_types(data, "in_types"))
+            self.check_type_forward(type_check.get_types(data, "in_types", accept_none=True))
         except type_check.InvalidType as e:
             e.within_function(self.label)
             raise
@@ -180,6 +180,8 @@ def _of(call: Any, verb: str, keep: tuple[int, ...], values: Any) -> tuple[Any, 
 
 
 def _output(call: Any, i: int, y: Any, rank: int) -> Variable:
+    if y is None:
+        return _nothing(call, i, rank)
     dtype = y.dtype
     return revive(make_node(call, i, rank, dtype.kind in "fcV", y.shape, dtype), y)
 
@@ -215,10 +217,12 @@ def _as_array(call: Any, y: Any) -> Any:
         return y
     if isinstance(y, (np.generic, int, float)):
         return np.asarray(y)
+    if y is None and as_chainer[0]:
+        return None
     raise TypeError(f"{call.label}: forward output must be a tuple of ndarrays, got {type(y).__name__} in it")
 
 
-def revive(node: VariableNode, array: Array) -> Variable:
+def revive(node: VariableNode, array: Array | None) -> Variable:
     """A Variable for an existing node: gradients reach whoever shares the node."""
     value = _new(Variable)
     value._array = array
@@ -231,11 +235,18 @@ def variable(array: Array, requires_grad: bool) -> Variable:
     return revive(make_node(None, 0, 0, requires_grad, array.shape, array.dtype), array)
 
 
-def _leaf(y: Any) -> Variable:
+def _leaf(call: Any, y: Any) -> Variable:
     """A Variable without a history."""
     if type(y) is not _ndarray and not is_array(y):
-        y = np.asarray(y)
+        y = _as_array(call, y)
+        if y is None:
+            return _nothing(None, 0, 0)
     return variable(y, False)
+
+
+def _nothing(call: Any, i: int, rank: int) -> Variable:
+    """The Variable of an output that is None."""
+    return revive(make_node(call, i, rank, False, (), None), None)
 
 
 def constant_node(x: Any) -> VariableNode:

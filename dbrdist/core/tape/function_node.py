@@ -291,7 +291,8 @@ class FunctionNode(Call):
         nodes = self.inputs
         if self._keep_inputs is None and not as_chainer[0]:
             raise self._nothing_retained("input")
-        return tuple([revive(nodes[i], a) for i, a in zip(self._keep_inputs or (), self._kept_xs or ())])
+        kept = zip(self._keep_inputs or (), self._kept_xs or ())
+        return tuple([None if a is None else revive(nodes[i], a) for i, a in kept])
 
     def get_retained_outputs(self) -> tuple[Any, ...]:
         """The retained outputs as Variables in the graph."""
@@ -299,7 +300,7 @@ class FunctionNode(Call):
             raise self._nothing_retained("output")
         return tuple(
             [
-                revive(make_node(self, i, self.rank + 1, True, a.shape, a.dtype), a)
+                None if a is None else revive(make_node(self, i, self.rank + 1, True, a.shape, a.dtype), a)
                 for i, a in zip(self._keep_outputs or (), self._kept_ys or ())
             ]
         )

@@ -22,9 +22,12 @@ from dbrdist.core.tape.checks import InvalidType as InvalidType
 
 
 class Expr:
-    """A value that is computed when it is asked for, and that knows how it was written."""
+    """A value that is computed when it is asked for, and that knows how it was written.
 
-    _binding = 9  # how tightly its text binds: parts of a looser operator need no parentheses
+    ``priority`` is how tightly its text binds: within an operator of a higher one it stands in parentheses.
+    """
+
+    priority = 8
 
     def eval(self) -> Any:
         """The value."""
@@ -32,6 +35,9 @@ class Expr:
 
     def __str__(self) -> str:
         raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def __getattr__(self, name: str) -> GetAttr:
         if name.startswith("__"):
@@ -51,70 +57,72 @@ class Expr:
         raise RuntimeError(f"{self} has no truth value of its own; pass it to type_check.expect, or call .eval()")
 
     def __eq__(self, other: object) -> Any:
-        return BoolBinaryOperator("==", self, other)
+        return BoolBinaryOperator(self, other, "==", "!=", operator.eq)
 
     def __ne__(self, other: object) -> Any:
-        return BoolBinaryOperator("!=", self, other)
+        return BoolBinaryOperator(self, other, "!=", "==", operator.ne)
 
     __hash__ = object.__hash__
 
     def __lt__(self, other: Any) -> BoolBinaryOperator:
-        return BoolBinaryOperator("<", self, other)
+        return BoolBinaryOperator(self, other, "<", ">=", operator.lt)
 
     def __le__(self, other: Any) -> BoolBinaryOperator:
-        return BoolBinaryOperator("<=", self, other)
+        return BoolBinaryOperator(self, other, "<=", ">", operator.le)
 
     def __gt__(self, other: Any) -> BoolBinaryOperator:
-        return BoolBinaryOperator(">", self, other)
+        return BoolBinaryOperator(self, other, ">", "<=", operator.gt)
 
     def __ge__(self, other: Any) -> BoolBinaryOperator:
-        return BoolBinaryOperator(">=", self, other)
+        return BoolBinaryOperator(self, other, ">=", "<", operator.ge)
 
     def __neg__(self) -> UnaryOperator:
-        return UnaryOperator("-", self)
+        return UnaryOperator(6, self, "-", operator.neg)
 
-    def __add__(self, other: Any) -> BinaryOperator:
-        return BinaryOperator("+", self, other)
+    def __pos__(self) -> UnaryOperator:
+        return UnaryOperator(6, self, "+", operator.pos)
 
-    def __radd__(self, other: Any) -> BinaryOperator:
-        return BinaryOperator("+", other, self)
+    def __invert__(self) -> UnaryOperator:
+        return UnaryOperator(6, self, "~", operator.invert)
 
-    def __sub__(self, other: Any) -> BinaryOperator:
-        return BinaryOperator("-", self, other)
 
-    def __rsub__(self, other: Any) -> BinaryOperator:
-        return BinaryOperator("-", other, self)
+# The binary operators of an expression: the name of the method, the sign, the priority.
+_BINARY = (
+    ("or", "|", 0),
+    ("xor", "^", 1),
+    ("and", "&", 2),
+    ("lshift", "<<", 3),
+    ("rshift", ">>", 3),
+    ("add", "+", 4),
+    ("sub", "-", 4),
+    ("mul", "*", 5),
+    ("truediv", "/", 5),
+    ("floordiv", "//", 5),
+    ("mod", "%", 5),
+    ("pow", "**", 7),
+)
 
-    def __mul__(self, other: Any) -> BinaryOperator:
-        return BinaryOperator("*", self, other)
 
-    def __rmul__(self, other: Any) -> BinaryOperator:
-        return BinaryOperator("*", other, self)
+def _give_operator(name: str, sign: str, priority: int) -> None:
+    """Let expressions stand on either side of an operator."""
+    compute = getattr(operator, f"__{name}__")
 
-    def __truediv__(self, other: Any) -> BinaryOperator:
-        return BinaryOperator("/", self, other)
+    def left(self: Expr, other: Any) -> BinaryOperator:
+        return BinaryOperator(priority, self, other, sign, compute, sign == "**")
 
-    def __rtruediv__(self, other: Any) -> BinaryOperator:
-        return BinaryOperator("/", other, self)
+    def right(self: Expr, other: Any) -> BinaryOperator:
+        return BinaryOperator(priority, other, self, sign, compute, sign == "**")
 
-    def __floordiv__(self, other: Any) -> BinaryOperator:
-        return BinaryOperator("//", self, other)
+    setattr(Expr, f"__{name}__", left)
+    setattr(Expr, f"__r{name}__", right)
 
-    def __rfloordiv__(self, other: Any) -> BinaryOperator:
-        return BinaryOperator("//", other, self)
 
-    def __mod__(self, other: Any) -> BinaryOperator:
-        return BinaryOperator("%", self, other)
-
-    def __rmod__(self, other: Any) -> BinaryOperator:
-        return BinaryOperator("%", other, self)
-
-    def __pow__(self, other: Any) -> BinaryOperator:
-        return BinaryOperator("**", self, other)
+for _row in _BINARY:
+    _give_operator(*_row)
 
 
 class Atom(Expr):
-    """An expression without parts."""
+    """An expression that needs no parentheses."""
 
 
 class Constant(Atom):
@@ -149,104 +157,96 @@ def make_variable(value: Any, name: str) -> Variable:
     return Variable(value, name)
 
 
-class GetAttr(Expr):
-    """``obj.name``."""
+class GetAttr(Atom):
+    """``obj.name``; ``name`` may be an expression."""
 
-    def __init__(self, obj: Expr, name: str) -> None:
+    def __init__(self, obj: Any, name: Any) -> None:
         self.obj = obj
         self.name = name
 
     def eval(self) -> Any:
-        return getattr(self.obj.eval(), self.name)
+        return getattr(eval(self.obj), eval(self.name))
 
     def __str__(self) -> str:
-        return f"{_within(self.obj, 9)}.{self.name}"
+        name = self.name.value if isinstance(self.name, Constant) else self.name
+        if isinstance(name, str):
+            return f"{_within(self.obj, 8)}.{name}"
+        return f"getattr({_written(self.obj)}, {_written(name)})"
 
 
-class GetItem(Expr):
+class GetItem(Atom):
     """``obj[key]``."""
 
-    def __init__(self, obj: Expr, key: Any) -> None:
+    def __init__(self, obj: Any, key: Any) -> None:
         self.obj = obj
         self.key = key
 
     def eval(self) -> Any:
-        return self.obj.eval()[eval(self.key)]
+        return eval(self.obj)[eval(self.key)]
 
     def __str__(self) -> str:
         keys = self.key if isinstance(self.key, tuple) else (self.key,)
-        return f"{_within(self.obj, 9)}[{', '.join(map(_written_key, keys))}]"
+        return f"{_within(self.obj, 8)}[{', '.join(map(_written_key, keys))}]"
 
 
 def _written_key(key: Any) -> str:
     if not isinstance(key, slice):
-        return "..." if key is Ellipsis else str(key)
-    step = "" if key.step is None else f":{key.step}"
-    return f"{'' if key.start is None else key.start}:{'' if key.stop is None else key.stop}{step}"
+        return "..." if key is Ellipsis else _written(key)
+    start, stop, step = ("" if bound is None else _written(bound) for bound in (key.start, key.stop, key.step))
+    return f"{start}:{stop}{step and ':' + step}"
 
 
-class Call(Expr):
+class Call(Atom):
     """``obj(args)``."""
 
-    def __init__(self, obj: Expr, args: Sequence[Any]) -> None:
+    def __init__(self, obj: Any, args: Sequence[Any]) -> None:
         self.obj = obj
         self.args = tuple(args)
 
     def eval(self) -> Any:
-        return self.obj.eval()(*map(eval, self.args))
+        return eval(self.obj)(*map(eval, self.args))
 
     def __str__(self) -> str:
-        return f"{_within(self.obj, 9)}({', '.join(map(str, self.args))})"
-
-
-_OPERATORS: dict[str, tuple[int, Callable[[Any, Any], Any]]] = {
-    "==": (4, operator.eq),
-    "!=": (4, operator.ne),
-    "<": (4, operator.lt),
-    "<=": (4, operator.le),
-    ">": (4, operator.gt),
-    ">=": (4, operator.ge),
-    "+": (5, operator.add),
-    "-": (5, operator.sub),
-    "*": (6, operator.mul),
-    "/": (6, operator.truediv),
-    "//": (6, operator.floordiv),
-    "%": (6, operator.mod),
-    "**": (8, operator.pow),
-}
+        return f"{_within(self.obj, 8)}({', '.join(map(_written, self.args))})"
 
 
 class UnaryOperator(Expr):
-    """``-term``."""
+    """``exp term``, such as ``-term``, computed by ``func``."""
 
-    _binding = 7
-
-    def __init__(self, sign: str, term: Any) -> None:
-        self.sign = sign
+    def __init__(self, priority: int, term: Any, exp: str, func: Callable[[Any], Any]) -> None:
+        self.priority = priority
         self.term = term
+        self.exp = exp
+        self.func = func
 
     def eval(self) -> Any:
-        return -eval(self.term)
+        return self.func(eval(self.term))
 
     def __str__(self) -> str:
-        return f"{self.sign}{_within(self.term, self._binding)}"
+        return f"{self.exp}{_within(self.term, self.priority)}"
 
 
 class BinaryOperator(Expr):
-    """``lhs sign rhs``."""
+    """``lhs exp rhs``, computed by ``func``."""
 
-    def __init__(self, sign: str, lhs: Any, rhs: Any) -> None:
-        self.sign = sign
+    def __init__(
+        self, priority: int, lhs: Any, rhs: Any, exp: str, func: Callable[[Any, Any], Any],
+        right_associative: bool = False,
+    ) -> None:  # fmt: skip
+        self.priority = priority
         self.lhs = lhs
         self.rhs = rhs
-        self._binding, self._compute = _OPERATORS[sign]
+        self.exp = exp
+        self.func = func
+        self.right_associative = right_associative
 
     def eval(self) -> Any:
-        return self._compute(eval(self.lhs), eval(self.rhs))
+        return self.func(eval(self.lhs), eval(self.rhs))
 
     def __str__(self) -> str:
-        # Of equally strong operators the left one comes first.
-        return f"{_within(self.lhs, self._binding)} {self.sign} {_within(self.rhs, self._binding + 1)}"
+        right = self.right_associative  # of operators that bind alike, which comes first
+        left_text = _within(self.lhs, self.priority + right)
+        return f"{left_text} {self.exp} {_within(self.rhs, self.priority + (not right))}"
 
 
 class Testable:
@@ -258,23 +258,43 @@ class Testable:
 
 
 class BoolBinaryOperator(BinaryOperator, Testable):
-    """A comparison."""
+    """A comparison ``lhs exp rhs``; ``inv`` is the sign of the opposite."""
+
+    def __init__(self, lhs: Any, rhs: Any, exp: str, inv: str, func: Callable[[Any, Any], Any]) -> None:
+        super().__init__(-1, lhs, rhs, exp, func)
+        self.inv = inv
 
     def expect(self) -> None:
         left, right = eval(self.lhs), eval(self.rhs)
-        if not self._compute(left, right):
-            opposite = {"==": "!=", "!=": "==", "<": ">=", "<=": ">", ">": "<=", ">=": "<"}[self.sign]
-            raise InvalidType(str(self), f"{left} {opposite} {right}")
+        if not self.func(left, right):
+            raise InvalidType(str(self), f"{left} {self.inv} {right}")
 
 
-def _within(part: Any, binding: int) -> str:
+def _within(part: Any, priority: int) -> str:
     """The text of a part, in parentheses where it binds more loosely than what stands around it."""
-    return f"({part})" if isinstance(part, Expr) and part._binding < binding else str(part)
+    return f"({part})" if isinstance(part, Expr) and part.priority < priority else _written(part)
+
+
+def _written(part: Any) -> str:
+    """The text of an expression, of a list or tuple of them, or of a value."""
+    if isinstance(part, Expr):
+        return str(part)
+    if type(part) is list:
+        return f"[{', '.join(map(_written, part))}]"
+    if type(part) is tuple:
+        return f"({', '.join(map(_written, part))}{',' if len(part) == 1 else ''})"
+    return repr(part) if isinstance(part, str) else str(part)
 
 
 def eval(exp: Any) -> Any:
-    """The value of an expression; anything else is its own value."""
-    return exp.eval() if isinstance(exp, Expr) else exp
+    """The value of an expression, or of those in a list, tuple or slice; anything else is its own value."""
+    if isinstance(exp, Expr):
+        return exp.eval()
+    if type(exp) in (list, tuple):
+        return type(exp)(map(eval, exp))
+    if type(exp) is slice:
+        return slice(eval(exp.start), eval(exp.stop), eval(exp.step))
+    return exp
 
 
 def expect(*bool_exprs: Any) -> None:

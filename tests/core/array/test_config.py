@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 
@@ -164,6 +165,41 @@ def test_show(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split() == ["enable_backprop", "True"] for line in lines)
     assert not any(line.startswith("_") for line in lines)
+
+
+def test_a_configuration_of_its_own():
+    defaults = dbrdist.core.array.config.GlobalConfig()
+    own = dbrdist.core.array.config.LocalConfig(defaults)
+    defaults.x, defaults.y = "default x", "default y"
+    own.y, own.z = "own y", "own z"
+
+    def other():
+        defaults.x, own.y = "other x", "other y"
+        return own.x, own.y, hasattr(own, "z")
+
+    assert in_thread(other) == ("other x", "other y", False)
+    assert (own.x, own.y, own.z) == ("other x", "own y", "own z")
+    assert not hasattr(config, "x") and not hasattr(own, "train")
+    with using_config("x", "block", own):
+        assert (own.x, defaults.x) == ("block", "other x")
+    assert own.x == "other x"
+    text = io.StringIO()
+    own.show(text)
+    assert text.getvalue() == "x other x\ny own y\nz own z\n"
+    text = io.StringIO()
+    defaults.show(file=text)
+    assert text.getvalue() == "x other x\ny default y\n"
+
+
+def test_only_what_the_thread_has_set_can_be_deleted(entry):
+    with pytest.raises(AttributeError, match=r"config\.colour: this thread has not set it"):
+        del config.colour
+    config.colour = "green"
+    del config.colour
+    assert config.colour == "red"
+    with using_config("colour", "blue"):
+        del config.colour
+    assert config.colour == "red"
 
 
 def test_using_device():

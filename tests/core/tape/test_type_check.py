@@ -45,6 +45,25 @@ def types():
     (lambda t: T.Variable("abc", "word").upper(), "ABC", "word.upper()"),
     (lambda t: t[0].shape[t[1].ndim], 3, "in_types[0].shape[in_types[1].ndim]"),
     (lambda t: T.Constant(3) * 2, 6, "3 * 2"),
+    (lambda t: t[0].ndim << 2, 8, "in_types[0].ndim << 2"),
+    (lambda t: 1 << t[0].ndim, 4, "1 << in_types[0].ndim"),
+    (lambda t: 9 >> t[0].ndim, 2, "9 >> in_types[0].ndim"),
+    (lambda t: t[0].ndim | 5, 7, "in_types[0].ndim | 5"),
+    (lambda t: 6 & t[0].ndim, 2, "6 & in_types[0].ndim"),
+    (lambda t: (t[0].ndim ^ 7) & 3, 1, "(in_types[0].ndim ^ 7) & 3"),
+    (lambda t: t[0].ndim & 3 ^ 7, 5, "in_types[0].ndim & 3 ^ 7"),
+    (lambda t: +t[0].ndim, 2, "+in_types[0].ndim"),
+    (lambda t: ~t[0].ndim + 1, -2, "~in_types[0].ndim + 1"),
+    (lambda t: 2 ** t[0].ndim ** 2, 16, "2 ** in_types[0].ndim ** 2"),
+    (lambda t: (t[0].ndim ** 2) ** 3, 64, "(in_types[0].ndim ** 2) ** 3"),
+    (lambda t: -t[0].ndim ** 2, -4, "-in_types[0].ndim ** 2"),
+    (lambda t: T.Variable({"a": 1}, "y")["a"], 1, "y['a']"),
+    (lambda t: T.Variable(sorted, "sorted")([t[0].ndim, 1]), [1, 2], "sorted([in_types[0].ndim, 1])"),
+    (lambda t: T.Variable(len, "len")((t[0].ndim,)), 1, "len((in_types[0].ndim,))"),
+    (lambda t: t[0].shape[t[1].ndim:], (3,), "in_types[0].shape[in_types[1].ndim:]"),
+    (lambda t: T.GetAttr(t[0], T.Constant("ndim")), 2, "in_types[0].ndim"),
+    (lambda t: T.UnaryOperator(9, t[0].ndim, "-", lambda n: -n), -2, "-(in_types[0].ndim)"),
+    (lambda t: T.BinaryOperator(7, t[0].ndim, 3, "%", lambda n, m: n % m), 2, "in_types[0].ndim % 3"),
 ])  # fmt: skip
 def test_values_and_texts(types, make, value, text):
     expression = make(types)
@@ -76,6 +95,22 @@ def test_expectations(make, text, actual):
 ])  # fmt: skip
 def test_expectations_that_hold(make):
     T.expect(make(T.make_variable(2, "n")))
+
+
+def test_comparisons_of_lists_with_expressions():
+    shape = T.Variable((2, 3), "x.shape")
+    T.expect(shape == (T.Constant(2), 3), T.Constant([[0]]) == [[T.Constant(0)]])
+    with pytest.raises(T.InvalidType) as caught:
+        T.expect(shape == (T.Variable(2, "n"), 4))
+    assert (caught.value.expect, caught.value.actual) == ("x.shape == (n, 4)", "(2, 3) != (2, 4)")
+
+
+def test_comparisons_written_by_hand():
+    n = T.Variable(2, "n")
+    T.BoolBinaryOperator(n, 4, "divides", "does not divide", lambda a, b: b % a == 0).expect()
+    with pytest.raises(T.InvalidType) as caught:
+        T.BoolBinaryOperator(n, 3, "divides", "does not divide", lambda a, b: b % a == 0).expect()
+    assert (caught.value.expect, caught.value.actual) == ("n divides 3", "2 does not divide 3")
 
 
 def test_plain_truth_values():
