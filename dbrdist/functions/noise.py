@@ -81,7 +81,7 @@ def dropout(x: Operand, ratio: float = 0.5, *, mask: Array | None = None, return
     x = as_variable(x)
     if not config.train:
         return (x, None) if return_mask else x
-    if ratio == 0 and mask is None and not return_mask:
+    if ratio == 0 and mask is None and not return_mask and not as_chainer[0]:  # where a program may look at the mask
         return x  # nothing to draw: a tenth of a small Transformer's step
     if mask is None:
         a = x.array
@@ -201,6 +201,8 @@ def gumbel_softmax(log_pi: Operand, tau: float = 0.1, axis: int = 1) -> Variable
         raise expected("gumbel_softmax", "tau", "a number above 0", tau)
     floating("gumbel_softmax", log_pi=log_pi)
     log_pi = as_variable(log_pi)
+    if not log_pi.ndim:  # one class
+        return as_variable(full_as(log_pi.array, (), log_pi.dtype, 1))
     wide = accumulation_dtype(log_pi.dtype)
     noise = elementwise(lambda bits: -np.log(-np.log((bits + 0.5) * 2.0**-32)), _bits(log_pi.array))
     noise = elementwise(lambda v: v.astype(wide), noise)

@@ -49,9 +49,13 @@ def get_item(x: Operand, slices: Any) -> Variable:
         >>> F.get_item(np.array([[1.0, 2.0], [3.0, 4.0]]), (slice(None), 0)).array
         array([1., 3.])
     """
-    if isinstance(slices, (tuple, list)) and sum(s is Ellipsis for s in slices) > 1:
-        raise expected("get_item", "slices", "at most one Ellipsis", repr(slices))
+    _check_ellipses("get_item", slices)
     return ops.getitem(as_variable(x), slices)
+
+
+def _check_ellipses(function: str, slices: Any) -> None:
+    if isinstance(slices, (tuple, list)) and sum(s is Ellipsis for s in slices) > 1:
+        raise expected(function, "slices", "at most one Ellipsis", repr(slices))
 
 
 def select_item(x: Operand, t: Operand) -> Variable:
@@ -261,6 +265,7 @@ def scatter_add(a: Operand, slices: Any, b: Operand) -> Variable:
         >>> F.scatter_add(np.zeros(3), np.array([0, 0, 2]), np.ones(3)).array
         array([2., 0., 1.])
     """
+    _check_ellipses("scatter_add", slices)
     a, b = together("scatter_add", "number", a=a, b=b)
     slices = as_array(slices)
     target = empty(a.shape, bool, a.array)[slices].shape  # on the device, where slices may lie

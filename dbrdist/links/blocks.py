@@ -13,7 +13,7 @@ from dbrdist.core.model.chain import Chain
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.names.limits import Sizes
-from dbrdist.core.tape.checks import expected, one_of
+from dbrdist.core.tape.checks import UnknownOptionError, expected, wrong_shape
 from dbrdist.links.connection import Linear
 from dbrdist.links.convolution import Convolution2D
 from dbrdist.links.convolution_bn import conv_bn
@@ -201,11 +201,12 @@ class InceptionBN(Chain):
         proj_pool: int | None = None, stride: Sizes = 1, conv_init: Any = None, dtype: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        one_of("InceptionBN", "pooltype", ("max", "avg"), pooltype)
+        if pooltype not in ("max", "avg"):
+            raise UnknownOptionError("InceptionBN", "pooltype", "'max' or 'avg'", repr(pooltype))
         if out1 and stride not in (1, (1, 1)):
-            raise expected("InceptionBN", "stride", f"1 where out1 is {out1}", repr(stride))
+            raise wrong_shape("InceptionBN", "stride", f"1 where out1 is {out1}", repr(stride))
         if out1 and proj_pool is None:
-            raise expected("InceptionBN", "proj_pool", f"a number of channels where out1 is {out1}", "None")
+            raise wrong_shape("InceptionBN", "proj_pool", f"a number of channels where out1 is {out1}", "None")
         self.out1, self.proj_pool, self.stride, self.pooltype = out1, proj_pool, stride, pooltype
 
         def add(name: str, c: int | None, o: int, ksize: int = 1, **options: Any) -> None:

@@ -58,7 +58,7 @@ class Linear(Link):
             if nobias:
                 self.b = None
             else:
-                self.b = Parameter(get_initializer(0 if initial_bias is None else initial_bias), (out_size,))
+                self.b = Parameter(get_initializer(0 if initial_bias is None else initial_bias), out_size)
 
     @property
     def printable_specs(self) -> Any:

@@ -11,7 +11,7 @@ from dbrdist.core.model.chain import ChainList
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.names.limits import Sizes, Whole
-from dbrdist.core.tape.checks import expected
+from dbrdist.core.tape.checks import expected, wrong_type
 from dbrdist.core.tape.variable import as_array
 from dbrdist.functions.convolution import pair
 from dbrdist.functions.convolution_nd import each_axis
@@ -392,7 +392,7 @@ class MLPConvolution2D(ChainList):
         if ksize is None:
             out_channels, ksize, in_channels = in_channels, out_channels, None
         if not isinstance(out_channels, Sequence) or not out_channels:
-            raise expected("MLPConvolution2D", "out_channels", "a number for each convolution", repr(out_channels))
+            raise wrong_type("MLPConvolution2D", "out_channels", "a number for each convolution", out_channels)
         values = {"initialW": conv_init, "initial_bias": bias_init}
         super().__init__(
             Convolution2D(in_channels, out_channels[0], ksize, stride, pad, **values),

@@ -434,6 +434,10 @@ class StatefulGRU(_Stateful, _GRUBase):
         return h
 
 
+class _WrongCount(TypeError, ValueError):
+    """Another number of arguments than the link takes, about which Chainer raises ValueError."""
+
+
 class GRU(StatefulGRU):
     """Another name of :class:`StatefulGRU`.
 
@@ -448,6 +452,12 @@ class GRU(StatefulGRU):
         >>> L.GRU(3, 4)(np.ones((2, 3), np.float32)).shape
         (2, 4)
     """
+
+    def forward(self, *xs: Any) -> Any:
+        """x (N, in_size): the new state (N, out_size)."""
+        if len(xs) != 1:
+            raise _WrongCount(f"GRU: expected x alone, got {len(xs)} arguments; StatelessGRU takes h and x")
+        return super().forward(*xs)
 
 
 class _MGUBase(Chain):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.current_device import on as on
 from dbrdist.core.array.memory import DType as DType
 from dbrdist.core.array.memory import accumulation_dtype as accumulation_dtype
@@ -58,6 +59,8 @@ class Device:
     @property
     def name(self) -> str:
         """``@numpy`` or ``@cupy:0``."""
+        if type(self).__str__ is not Device.__str__:  # a program's own kind of device, as Chainer 7 names them
+            return str(self)
         raise NotImplementedError(f"{type(self).__name__} must define name")
 
     @property
@@ -75,7 +78,8 @@ class Device:
         raise NotImplementedError(f"{type(self).__name__} must define is_array_supported(self, array)")
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name}>"
+        module, colon, index = str(self).removeprefix("@").partition(":")
+        return f"<{type(self).__name__} ({module}){colon}{index}>"
 
     def __str__(self) -> str:
         return self.name
@@ -322,6 +326,10 @@ def bus_id_of_device() -> str:
     return str(cupy.cuda.runtime.deviceGetPCIBusId(cupy.cuda.Device().id))
 
 
+class UnknownDeviceError(ValueError, RuntimeError):
+    """A device of another name; Chainer raises RuntimeError where it might be one of ChainerX."""
+
+
 def get_device(device_spec: Any) -> Device:
     """A device from its name or number.
 
@@ -343,7 +351,7 @@ def get_device(device_spec: Any) -> Device:
         return _HOST
     if isinstance(device_spec, (int, np.integer)):
         return _HOST if device_spec < 0 else GpuDevice(device_spec)
-    if isinstance(device_spec, tuple) and len(device_spec) == 2:
+    if isinstance(device_spec, tuple) and len(device_spec) == 2 and not as_chainer[0]:
         return GpuDevice(device_spec[1])
     if type(device_spec).__module__.startswith("cupy") and hasattr(device_spec, "id"):
         return GpuDevice(device_spec)
@@ -355,11 +363,13 @@ def get_device(device_spec: Any) -> Device:
     if device_spec.removeprefix("-").isdigit():
         return get_device(int(device_spec))
     name, _, index = device_spec.partition(":")
-    if name in ("@cupy", "cuda", "gpu") and (index.isdigit() or not index):
+    if name in ("@cupy", "cuda", "gpu") and (index.isdigit() or (not index and not as_chainer[0])):
         return GpuDevice(int(index or 0))
     if name == "@intel64":
         raise RuntimeError(NO_IDEEP)
-    raise ValueError(expected)
+    if as_chainer[0] and not name.startswith("@"):
+        expected += "; ChainerX, whose devices have such names, is not part of dbrdist"
+    raise UnknownDeviceError(expected)
 
 
 def using_device(device_spec: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Chainer's old-style functions: ``backward`` takes and returns arrays, so there is no second order."""
+"""Chainer's old-style functions: ``backward`` takes and returns arrays, so their gradients have no gradient."""
 
 from __future__ import annotations
 
@@ -52,11 +52,17 @@ class FunctionAdapter(FunctionNode):
         return self.function.forward(xs)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
-        if self._on_variables:
-            raise RuntimeError(
-                f"{self.label} is a chainer.Function of the old style, which has no gradient of second order; write it "
-                "as a FunctionNode, whose backward computes with Variables"
-            )
+        if not self._on_variables:
+            return self._gradients(wanted, gys)
+        arrays = tuple([None if g is None else g.array for g in gys])
+        gxs = self._gradients(wanted, arrays)
+        there = tuple([gx for gx in gxs if gx is not None])
+        sources = [x for x in (*gys, *self.get_retained_inputs()) if x is not None]
+        results = iter(_OldStyleGradient(self.label, there).apply(tuple(sources)) if there else ())
+        return tuple([None if gx is None else next(results) for gx in gxs])
+
+    def _gradients(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What the function's own backward gives, of arrays."""
         xs = [None] * self._num_inputs
         for i, a in zip(self._keep_inputs or (), self._kept_xs or ()):
             xs[i] = a
@@ -84,6 +90,23 @@ class FunctionAdapter(FunctionNode):
         if len(nodes) != len(gys):
             return gys
         return tuple([node.gradient if gy is None and node is not None else gy for gy, node in zip(gys, nodes)])
+
+
+class _OldStyleGradient(FunctionNode):
+    """The gradient of a :class:`Function` as a node, which cannot be differentiated any further."""
+
+    def __init__(self, source: str, gxs: tuple[Array, ...]) -> None:
+        self.source = source
+        self.gxs = gxs
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        return self.gxs
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        raise RuntimeError(
+            f"{self.source} is a chainer.Function of the old style, which has no gradient of second order; write it "
+            "as a FunctionNode, whose backward computes with Variables"
+        )
 
 
 class Function:

@@ -182,9 +182,13 @@ class NpzDeserializer(Deserializer):
         self.path = path
         self.strict = strict
         self.ignore_names = ignore_names
+        self.absent: list[str] = []  # the names that were asked for and are not there, of all parts
+        self.present: list[str] = []  # and those that are
 
     def __getitem__(self, key: str) -> NpzDeserializer:
-        return NpzDeserializer(self.npz, self.path + key.strip("/") + "/", self.strict, self.ignore_names)
+        part = NpzDeserializer(self.npz, self.path + key.strip("/") + "/", self.strict, self.ignore_names)
+        part.absent, part.present = self.absent, self.present
+        return part
 
     def _is_ignored(self, key: str) -> bool:
         names = self.ignore_names
@@ -200,9 +204,12 @@ class NpzDeserializer(Deserializer):
         if key not in self.npz:
             if self.strict:
                 raise MissingEntryError(missing(key, self.npz))
+            self.absent.append(key)
             return value
+        self.present.append(key)
         saved = self.npz[key]
-        return None if saved is None else load_value(key, value, saved)
+        is_none = saved is None or (saved.dtype.kind == "O" and not saved.ndim and saved[()] is None)
+        return None if is_none else load_value(key, value, saved)
 
 
 def missing(key: str, saved: Iterable[str]) -> str:
@@ -405,13 +412,16 @@ def load_npz(file: Any, obj: Any, path: str = "", strict: bool = True, ignore_na
         raise TypeError(f"load_npz: expected a file's name, got {type(file).__name__}; write load_npz(file, object)")
     saved = read_npz(file)
     _check_serializable("load_npz", obj)
-    if not strict and saved and ignore_names is None:
-        _warn_where_nothing_fits(file, saved, path, obj)
     deserializer = NpzDeserializer(saved, path, strict, ignore_names)
     if isinstance(saved, SavedByOthers) and not loading.file_of_chainer:
         load_file_of_chainer(file, deserializer, obj)
     else:
         deserializer.load(obj)
+    if not strict and saved and ignore_names is None and deserializer.absent and not deserializer.present:
+        warn(
+            f"load_npz: nothing is loaded from {file}: it has {', '.join(list(saved)[:3])}, ..., and the object "
+            f"{', '.join(deserializer.absent[:3])}, ...; see path="
+        )
 
 
 def load_file_of_chainer(file: Any, deserializer: Deserializer, obj: Any) -> None:
@@ -456,16 +466,6 @@ def _check_serializable(where: str, obj: Any) -> None:
         raise given_a_class(where, obj, "an object with serialize, such as a link")
     if not hasattr(obj, "serialize"):
         raise TypeError(f"{where}: expected an object with serialize, such as a link, got {type(obj).__name__}")
-
-
-def _warn_where_nothing_fits(file: Any, saved: Mapping[str, Any], path: str, obj: Any) -> None:
-    """Warn where ``strict=False`` would load nothing at all."""
-    wanted = [path + key for key in saved_state(obj)]
-    if wanted and not any(key in saved for key in wanted):
-        warn(
-            f"load_npz: nothing is loaded from {file}: it has {', '.join(list(saved)[:3])}, ..., and the object "
-            f"{', '.join(wanted[:3])}, ...; see path="
-        )
 
 
 # What one archive may unpack to: more than this factor of its own size, and more than this many bytes, is a bomb.

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from dbrdist.core.array.backend import device_of, fill, is_array, on, to_device
+from dbrdist.core.array.backend import device_of, fill, is_array, to_device
 from dbrdist.core.array.current_device import On, current_number
 from dbrdist.core.model import pickles_of_chainer
 from dbrdist.core.model.device_resident import DeviceResident, DeviceResidentsVisitor
@@ -342,9 +342,8 @@ class Link(DeviceResident):
     def zerograds(self) -> None:
         """Fill all gradients with zeros; deprecated: :meth:`cleargrads` takes less time."""
         warnings.warn("Link.zerograds is deprecated. Use Link.cleargrads instead.", DeprecationWarning, stacklevel=2)
-        for p in self.params(include_uninit=False):
-            with on(p):
-                p.grad = p.xp.zeros_like(p.array)
+        for p in self.params():
+            p.zero_gradient()
 
     def addgrads(self, link: Link) -> None:
         """Add another link's gradients, parameter by parameter."""

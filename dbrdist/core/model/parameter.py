@@ -63,8 +63,9 @@ class Peers:
         return Peers, ()  # copies join as they are made
 
 
-# The gradient of a parameter of a program of Chainer that has neither an array yet nor been cleared.
+# The gradient of a parameter of a program of Chainer that has no array yet: with which numbers it will begin.
 _NOT_CLEARED = np.array(np.nan, np.float32)
+_ZEROED = np.array(0, np.float32)
 
 
 class Parameter(Variable):
@@ -156,23 +157,23 @@ class Parameter(Variable):
 
         A parameter that has an array already gets new values of the type that it has.
         """
-        begins = self._array is not None or self.node.gradient is not None  # in a program of Chainer
+        first = _NOT_CLEARED if self._array is not None else self.node.gradient  # in a program of Chainer
         a = to_device(self._draw(_as_shape(shape), self.dtype), self.device)
         if self._array is None:
             self._take(a)
         else:
             self.array = a
         self.node.gradient = None
-        if begins:
-            self._begin_gradient()
+        if first is not None:
+            self._begin_gradient(first)
         if self.on_initialize is not None:
             self.on_initialize(self)
 
-    def _begin_gradient(self) -> None:
+    def _begin_gradient(self, first: Array = _NOT_CLEARED) -> None:
         """None until it is written; in a program of Chainer NaN, which it may fill: ``p.grad[...] = 0``."""
         if as_chainer[0] and is_floating(self._array.dtype):
             with on(self._array):
-                self.node.gradient = get_array_module(self._array).full_like(self._array, np.nan)
+                self.node.gradient = get_array_module(self._array).full_like(self._array, float(first))
 
     def _draw(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """Initial values, in host memory."""
@@ -278,9 +279,15 @@ class Parameter(Variable):
     def zerograd(self) -> None:
         """Fill the gradient with zeros, which is deprecated; a parameter without a shape has none."""
         warn_of_zerograd()
+        self.zero_gradient()
+
+    def zero_gradient(self) -> None:
+        """Fill the gradient with zeros; in a program of Chainer, that of a parameter without a shape begins so."""
         if self._array is not None:
             with on(self.array):
                 self.grad = self.xp.zeros_like(self.array)
+        elif as_chainer[0]:
+            self.node.gradient = _ZEROED
 
     def addgrad(self, var: Variable) -> None:
         """Add another variable's gradient to this one's; a parameter without a shape gets its shape from there."""

@@ -31,8 +31,8 @@ class Watch:
         self._things = list(things)
         self._seen = _last
         for thing in self._things:
-            at = thing._changed_at
-            if at is None:
+            at = getattr(thing, "_changed_at", None)
+            if type(at) is not int:  # not watched yet, or an update rule that is no class of ours
                 thing._changed_at = 0
             elif at > _last:  # a number from the process in which it was pickled
                 thing._changed_at = _last

@@ -11,7 +11,7 @@ from types import FunctionType
 from typing import Any
 
 from dbrdist.core.names.limits import check, limits_of
-from dbrdist.core.usage.foreign_names import explained_arguments
+from dbrdist.core.usage.foreign_names import UnknownArgumentError, explained_arguments
 
 
 def explain_constructors(namespace: Mapping[str, Any]) -> None:
@@ -36,6 +36,6 @@ def _explaining(original: FunctionType) -> Any:
                 raise
         else:
             return
-        raise TypeError(words)
+        raise UnknownArgumentError(words)
 
     return __init__

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.tape.checks import ArgumentError, OperandTypeError, expected
 from dbrdist.core.usage.mistakes import refuse, warn
 
@@ -222,7 +223,11 @@ def settings_of(made_by: Callable[..., Any]) -> tuple[Setting, ...]:
 
 
 def check(declared: tuple[Declared, ...], where: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse arguments outside their limits; integers are refused under ``dbrdist.compat`` too, as Chainer did."""
+    """Refuse arguments outside their limits.
+
+    What must be an integer and is none is refused under ``dbrdist.compat`` too, as Chainer did; only a tuple of sizes
+    passed there until the array was made.
+    """
     for name, place, limit, is_optional, _ in declared:
         if name in kwargs:
             value = kwargs[name]
@@ -237,7 +242,7 @@ def check(declared: tuple[Declared, ...], where: str, args: tuple[Any, ...], kwa
             if limit.is_whole and name in _COUNTED and type(value) is int and value == 0:
                 warn(f"{where}: {name} is 0, so that it has no elements to compute with")
             continue
-        if limit.is_whole and isinstance(error, TypeError):
+        if limit.is_whole and isinstance(error, TypeError) and not (as_chainer[0] and type(value) is tuple):
             raise error
         refuse(error)
 

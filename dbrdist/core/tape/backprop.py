@@ -385,7 +385,7 @@ def backward_of_variables(
         node = y.node
         g = node.gradient if grad_outputs is None else grad_outputs[i]
         creator = node.creator_node
-        if grad_outputs is not None or (creator is not None and creator.inputs):  # a leaf's own gradient is there
+        if grad_outputs is not None or (creator is not None and creator.wanted):  # a leaf's own gradient is there
             seeds.append((node, _seed(node, y._array, g, loss_scale, higher)))
     if not seeds and not any(y.node.requires_grad for y in outputs):
         _refuse_no_graph()

@@ -34,6 +34,7 @@ hooked: list[bool] = [False]  # whether any function got hooks of its own: until
 class Call(Record):
     """The three steps of a call; ``FunctionNode`` has what a function is besides."""
 
+    is_arithmetic: ClassVar[bool] = False  # in a program of Chainer, arrays take the type of Variables only here
     operands: Operands | None = None
     _checks_types: bool = False
 
@@ -71,7 +72,7 @@ class Call(Record):
                 a, node = x, constant_node(x)
             xs.append(a)
             nodes.append(node)
-        if has_arrays and len(xs) > 1:
+        if has_arrays and len(xs) > 1 and (self.is_arithmetic or not as_chainer[0]):
             for node in nodes:
                 if node.dtype is not _float32:
                     _follow_variables(inputs, xs, nodes)
@@ -91,6 +92,8 @@ class Call(Record):
         if num_constant == len(xs) or not switches["enable_backprop"]:
             if num_constant < len(xs) and switches["_captured"] is not None:
                 switches["_captured"].extend([x for x in inputs if isinstance(x, Value) and x.node.requires_grad])
+            if as_chainer[0] and switches["enable_backprop"]:
+                return _recorded_without_gradient(self, rank, data, ys, tuple(nodes))
             return tuple([_leaf(self, y) for y in ys])
         self.inputs = tuple(nodes)
         if not num_constant and len(xs) < 8:
@@ -170,6 +173,17 @@ def _recorded(call: Any, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]
     if keep:
         call._kept_ys = _of(call, "retain_outputs", keep, [v._array for v in outputs])  # v.array settles what waits
     return tuple(outputs)
+
+
+def _recorded_without_gradient(
+    call: Any, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...], nodes: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """The outputs of a call whose inputs take no gradient: in a program of Chainer, they have a creator all the same."""
+    call.inputs, call.wanted = nodes, ()
+    outputs = _recorded(call, rank, xs, ys)
+    for y in outputs:
+        y.node.requires_grad = False
+    return outputs
 
 
 def _of(call: Any, verb: str, keep: tuple[int, ...], values: Any) -> tuple[Any, ...]:

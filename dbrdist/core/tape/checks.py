@@ -71,7 +71,7 @@ class OperandTypeError(ArgumentError, TypeError):
 
 
 class OperandShapeError(ArgumentError, AssertionError):
-    """A shape that does not fit, where Chainer asserts that it does."""
+    """A shape or an architecture that does not fit, where Chainer asserts that it does."""
 
 
 class UnknownOptionError(ArgumentError, NotImplementedError):

@@ -145,6 +145,7 @@ class Row:
 class Elementwise(FunctionNode):
     """The call of a row."""
 
+    is_arithmetic = True
     row: Row
     values: tuple[Any, ...] = ()  # of the row's numbers
 

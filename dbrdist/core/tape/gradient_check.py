@@ -15,6 +15,7 @@ import numpy as np
 from dbrdist.core.array.backend import Array, as_dtype, copy, get_array_module, is_floating, to_cpu
 from dbrdist.core.array.config import using_config
 from dbrdist.core.tape import backprop
+from dbrdist.core.tape.checks import wrong_shape
 from dbrdist.core.tape.variable import Variable, as_array
 
 
@@ -119,6 +120,8 @@ def numerical_grad(
         >>> dbrdist.gradient_check.numerical_grad(lambda: (x * x,), (x,), (np.ones(1),))[0].round(3)
         array([6.])
     """
+    if not eps > 0:
+        raise wrong_shape("numerical_grad", "eps", "a number above 0", repr(eps))
     kinks = Kinks(diff_atol, diff_rtol) if detect_nondifferentiable else None
     return tuple(_numerical_grad_of(f, x, grad_outputs, eps, kinks) for x in inputs)
 

@@ -77,7 +77,7 @@ def main():
     v = chainer.Variable(x)
     loss = F.sum(MulAdd()(v, v, v))
     try:
-        chainer.grad([loss], [v], enable_double_backprop=True)[0]
+        F.sum(chainer.grad([loss], [v], enable_double_backprop=True)[0]).backward()
     except RuntimeError as error:
         print("old style" in str(error))
     loss.backward()

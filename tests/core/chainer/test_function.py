@@ -95,9 +95,32 @@ def test_node_rank_inputs_and_label():
 
 
 def test_no_second_order():
-    x = Variable(np.ones(2))
+    x = Variable(np.array([2.0, 3.0]))
+    (gx,) = dbrdist.grad([F.sum(Product()(x, x))], [x], enable_double_backprop=True)
+    assert gx.array.tolist() == [4, 6]
     with pytest.raises(RuntimeError, match=r"Product is a chainer.Function of the old style"):
-        dbrdist.grad([F.sum(Product()(x, x))], [x], enable_double_backprop=True)
+        F.sum(gx * gx).backward()
+
+
+def test_a_second_order_that_does_not_pass_through_it_is_computed():
+    """As the gradient penalty of a network, of which another part has a function of the old style."""
+    x, z = Variable(np.array([2.0, 3.0])), Variable(np.array([1.0, 2.0]))
+    loss = F.sum(Product()(x, x)) + F.sum(z**3)
+    loss.backward(enable_double_backprop=True)
+    assert x.grad.tolist() == [4, 6] and z.grad.tolist() == [3, 12]
+    (gz,) = dbrdist.grad([F.sum(Product()(x, x)) + F.sum(z**3)], [z], enable_double_backprop=True)
+    (ggz,) = dbrdist.grad([F.sum(gz * gz)], [z])
+    np.testing.assert_allclose(ggz.array, 36 * z.array**3)
+
+
+def test_a_gradient_of_none_stays_none_in_a_pass_of_higher_order():
+    class First(Product):
+        def backward(self, xs, gys):
+            return super().backward(xs, gys)[0], None
+
+    x, z = Variable(np.array([2.0])), Variable(np.array([3.0]))
+    gx, gz = dbrdist.grad([F.sum(First()(x, z))], [x, z], enable_double_backprop=True)
+    assert gx.array.tolist() == [3] and gz is None
 
 
 @pytest.mark.parametrize("gxs, error, message", [
