@@ -8,6 +8,7 @@ from typing import Any
 
 from dbrdist.core.array import random
 from dbrdist.core.array.backend import Array
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config, using_config
 from dbrdist.core.tape.backprop import grad
 from dbrdist.core.tape.differentiate import Argument
@@ -150,4 +151,5 @@ def forget(func: Callable[..., Any], *xs: Any) -> Any:
     variables = tuple(as_variable(x) for x in xs)
     function = Forget(func)
     ys = function.apply(function.called(*variables))
-    return ys[0] if function.is_one else ys
+    is_one = function.is_one or (as_chainer[0] and len(ys) == 1)
+    return ys[0] if is_one else ys

@@ -50,19 +50,23 @@ class CheckedCase(unittest.TestCase):
         return config
 
     def numpy_arrays(self, name: str, *args: Any) -> tuple[Any, ...]:
-        """What the method of that name gives: a tuple of NumPy arrays, or it is the test that is wrong."""
+        """What the method of that name gives: a tuple of NumPy arrays, or it is the test that is wrong.
+
+        Among gradients there may be None: none arrives there.
+        """
         arrays = getattr(self, name)(*args)
-        if not isinstance(arrays, tuple) or not all(isinstance(a, (np.ndarray, np.generic)) for a in arrays):
+        types = (np.ndarray, np.generic, type(None)) if name.startswith("generate_grad") else (np.ndarray, np.generic)
+        if not isinstance(arrays, tuple) or not all(isinstance(a, types) for a in arrays):
             got = ", ".join(type(a).__name__ for a in arrays) if isinstance(arrays, tuple) else type(arrays).__name__
             raise TypeError(f"{name}(): expected a tuple of NumPy arrays, got {got}")
-        return tuple(np.asarray(a) for a in arrays)
+        return tuple(None if a is None else np.asarray(a) for a in arrays)
 
     def placed(self, arrays: tuple[Any, ...], config: BackendConfig) -> tuple[Any, ...]:
         """The arrays on the device; with gaps between their elements unless ``contiguous`` is 'C'."""
         if self.contiguous not in (None, "C"):
             raise ValueError(f"contiguous: expected None or 'C', got {self.contiguous!r}")
         sent = config.get_array(tuple(arrays))
-        return sent if self.contiguous == "C" else tuple(_with_gaps(a) for a in sent)
+        return sent if self.contiguous == "C" else tuple(None if a is None else _with_gaps(a) for a in sent)
 
     def checked_outputs(self, outputs: Any, config: BackendConfig) -> tuple[Variable, ...]:
         """The outputs of forward, which must be a tuple of Variables on the device."""

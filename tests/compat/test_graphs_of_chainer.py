@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import dbrdist
+from tests.each import each
 
 
 def double(n_gradients=1):
@@ -202,6 +203,7 @@ def test_checks_of_users_name_the_function(installed):
     (ValueError, lambda F, x: F.dropout(x, train=True)),
     (TypeError, lambda F, x: F.dropout(x, unknown=True)),
     (ValueError, lambda F, x: F.get_item(x, (Ellipsis, Ellipsis))),
+    (ValueError, lambda F, x: F.scatter_add(x, (Ellipsis, Ellipsis), x)),
     (ValueError, lambda F, x: F.mean_squared_error(x, x.astype("d"))),
 ])  # fmt: skip
 def test_errors_are_of_the_classes_that_programs_catch(installed, kind, call):
@@ -209,6 +211,25 @@ def test_errors_are_of_the_classes_that_programs_catch(installed, kind, call):
 
     with pytest.raises(kind):
         call(F, np.ones((2, 3), "f"))
+
+
+INCEPTION = 3, 2, 2, 2, 2, 2
+
+
+@pytest.mark.parametrize("kind, call", [
+    (AssertionError, lambda L: L.InceptionBN(*INCEPTION, "max")),
+    (AssertionError, lambda L: L.InceptionBN(*INCEPTION, "max", 2, stride=2)),
+    (NotImplementedError, lambda L: L.InceptionBN(*INCEPTION, "min", 2)),
+    (ValueError, lambda L: L.MLPConvolution2D(2, (3, 4), 3, wscale=1)),
+    (TypeError, lambda L: L.MLPConvolution2D(2, (3, 4), None, 1, 0, None, 1)),
+    (ValueError, lambda L: L.GRU(2, 2)()),
+    (ValueError, lambda L: L.GRU(2, 2)(np.ones((1, 2), "f"), np.ones((1, 2), "f"))),
+])  # fmt: skip
+def test_errors_of_links_are_of_the_classes_that_programs_catch(installed, kind, call):
+    import chainer.links as L
+
+    with pytest.raises(kind):
+        call(L)
 
 
 def test_the_print_hook_shows_statistics(installed, capsys):
@@ -239,3 +260,145 @@ def test_pseudo_connect_gives_a_tuple(installed):
     ys.grad = np.full((2, 3), 2, "f")  # a program of Chainer 6 takes it to be the Variable
     ys.backward()
     assert ys.array is y.array and x.grad.tolist() == [[2] * 3] * 2
+
+
+@each(is_old=[False, True])
+def test_none_among_inputs_and_outputs(is_old, installed):
+    """Chainer calls functions with None, and takes None as an output; the rule sees None at their places."""
+    import chainer
+
+    seen = []
+
+    def check(xs, gys):
+        seen.append([x is None for x in xs] + [g is None for g in gys])
+
+    if is_old:
+
+        class Double(chainer.Function):
+            def forward(self, xs):
+                self.retain_inputs((1, 2))
+                self.retain_outputs((0, 1))
+                return None, xs[1] * 2
+
+            def backward(self, xs, gys):
+                check((*xs, *self.output_data), gys)
+                return None, 2 * gys[1], None
+
+        call = Double()
+    else:
+
+        class Double(chainer.FunctionNode):
+            def forward(self, xs):
+                self.retain_inputs((1, 2))
+                self.retain_outputs((0, 1))
+                return None, xs[1] * 2
+
+            def backward(self, indexes, gys):
+                assert indexes == (1,)
+                check((None, *self.get_retained_inputs(), *self.get_retained_outputs()), gys)
+                return None, 2 * gys[1], None
+
+        def call(*xs):
+            return Double().apply(xs)
+
+    x = chainer.Variable(np.array([2, 3], "f"))
+    nothing, y = call(None, x, None)
+    assert nothing.array is None and y.array.tolist() == [4, 6]
+    y.grad = np.array([1, 10], "f")
+    y.backward()
+    assert x.grad.tolist() == [2, 20] and seen == [[True, False, True, True, False, True, False]]
+    with chainer.no_backprop_mode():
+        nothing, y = call(None, x, None)
+        assert nothing.array is None and y.array.tolist() == [4, 6]
+
+
+def test_natively_an_output_of_none_is_an_error():
+    class Forgets(dbrdist.FunctionNode):
+        def forward(self, xs):
+            return (None,)
+
+    for requires_grad in (False, True):
+        with pytest.raises(TypeError, match="Forgets: forward output must be a tuple of ndarrays, got NoneType"):
+            Forgets().apply((dbrdist.Variable(np.ones(2), requires_grad=requires_grad),))
+
+
+def test_results_of_arrays_alone_have_a_creator(installed):
+    import chainer
+    import chainer.functions as F
+
+    x = np.array([[1, -2, 3]], "f")
+    y = F.relu(x)
+    assert isinstance(y.creator, F.activation.relu.ReLU) and not y.requires_grad
+    assert F.dropout(x, 0.0).creator.mask.tolist() == [[1, 1, 1]], "also where nothing is dropped"
+    W = chainer.Parameter(np.array([[1, 2, 3]], "f"))
+    W.cleargrad()
+    F.sum(W * y).backward()
+    assert W.grad.tolist() == [[1, 0, 3]]
+    with chainer.no_backprop_mode():
+        assert F.relu(x).creator is None
+    with pytest.warns(UserWarning, match="the output has no graph"):
+        F.sum(y).backward()
+
+
+def test_natively_they_have_none():
+    assert dbrdist.functions.relu(np.ones(2, "f")).creator is None
+    x = dbrdist.Variable(np.ones(2, "f"))
+    assert dbrdist.functions.dropout(x, 0.0) is x
+
+
+@each(name=["Convolution2D", "Deconvolution2D", "ConvolutionND", "Linear"], dtype=["e", "d"])
+def test_an_array_beside_parameters_gives_its_type_to_the_result(name, dtype, installed):
+    import chainer.functions as F
+    import chainer.links as L
+
+    link = {
+        "Convolution2D": lambda: L.Convolution2D(2, 3, 1, nobias=True),
+        "Deconvolution2D": lambda: L.Deconvolution2D(2, 3, 1, nobias=True),
+        "ConvolutionND": lambda: L.ConvolutionND(2, 2, 3, 1, nobias=True),
+        "Linear": lambda: L.Linear(8, 3, nobias=True),
+    }[name]()
+    x = np.random.RandomState(0).uniform(-1, 1, (2, 2, 2, 2))
+    y = link(x.astype(dtype))
+    assert y.dtype == dtype
+    reference = link(x.astype("f")).array
+    np.testing.assert_allclose(y.array, reference, rtol=1e-2 if dtype == "e" else 1e-5, atol=1e-2)
+    F.sum(y).backward()
+    assert link.W.grad.dtype == np.float32
+    assert (link.W * np.ones(1, dtype)).dtype == np.float32, "arithmetic takes the Variable's type"
+
+
+def test_variables_that_begin_with_gradients_of_zero(installed):
+    import chainer.links as L
+
+    link = L.Linear(None, 2)
+    with pytest.warns(DeprecationWarning):
+        link.zerograds()
+    link.W.initialize((2, 3))
+    assert link.W.grad.tolist() == [[0, 0, 0]] * 2 and link.b.grad.tolist() == [0, 0]
+
+
+def test_a_tuple_as_a_size_is_an_error_when_the_array_is_made(installed):
+    import chainer
+    import chainer.links as L
+
+    with pytest.warns(UserWarning, match=r"Linear: in_size: expected an integer, got tuple \(3, 3\)"):
+        link = L.Linear((3, 3))
+    assert len(chainer.Sequential(link)) == 1
+    with pytest.raises(TypeError):
+        link(np.ones((1, 3), "f"))
+
+
+def test_forget_gives_one_variable_for_a_tuple_of_one(installed):
+    import chainer.functions as F
+
+    assert F.forget(lambda x: (x * 2,), np.ones(2, "f")).array.tolist() == [2, 2]
+
+
+def test_devices_of_other_names_are_refused(installed):
+    import chainer
+
+    with pytest.raises(RuntimeError, match="ChainerX"):
+        chainer.get_device("native:0x")
+    for wrong in ("@cupy", "@foo", ("native", 0)):
+        with pytest.raises((TypeError, ValueError)):
+            chainer.get_device(wrong)

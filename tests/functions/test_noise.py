@@ -211,3 +211,8 @@ def test_what_is_drawn_for_one_number_is_an_array():
     x = np.zeros((), "f")
     for drawn in (F.gaussian(x, x, return_eps=True)[1], F.rrelu(x, return_r=True)[1]):
         assert isinstance(drawn, np.ndarray) and drawn.shape == ()
+
+
+def test_one_class_is_chosen_with_certainty():
+    y = F.gumbel_softmax(np.array(-3, np.float16))
+    assert (y.shape, y.dtype, y.array) == ((), np.float16, 1)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import dbrdist
 import dbrdist.functions as F
 from dbrdist import testing
 from tests.testing.testing_helpers import WrongBackward, failures
@@ -120,3 +121,36 @@ def test_integer_inputs_take_no_gradient():
         "forward_expected": lambda s, xs: (xs[0][np.arange(3), xs[1]],),
     }
     assert failures(Square, **members) == {}
+
+
+def test_gradients_may_be_none():
+    """No gradient arrives at the first output, nor at the gradient of the second input."""
+
+    class Both(dbrdist.FunctionNode):
+        def forward(self, xs):
+            self.retain_inputs((0, 1))
+            return xs[0] ** 2, xs[0] * xs[1]
+
+        def backward(self, indexes, gys):
+            assert gys[0] is None and gys[1] is not None
+            return tuple(x * gys[1] for x in self.get_retained_inputs()[::-1])
+
+    class Case(testing.FunctionTestCase):
+        def generate_inputs(self):
+            return uniform(3), uniform(3)
+
+        def generate_grad_outputs(self, outputs_template):
+            return None, uniform(3)
+
+        def generate_grad_grad_inputs(self, inputs_template):
+            return uniform(3), None
+
+        def forward(self, inputs, device):
+            return Both().apply(inputs)
+
+        def forward_expected(self, inputs):
+            return inputs[0] ** 2, inputs[0] * inputs[1]
+
+    assert failures(Case) == {}
+    wrong = failures(Case, generate_inputs=lambda self: (uniform(3), None))
+    assert all("expected a tuple of NumPy arrays, got ndarray, NoneType" in text for text in wrong.values()) and wrong

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from dbrdist.core.array.backend import device_of, fill, is_array, to_device
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.current_device import On, current_number
 from dbrdist.core.model import pickles_of_chainer
 from dbrdist.core.model.device_resident import DeviceResident, DeviceResidentsVisitor
@@ -86,7 +87,7 @@ class Link(DeviceResident):
         self._within_init_scope = False
         self._hooks: dict[str, LinkHook] | None = None
         for name, value in params.items():
-            has_dtype = isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple)
+            has_dtype = isinstance(value, tuple) and len(value) == 2 and not isinstance(value[1], (int, np.integer))
             shape, dtype = value if has_dtype else (value, np.float32)
             self.add_param(name, shape, dtype=dtype)
 
@@ -320,7 +321,10 @@ class Link(DeviceResident):
             yield "/", self
 
     def count_params(self) -> int:
-        """The number of trained values; uninitialised parameters count as none."""
+        """The number of trained values; parameters without a shape count as none, with a warning."""
+        late = [name for name, p in self.namedparams() if not p.is_initialized]
+        if late:
+            warn(f"{type(self).__name__}.count_params: not counted, since they have no shape yet: {', '.join(late)}")
         return sum(p.size for p in unique(self.params(include_uninit=False)))
 
     @property
@@ -483,7 +487,8 @@ _CALL_IT = "In __init__, call super().__init__() first"
 
 def _missing_init() -> RuntimeError:
     error = RuntimeError(_MISSING_INIT)
-    error.add_note(_CALL_IT)
+    if not as_chainer[0]:  # whose programs may look for the words alone
+        error.add_note(_CALL_IT)
     return error
 
 

@@ -476,9 +476,16 @@ class Parameter(Variable):
             peers.members.add(self)
 
 
-def _fill_with_nan(array: Array) -> None:
+class _FillWithNaN:
     """What None means as an initializer, for programs of Chainer that look at it."""
-    array[...] = np.nan
+
+    dtype = None
+
+    def __call__(self, array: Array) -> None:
+        array[...] = np.nan
+
+
+_fill_with_nan = _FillWithNaN()
 
 
 def _as_shape(shape: Any) -> tuple[int, ...]:

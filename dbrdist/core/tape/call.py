@@ -178,7 +178,7 @@ def _recorded(call: Any, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]
 def _recorded_without_gradient(
     call: Any, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...], nodes: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """The outputs of a call whose inputs take no gradient: in a program of Chainer, they have a creator all the same."""
+    """The outputs of a call whose inputs take no gradient: in a program of Chainer, they have a creator too."""
     call.inputs, call.wanted = nodes, ()
     outputs = _recorded(call, rank, xs, ys)
     for y in outputs:

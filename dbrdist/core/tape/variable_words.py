@@ -7,9 +7,13 @@ import warnings
 from dbrdist.core.array.backend import Array
 
 
-def not_compared(sign: str) -> NotImplementedError:
+class ComparisonError(NotImplementedError, TypeError):
+    """Variables compared with each other: Chainer raises NotImplementedError for some signs, Python TypeError."""
+
+
+def not_compared(sign: str) -> ComparisonError:
     """The error of a comparison."""
-    return NotImplementedError(f"Variables are not compared by {sign}; compare their arrays: x.array {sign} y.array")
+    return ComparisonError(f"Variables are not compared by {sign}; compare their arrays: x.array {sign} y.array")
 
 
 def not_assigned() -> AttributeError:

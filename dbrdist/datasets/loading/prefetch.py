@@ -101,6 +101,9 @@ class PrefetchIterator(SerialIterator):
         other._forget_workers()
         return other
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__copy__().__dict__  # without workers
+
     def _forget_workers(self) -> None:
         raise NotImplementedError
 

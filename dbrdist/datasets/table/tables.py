@@ -149,7 +149,7 @@ def _rows(indices: Any, n: int) -> Any:
             "dataset[i] gives a single example"
         )
     rows = np.asarray(indices)
-    if rows.dtype != bool and any(isinstance(i, (bool, np.bool_)) for i in indices):
+    if rows.dtype != bool and not as_chainer[0] and any(isinstance(i, (bool, np.bool_)) for i in indices):
         raise ValueError(f"expected rows as integers or as booleans, got both in {indices!r:.60}")
     if not len(rows):
         return rows.astype(np.int64)

@@ -33,6 +33,16 @@ def test_devices_by_name_and_number():
             dbrdist.get_device(spec)
 
 
+def test_a_device_of_a_program_is_named_by_its_text():
+    class Own(backend.Device):
+        def __str__(self):
+            return "@own:3"
+
+    assert (Own().name, repr(Own())) == ("@own:3", "<Own (own):3>")
+    with pytest.raises(NotImplementedError, match="Device must define name"):
+        str(backend.Device())
+
+
 def test_devices_are_values():
     cpu, gpu = backend.CpuDevice(), backend.GpuDevice(1)
     assert cpu == backend.CpuDevice() != gpu and cpu != "@numpy" and gpu != backend.GpuDevice(0)

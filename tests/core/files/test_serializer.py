@@ -21,7 +21,7 @@ from dbrdist.core.files.serializer import (
     save_npz,
     write_atomically,
 )
-from dbrdist.errors import CheckpointError
+from dbrdist.errors import CheckpointError, UsageWarning
 
 # parameters without a shape, which most of these objects have, are saved as None; tests/training/test_mistakes.py
 pytestmark = pytest.mark.filterwarnings("ignore:save_npz:dbrdist.errors.UsageWarning")
@@ -351,3 +351,31 @@ def test_numbers_are_loaded_as_the_type_that_they_replace():
     ):  # fmt: skip
         found = serializer._as_loaded("k", value, np.array(saved))
         assert found == loaded and type(found) is type(loaded)
+
+
+def test_an_object_array_of_none_is_none():
+    """As in a file that Chainer wrote, opened with pickles allowed."""
+    entries = {"w": np.array(None), "y": np.arange(3.0)}
+    load = NpzDeserializer(entries)
+    assert load("w", None) is None and load("w", np.zeros(3)) is None
+    y = np.zeros(3)
+    assert load("y", y) is y and y.tolist() == [0, 1, 2]
+
+
+def test_loading_asks_an_object_once():
+    """Its serialize may do more than list entries."""
+
+    class Counted:
+        calls = 0
+
+        def serialize(self, serializer):
+            self.calls += 1
+            serializer("missing", np.zeros(2))
+            serializer["part"]("missing", np.zeros(2))
+
+    file, thing = io.BytesIO(), Counted()
+    save_npz(file, {"x": np.ones(2)})
+    file.seek(0)
+    with pytest.warns(UsageWarning, match=r"it has x, .*the object missing, part/missing"):
+        load_npz(file, thing, strict=False)
+    assert thing.calls == 1

@@ -668,3 +668,13 @@ def test_parameters_given_to_a_link_have_types():
         Link.from_params()
     with pytest.raises(TypeError, match=r"Link defines no forward\(\), so it cannot be called"):
         link(1)
+
+
+def test_parameters_by_keywords_may_have_no_shape():
+    link = dbrdist.Link(x=(2, 3), d=((2,), "d"), n=(2, "d"), u=(None, "d"), v=None)
+    assert [(p.shape, p.dtype) for p in (link.x, link.d, link.n)] == [((2, 3), "f"), ((2,), "d"), ((2,), "d")]
+    assert not link.u.is_initialized and not link.v.is_initialized
+    link.u.initialize((2,))
+    assert link.u.dtype == "d"
+    with pytest.warns(UserWarning, match=r"Link\.count_params: not counted, since they have no shape yet: /v"):
+        assert link.count_params() == 12

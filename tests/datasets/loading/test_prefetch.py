@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -92,6 +93,15 @@ def test_a_copy_goes_on_by_itself():
         run(it, 2)
         other = copy.copy(it)
         with other:
+            assert run(other, 3) == run(it, 3)
+
+
+@pytest.mark.parametrize("make", [threads, pytest.param(processes, marks=pytest.mark.programs)])
+def test_a_pickled_iterator_goes_on_by_itself(make):
+    with make(Numbers(10), 3, seed=1) as it:
+        run(it, 2)
+        with pickle.loads(pickle.dumps(it)) as other:
+            assert other.epoch_detail == it.epoch_detail
             assert run(other, 3) == run(it, 3)
 
 
