@@ -9,6 +9,7 @@ import sys
 from dbrdist.compat import absent, program
 from dbrdist.compat.finder import install
 from dbrdist.compat.numpy_names import restore_numpy_names
+from dbrdist.compat.python_names import restore_python_names
 
 USAGE = """usage: python -m dbrdist.compat [--numpy2] script.py [argument ...]
        python -m dbrdist.compat [--numpy2] -m module [argument ...]
@@ -39,6 +40,7 @@ def main(arguments: list[str]) -> None:
     sys.argv = words[1:] if is_module else words
     folder = os.getcwd() if is_module else os.path.dirname(os.path.abspath(words[0]))
     sys.path[0] = folder  # as Python does for a script
+    restore_python_names()
     if numpy_1:
         restore_numpy_names()
         program.serve_numpy_1()

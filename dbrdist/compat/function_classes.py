@@ -151,9 +151,7 @@ def find(path: str) -> type[FunctionNode] | None:
     below, name = path.removeprefix("functions."), path.rpartition(".")[2]
     if below == "pooling.pooling_2d.Pooling2D":
         return Pooling2D
-    make = _ROWS.get(below)
+    module, make = f"chainer.{path.rpartition('.')[0]}", _ROWS.get(below)
     if make is not None:
-        return type(
-            name, (CallsFunction,), {"_make": staticmethod(make), "__module__": f"chainer.{path.rpartition('.')[0]}"}
-        )
-    return type(name, (AbsentFunction,), {}) if path in _names() else None
+        return type(name, (CallsFunction,), {"_make": staticmethod(make), "__module__": module})
+    return type(name, (AbsentFunction,), {"__module__": module}) if path in _names() else None

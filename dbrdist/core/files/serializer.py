@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from dbrdist.core.array.backend import as_dtype, is_array, to_cpu
-from dbrdist.core.array.chainer_mode import loading
+from dbrdist.core.array.chainer_mode import as_chainer, loading
 from dbrdist.core.array.types import HostArray
 from dbrdist.core.files.regular_file import regular
 from dbrdist.core.usage.mistakes import given_a_class, warn
@@ -427,7 +427,7 @@ def load_npz(file: Any, obj: Any, path: str = "", strict: bool = True, ignore_na
 def load_file_of_chainer(file: Any, deserializer: Deserializer, obj: Any) -> None:
     """Load from a file that is not ours: a Sequential has the order of Chainer's or, where that does not fit, its own.
 
-    Where both fit, a warning says which was taken.
+    Where both fit, a warning says which was taken, but not in a program of Chainer, whose files are Chainer's.
     """
     loading.file_of_chainer = True
     late = [p for p in obj.params() if not p.is_initialized] if hasattr(obj, "params") else []
@@ -437,7 +437,7 @@ def load_file_of_chainer(file: Any, deserializer: Deserializer, obj: Any) -> Non
         for p in late:  # it may have got the shape of another
             p.array = None
     else:
-        links = obj.links() if hasattr(obj, "links") else ()
+        links = obj.links() if hasattr(obj, "links") and not as_chainer[0] else ()
         if any(getattr(link, "has_two_orders", bool)() for link in links):
             warn(
                 f"{file}: dbrdist did not write it, so it is read as Chainer's, whose Sequential numbers its links in "

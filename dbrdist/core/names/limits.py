@@ -20,7 +20,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
-from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.tape.checks import ArgumentError, OperandTypeError, expected
 from dbrdist.core.usage.mistakes import refuse, warn
 
@@ -242,7 +241,7 @@ def check(declared: tuple[Declared, ...], where: str, args: tuple[Any, ...], kwa
             if limit.is_whole and name in _COUNTED and type(value) is int and value == 0:
                 warn(f"{where}: {name} is 0, so that it has no elements to compute with")
             continue
-        if limit.is_whole and isinstance(error, TypeError) and not (as_chainer[0] and type(value) is tuple):
+        if limit.is_whole and isinstance(error, TypeError) and type(value) is not tuple:
             raise error
         refuse(error)
 

@@ -92,9 +92,7 @@ class Call(Record):
         if num_constant == len(xs) or not switches["enable_backprop"]:
             if num_constant < len(xs) and switches["_captured"] is not None:
                 switches["_captured"].extend([x for x in inputs if isinstance(x, Value) and x.node.requires_grad])
-            if as_chainer[0] and switches["enable_backprop"]:
-                return _recorded_without_gradient(self, rank, data, ys, tuple(nodes))
-            return tuple([_leaf(self, y) for y in ys])
+            return _unrecorded(self, rank, data, ys, nodes) if as_chainer[0] else tuple([_leaf(self, y) for y in ys])
         self.inputs = tuple(nodes)
         if not num_constant and len(xs) < 8:
             self.wanted = _FIRST[len(xs)]
@@ -175,11 +173,13 @@ def _recorded(call: Any, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]
     return tuple(outputs)
 
 
-def _recorded_without_gradient(
-    call: Any, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...], nodes: tuple[Any, ...]
+def _unrecorded(
+    call: Any, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...], nodes: list[Any]
 ) -> tuple[Any, ...]:
-    """The outputs of a call whose inputs take no gradient: in a program of Chainer, they have a creator too."""
-    call.inputs, call.wanted = nodes, ()
+    """The outputs of a call whose inputs take no gradient; in a program of Chainer they have a creator all the same."""
+    if not config.enable_backprop:
+        return tuple([_leaf(call, y) for y in ys])
+    call.inputs, call.wanted = tuple(nodes), ()
     outputs = _recorded(call, rank, xs, ys)
     for y in outputs:
         y.node.requires_grad = False
