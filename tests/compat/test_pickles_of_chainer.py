@@ -2,13 +2,16 @@
 
 import itertools
 import pickle
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import dbrdist
+import dbrdist.functions as F
 import dbrdist.links as L
+from dbrdist import compat
 from dbrdist.errors import CheckpointError
 from tests.each import each
 
@@ -80,14 +83,23 @@ def test_initializers_of_parameters_without_a_shape(name, installed):
     np.testing.assert_array_equal(link.W.array, np.full((2, 3), {"Zero": 0, "One": 1, "NaN": np.nan}[name]))
 
 
-def test_a_sequential_of_an_h5_file_of_chainer_has_chainers_order(installed):
+@each(is_chainers=[True, False])
+def test_a_sequential_of_an_h5_file_of_chainer_has_chainers_order(is_chainers):
     h5py = pytest.importorskip("h5py")
-    import chainer
-    import chainer.functions as F
-
-    net = chainer.Sequential(L.Linear(3, 3), F.relu, L.Linear(3, 3), F.tanh, L.Linear(3, 3))
-    with pytest.warns(UserWarning, match=r"read as Chainer's, .* ChainList\(\*links\)"):  # for both orders fit
-        chainer.serializers.load_hdf5(str(FILES / "sequential.h5"), net)
+    if is_chainers:
+        compat.install()
+    net = dbrdist.Sequential(L.Linear(3, 3), F.relu, L.Linear(3, 3), F.tanh, L.Linear(3, 3))
+    try:
+        with warnings.catch_warnings(record=True) as given:
+            warnings.simplefilter("always")
+            dbrdist.serializers.load_hdf5(str(FILES / "sequential.h5"), net)
+    finally:
+        compat.uninstall()
+    words = [str(w.message) for w in given]
+    if is_chainers:
+        assert words == [], "a program of Chainer means Chainer's files"
+    else:
+        assert "read as Chainer's" in words[0] and "ChainList(*links)" in words[0], "for both orders fit"
     np.testing.assert_allclose(net(RESULTS["sequential/0"]).array, RESULTS["sequential/y"], rtol=1e-5)
     assert h5py.File(FILES / "sequential.h5").attrs.keys() == set()
 

@@ -19,8 +19,8 @@ assert base64.decodestring(base64.encodestring(b"x")) == b"x"
 assert fractions.gcd(12, 18) == 6 and os.errno.ENOENT == 2 and time.clock() >= 0
 assert inspect.getargspec(lambda a, b=1, *c, **d: 0) == (["a", "b"], "c", "d", (1,))
 assert ET.fromstring("<box><x>3</x></box>").find("x").text == "3"
-other = "import collections\\ntry:\\n    collections.Iterable\\nexcept AttributeError:\\n    print('others do not see it')"
-exec(compile(other, collections.__file__, "exec"), {})
+other = "try:\\n    c.Iterable\\nexcept AttributeError:\\n    print('others do not see it')"
+exec(compile(other, collections.__file__, "exec"), {"c": collections})
 try:
     collections.NoSuchThing
 except AttributeError as error:
