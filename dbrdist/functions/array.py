@@ -193,7 +193,7 @@ def split_axis(x: Operand, indices_or_sections: Any, axis: int, force_tuple: boo
     x = as_variable(x)
     axis = one_axis("split_axis", x.ndim, axis)
     length = x.shape[axis]
-    if isinstance(indices_or_sections, (int, np.integer)):
+    if np.ndim(indices_or_sections) == 0:
         sections = operator.index(indices_or_sections)
         if sections < 1 or length % sections:
             raise expected("split_axis", "indices_or_sections", f"a divisor of {length}, the length of axis {axis}",

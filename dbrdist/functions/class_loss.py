@@ -201,7 +201,7 @@ def softmax_cross_entropy(
     normalize: bool = True,
     cache_score: bool = True,
     class_weight: Array | None = None,
-    ignore_label: int = -1,
+    ignore_label: int | None = -1,
     reduce: str = "mean",
     enable_double_backprop: bool = False,
     soft_target_loss: str = "cross-entropy",
@@ -216,7 +216,7 @@ def softmax_cross_entropy(
         normalize: divide the sum by the number of labels that are not ignored, else by N.
         cache_score: accepted for compatibility with Chainer, without effect.
         class_weight: shape (K,); the term of class k is multiplied by ``class_weight[k]``.
-        ignore_label: labels equal to it are ignored.
+        ignore_label: labels equal to it are ignored; None ignores none.
         reduce: 'mean', or 'no' for one loss per label, shape (N, D...).
         enable_double_backprop: accepted for compatibility with Chainer; the rule is always differentiable.
         soft_target_loss: 'cross-entropy', or 'kl-divergence' with sum t ln t added; for probabilities.
@@ -231,7 +231,9 @@ def softmax_cross_entropy(
         t = t.array if isinstance(t, Variable) else t
     if not isinstance(x, Variable) or type(x.node.creator_node).__name__ in NOT_SCORES:  # else in a call less
         see_scores("softmax_cross_entropy", x)
-    if class_weight is None and not label_smoothing and reduce == "mean" and ignore_label < 0:
+    if ignore_label is None:
+        ignore_label = _NO_LABEL
+    if class_weight is None and not label_smoothing and reduce == "mean" and _NO_LABEL < ignore_label < 0:
         y = lean_cross_entropy(x, t)
         if y is not None:
             return y
@@ -255,8 +257,12 @@ def softmax_cross_entropy(
     return _of_labels(x, t, normalize, class_weight, ignore_label, reduce, label_smoothing)
 
 
+_NO_LABEL = -(1 << 31)  # nobody's label, where none is to be ignored
+
+
 def _bad_labels(t: Array, num_classes: int, ignore_label: int) -> Exception:
-    want = f"labels from 0 to {num_classes - 1}, or {ignore_label} to be ignored"
+    want = f"labels from 0 to {num_classes - 1}"
+    want += f", or {ignore_label} to be ignored" if ignore_label != _NO_LABEL else ""
     return expected("softmax_cross_entropy", "t", want, f"labels from {t.min()} to {t.max()}")
 
 

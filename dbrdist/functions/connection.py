@@ -23,6 +23,7 @@ from dbrdist.core.tape.elementwise_table import together
 from dbrdist.core.tape.function_node import FunctionNode
 from dbrdist.core.tape.node import Value
 from dbrdist.core.tape.variable import Operand, Variable, as_variable
+from dbrdist.core.usage.mistakes import refuse
 from dbrdist.kernels.small_arrays.small import add_to_rows
 
 # From this many multiplications on, the call of the fastest kernel pays.
@@ -269,7 +270,10 @@ def embed_id(x: Operand, W: Operand, ignore_label: int | None = None) -> Variabl
         known = ids if valid is None else ids[valid]
         if known.size and (known.min() < 0 or known.max() >= W.shape[0]):
             got = f"ids from {known.min()} to {known.max()}"
-            raise expected("embed_id", "x", f"ids from 0 to {W.shape[0] - 1} for W of shape {W.shape}", got)
+            error = expected("embed_id", "x", f"ids from 0 to {W.shape[0] - 1} for W of shape {W.shape}", got)
+            if known.min() < -W.shape[0] or known.max() >= W.shape[0]:
+                raise error
+            refuse(error)  # Chainer counts from the end
     if valid is None:
         return ops.getitem(W, ids)
     rows = ops.getitem(W, observed(np.multiply, ids, valid))

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import one_of
+from dbrdist.core.tape.elementwise_table import together
 from dbrdist.core.tape.variable import Operand, Variable
 from dbrdist.core.usage.mistakes import warn
 from dbrdist.functions.loss import bernoulli, same_shapes
@@ -28,6 +30,19 @@ def _see_order(x: Any, y: Any) -> None:
         warn(f"bernoulli_nll: {words}; write bernoulli_nll(data, scores)")
 
 
+def _outcomes(function: str, **xs: Any) -> tuple[Any, ...]:
+    """The operands as Variables of one shape; in a program of Chainer, in types and shapes that go together."""
+    if not as_chainer[0]:
+        return same_shapes(function, **xs)
+    variables = together(function, "number", **xs)
+    shapes = [x.shape for x in variables]
+    try:
+        shape = np.broadcast_shapes(*shapes)
+    except ValueError:
+        return same_shapes(function, **xs)
+    return tuple([x if x.shape == shape else ops.broadcast_to(x, shape) for x in variables])
+
+
 def bernoulli_nll(x: Operand, y: Operand, reduce: str = "sum") -> Variable:
     """Negative log-likelihood of a Bernoulli distribution, -x ln sigmoid(y) - (1 - x) ln(1 - sigmoid(y)).
 
@@ -41,7 +56,7 @@ def bernoulli_nll(x: Operand, y: Operand, reduce: str = "sum") -> Variable:
         array([0.6931, 0.6931])
     """
     _see_order(x, y)
-    x, y = same_shapes("bernoulli_nll", x=x, y=y)
+    x, y = _outcomes("bernoulli_nll", x=x, y=y)
     return _reduced("bernoulli_nll", bernoulli(x, y), reduce, ("sum", "mean", "no"))
 
 
@@ -58,7 +73,7 @@ def gaussian_nll(x: Operand, mean: Operand, ln_var: Operand, reduce: str = "sum"
         >>> F.gaussian_nll(np.array([0.0]), np.array([0.0]), np.array([0.0])).array.round(4)
         np.float64(0.9189)
     """
-    x, mean, ln_var = same_shapes("gaussian_nll", x=x, mean=mean, ln_var=ln_var)
+    x, mean, ln_var = _outcomes("gaussian_nll", x=x, mean=mean, ln_var=ln_var)
     scaled = ops.mul(ops.power(ops.sub(x, mean), 2), exp(ops.neg(ln_var)))
     losses = ops.mul(ops.add(ops.add(scaled, ln_var), float(np.log(2 * np.pi))), 0.5)
     return _reduced("gaussian_nll", losses, reduce, ("sum", "mean", "no"))
@@ -76,7 +91,7 @@ def gaussian_kl_divergence(mean: Operand, ln_var: Operand, reduce: str = "sum") 
         >>> F.gaussian_kl_divergence(np.array([0.0, 2.0]), np.zeros(2), reduce="no").array
         array([0., 2.])
     """
-    mean, ln_var = same_shapes("gaussian_kl_divergence", mean=mean, ln_var=ln_var)
+    mean, ln_var = _outcomes("gaussian_kl_divergence", mean=mean, ln_var=ln_var)
     losses = ops.mul(ops.sub(ops.sub(ops.add(ops.power(mean, 2), exp(ln_var)), ln_var), 1.0), 0.5)
     return _reduced("gaussian_kl_divergence", losses, reduce, ("sum", "mean", "no"))
 
@@ -94,7 +109,7 @@ def laplace_nll(x: Operand, loc: Operand, ln_scale: Operand, reduce: str = "sum"
         >>> F.laplace_nll(np.array([1.0]), np.array([0.0]), np.array([0.0])).array.round(4)
         np.float64(1.6931)
     """
-    x, loc, ln_scale = same_shapes("laplace_nll", x=x, loc=loc, ln_scale=ln_scale)
+    x, loc, ln_scale = _outcomes("laplace_nll", x=x, loc=loc, ln_scale=ln_scale)
     scaled = ops.mul(ops.absolute(ops.sub(x, loc)), exp(ops.neg(ln_scale)))
     losses = ops.add(ops.add(scaled, ln_scale), float(np.log(2)))
     return _reduced("laplace_nll", losses, reduce, ("sum", "mean", "no"))

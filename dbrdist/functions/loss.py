@@ -20,6 +20,7 @@ from dbrdist.core.tape.checks import UnknownOptionError, expected, floating, one
 from dbrdist.core.tape.elementwise_table import row, together
 from dbrdist.core.tape.function_node import FunctionNode
 from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
+from dbrdist.core.usage.mistakes import refuse
 from dbrdist.functions.activation import sigmoid, softplus
 from dbrdist.functions.class_loss import LabelCrossEntropy as LabelCrossEntropy
 from dbrdist.functions.class_loss import MeanOverLabels as MeanOverLabels
@@ -189,7 +190,8 @@ def check_labels(function: str, argument: str, t: Array, lowest: int, highest: i
     """Raise unless labels lie in these bounds; on a GPU, which a look would wait for, in debug mode alone."""
     looks = isinstance(t, ndarray) or config.debug
     if looks and t.size and (int(t.min()) < lowest or int(t.max()) > highest):
-        raise expected(function, argument, f"labels from {lowest} to {highest}", f"labels from {t.min()} to {t.max()}")
+        got = f"labels from {t.min()} to {t.max()}"
+        refuse(expected(function, argument, f"labels from {lowest} to {highest}", got))
 
 
 def sigmoid_cross_entropy(x: Operand, t: Operand, normalize: bool = True, reduce: str = "mean") -> Variable:

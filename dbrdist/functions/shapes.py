@@ -7,14 +7,18 @@ from typing import Any
 
 import numpy as np
 
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, wrong_type
 from dbrdist.core.tape.variable import Operand, Variable, as_variable
 
 
 def one_axis(function: str, ndim: int, axis: int, name: str = "axis") -> int:
-    if not isinstance(axis, (int, np.integer)) or isinstance(axis, bool):
-        raise wrong_type(function, name, "an int", axis)
+    if type(axis) is not int:
+        is_bool = isinstance(axis, (bool, np.bool_)) and not as_chainer[0]
+        if is_bool or not hasattr(axis, "__index__") or np.ndim(axis):
+            raise wrong_type(function, name, "an int", axis)
+        axis = int(axis)
     if not -ndim <= axis < ndim:
         raise expected(function, name, f"from {-ndim} to {ndim - 1}", axis)
     return axis % ndim

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar
+
+import numpy as np
 
 from dbrdist import functions as F
 from dbrdist.core.model.chain import ChainList
@@ -391,7 +393,7 @@ class MLPConvolution2D(ChainList):
     ) -> None:  # fmt: skip
         if ksize is None:
             out_channels, ksize, in_channels = in_channels, out_channels, None
-        if not isinstance(out_channels, Sequence) or not out_channels:
+        if np.ndim(out_channels) != 1 or not len(out_channels):
             raise wrong_type("MLPConvolution2D", "out_channels", "a number for each convolution", out_channels)
         values = {"initialW": conv_init, "initial_bias": bias_init}
         super().__init__(

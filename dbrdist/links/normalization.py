@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -62,9 +63,9 @@ class BatchNormalization(Link):
             raise RuntimeError(
                 "BatchNormalization: expected size or axis, got neither, from which Chainer tells the shape"
             )
-        if not isinstance(size, (int, np.integer, tuple, list, type(None))):
+        if size is not None and np.ndim(size) > 1:
             raise TypeError(f"BatchNormalization: size: expected an int or a tuple of ints, got {type(size).__name__}")
-        self.decay, self.eps = decay, eps
+        self.decay, self.eps = (x.item() if isinstance(x, np.ndarray) else x for x in (decay, eps))
         self.axis = (axis,) if isinstance(axis, int) else axis
         self.dtype = get_dtype(dtype, map_mixed16=np.float32)
         self._initial_avg = self._initializer(initial_avg_mean, 0), self._initializer(initial_avg_var, 1)
@@ -79,7 +80,7 @@ class BatchNormalization(Link):
             if use_beta:
                 self.beta = Parameter(self._initializer(initial_beta, 0))
         if size is not None:
-            self._initialize_params((size,) if isinstance(size, int) else tuple(size))
+            self._initialize_params((operator.index(size),) if np.ndim(size) == 0 else tuple(size))
 
     def _initializer(self, value: Any, default: float) -> Any:
         """What an argument means: None the default, a number or array a Constant of the link's type."""
@@ -307,7 +308,7 @@ class _Affine(Link):
     def _initialize_params(self, size: int) -> None:
         for p in (self.gamma, self.beta):
             if not p.is_initialized:
-                p.initialize((size,))
+                p.initialize(size)
 
 
 class LayerNormalization(_Affine):
@@ -324,10 +325,10 @@ class LayerNormalization(_Affine):
     """
 
     def __init__(
-        self, size: int | None = None, eps: float = 1e-6, initial_gamma: Any = None, initial_beta: Any = None
+        self, size: Sizes = None, eps: float = 1e-6, initial_gamma: Any = None, initial_beta: Any = None
     ) -> None:
         super().__init__(size, initial_gamma, initial_beta)
-        self.eps = eps
+        self.eps = eps.item() if isinstance(eps, np.ndarray) else eps
 
     def forward(self, x: Any) -> Any:
         """Normalize the rows of ``x`` (N, K)."""

@@ -489,7 +489,7 @@ _fill_with_nan = _FillWithNaN()
 
 
 def _as_shape(shape: Any) -> tuple[int, ...]:
-    return (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
+    return (int(shape),) if np.ndim(shape) == 0 else tuple(int(n) for n in shape)
 
 
 def _alike(a: Any, b: Any) -> bool:

@@ -20,6 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
+import numpy as np
+
 from dbrdist.core.tape.checks import ArgumentError, OperandTypeError, expected
 from dbrdist.core.usage.mistakes import refuse, warn
 
@@ -58,7 +60,7 @@ class Limit:
         """The error for a value outside the limit; None for one within."""
         if self.is_for_axes and hasattr(value, "__next__"):
             return None  # what an iterator gives is seen once, by whoever uses it
-        if self.is_for_axes and hasattr(value, "__len__") and not isinstance(value, str):
+        if self.is_for_axes and hasattr(value, "__len__") and not isinstance(value, str) and getattr(value, "ndim", 1):
             return next((e for x in value if (e := self.refusal(where, name, x))), None)
         number = _whole(value) if self.is_whole else _number(value)
         if number is None:
@@ -221,11 +223,15 @@ def settings_of(made_by: Callable[..., Any]) -> tuple[Setting, ...]:
     return tuple(found)
 
 
+def _counts_in_chainer(value: Any) -> bool:
+    return type(value) is tuple or (isinstance(value, (float, np.floating)) and float(value).is_integer())
+
+
 def check(declared: tuple[Declared, ...], where: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse arguments outside their limits.
 
-    What must be an integer and is none is refused under ``dbrdist.compat`` too, as Chainer did; only a tuple of sizes
-    passed there until the array was made.
+    What must be an integer and is none is refused under ``dbrdist.compat`` too, as Chainer did; but for quotients such
+    as 4.0, which passed for the number of channels, and a tuple of sizes, which passed until the array was made.
     """
     for name, place, limit, is_optional, _ in declared:
         if name in kwargs:
@@ -241,7 +247,7 @@ def check(declared: tuple[Declared, ...], where: str, args: tuple[Any, ...], kwa
             if limit.is_whole and name in _COUNTED and type(value) is int and value == 0:
                 warn(f"{where}: {name} is 0, so that it has no elements to compute with")
             continue
-        if limit.is_whole and isinstance(error, TypeError) and type(value) is not tuple:
+        if limit.is_whole and isinstance(error, TypeError) and not _counts_in_chainer(value):
             raise error
         refuse(error)
 

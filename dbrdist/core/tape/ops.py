@@ -257,7 +257,7 @@ class Sum(FunctionNode):
 
     def __init__(self, axis: tuple[int, ...] | None, keepdims: bool) -> None:
         self.axis = axis
-        self.keepdims = keepdims
+        self.keepdims = bool(keepdims)  # NumPy 2 takes no numpy.bool there
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         return (sums.sum_over(xs[0], self.axis, self.keepdims),)
