@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from dbrdist.core.array.backend import Array
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.names.limits import decay, rate
 from dbrdist.core.update.hyperparameter import HyperparameterProxy
 from dbrdist.core.update.optimizer import GradientMethod
@@ -176,11 +177,15 @@ class NesterovAGRule(UpdateRule):
         np.multiply(g, hp.lr, out=w)
         v *= hp.momentum
         v -= w
+        factor = hp.momentum
+        if as_chainer[0]:  # whose formula has the new v in place of the old one
+            w *= 1 + factor
+            factor *= factor
         p -= w
-        p += np.multiply(v, hp.momentum, out=w)
+        p += np.multiply(v, factor, out=w)
 
     def kernel(self, hp: Any, t: int, state: list[Array]) -> tuple[str, tuple[Any, ...]] | None:
-        return _with_velocity("nesterov_ag", hp, t, state[0])
+        return None if as_chainer[0] else _with_velocity("nesterov_ag", hp, t, state[0])
 
 
 class NesterovAG(GradientMethod):

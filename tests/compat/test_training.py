@@ -103,3 +103,22 @@ def test_a_converter_of_a_table_gets_its_columns_as_arguments(installed):
 def test_natively_a_converter_gets_what_was_fetched():
     t = table(np.arange(3), [])
     assert t.with_converter(lambda columns: len(columns)).convert(t.fetch()) == 2
+
+
+@each(size=[3, 5000])
+def test_nesterov_has_chainers_formula(size, installed):
+    """With the new velocity where the method has the old one; a size on either side of the compiled loops."""
+    import chainer
+
+    rng = np.random.RandomState(0)
+    link = chainer.Link(x=(size,))
+    p, v = rng.uniform(-1, 1, size), np.zeros(size)
+    link.x.array[...] = p
+    optimizer = chainer.optimizers.NesterovAG(lr=0.1, momentum=0.9).setup(link)
+    for _ in range(3):
+        g = rng.uniform(-1, 1, size)
+        link.x.grad = g.astype("f")
+        optimizer.update()
+        v = 0.9 * v - 0.1 * g
+        p = p + 0.81 * v - 1.9 * 0.1 * g
+        np.testing.assert_allclose(link.x.array, p, atol=1e-5)
