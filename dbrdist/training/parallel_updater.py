@@ -10,7 +10,7 @@ from dbrdist.core.array import random
 from dbrdist.core.array.backend import Device, get_device, using_device
 from dbrdist.core.model.link import Link
 from dbrdist.datasets.loading.convert import call_converter, concat_examples
-from dbrdist.training.updater import StandardUpdater, as_arguments
+from dbrdist.training.updater import StandardUpdater, as_arguments, counted
 
 
 class _Losses:
@@ -88,7 +88,7 @@ class ParallelUpdater(StandardUpdater):
     def update_core(self) -> None:
         """One step; override it to train otherwise."""
         iterator, optimizer = self._iterators["main"], self._optimizers["main"]
-        epoch, row = iterator.epoch, getattr(iterator, "row", 0)
+        epoch, row = counted(iterator, "epoch", 0), counted(iterator, "row", 0)
         batches = self._next_batches()
         if any(map(len, batches)):
             optimizer.update(lambda: self._forward(epoch, row, batches))

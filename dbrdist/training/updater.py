@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
+
 from dbrdist.core.array import random, spans
 from dbrdist.core.array.backend import get_device
 from dbrdist.core.usage.foreign_names import refuse_unknown
@@ -188,11 +190,11 @@ class StandardUpdater(Updater):
         iterator, optimizer = self._iterators["main"], self._optimizers["main"]
         if not self.iteration:
             _warn_of_ranks(iterator, optimizer)
-        epoch = getattr(iterator, "epoch", 0)  # a program's own iterator may not count
+        epoch = counted(iterator, "epoch", 0)
         batch = self._next_of(iterator)
-        random.set_stream(random.get_seed(), epoch, self.iteration, getattr(iterator, "row", 0))
+        random.set_stream(random.get_seed(), epoch, self.iteration, counted(iterator, "row", 0))
         loss_func = optimizer.target if self.loss_func is None else self.loss_func
-        num, is_told = len(batch), getattr(optimizer, "takes_num_samples", False)
+        num, is_told = len(batch), getattr(optimizer, "takes_num_samples", False) is True
         try:
             if num:
                 arrays = call_converter(self.converter, batch, self._input_device)
@@ -244,7 +246,13 @@ def finalize(iterators: Iterable[Any]) -> None:
 
 def parts_of_ranks(iterator: Any) -> tuple[bool, bool]:
     """Whether an iterator divides its dataset over ranks, and whether the dataset is one rank's part already."""
-    return getattr(iterator, "size", 1) > 1, getattr(getattr(iterator, "dataset", None), "is_one_ranks", False)
+    return counted(iterator, "size", 1) > 1, getattr(getattr(iterator, "dataset", None), "is_one_ranks", False) is True
+
+
+def counted(iterator: Any, name: str, default: int) -> int:
+    """A count of an iterator; a program's own may not count, or may call something else by the name."""
+    value = getattr(iterator, name, default)
+    return int(value) if isinstance(value, (int, np.integer)) else default
 
 
 def _check_iterator(iterator: Any) -> None:

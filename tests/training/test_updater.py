@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import unittest.mock
 
+import numpy as np
 import pytest
 
+import dbrdist.links as L
 from dbrdist import iterators, optimizers, training
 from dbrdist.core.array import spans
 from dbrdist.datasets.loading.serial import SerialIterator
@@ -98,3 +101,26 @@ def test_the_optimizer_counts_epochs_where_it_is_to(tmp_path, auto):
     Trainer(updater, (7, "iteration"), out=tmp_path).run()
     assert optimizer.epoch == (3 if auto else 0)
     assert told == [True] * (3 if auto else 0)
+
+
+def test_an_iterator_may_call_other_things_by_our_names():
+    """A program's own has `size` and `row` of another kind; its optimizer has any attribute, as a mock has."""
+
+    class Own:
+        epoch, is_new_epoch = None, False
+
+        def size(self):
+            return 2
+
+        def row(self):
+            return "first"
+
+        def next(self):
+            return [(np.ones(2, np.float32), np.int32(0))] * 2
+
+    optimizer = unittest.mock.MagicMock()
+    optimizer.target = L.Classifier(L.Linear(2, 2))
+    updater = StandardUpdater(Own(), optimizer)
+    updater.update()
+    assert updater.iteration == 1 and optimizer.update.call_count == 1
+    assert "num_samples" not in optimizer.update.call_args.kwargs
