@@ -193,8 +193,11 @@ def split_axis(x: Operand, indices_or_sections: Any, axis: int, force_tuple: boo
     x = as_variable(x)
     axis = one_axis("split_axis", x.ndim, axis)
     length = x.shape[axis]
-    if np.ndim(indices_or_sections) == 0:
+    try:
         sections = operator.index(indices_or_sections)
+    except TypeError:
+        sections = None
+    if sections is not None:
         if sections < 1 or length % sections:
             raise expected("split_axis", "indices_or_sections", f"a divisor of {length}, the length of axis {axis}",
                            sections)  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -489,7 +490,10 @@ _fill_with_nan = _FillWithNaN()
 
 
 def _as_shape(shape: Any) -> tuple[int, ...]:
-    return (int(shape),) if np.ndim(shape) == 0 else tuple(int(n) for n in shape)
+    try:
+        return (operator.index(shape),)
+    except TypeError:
+        return tuple(int(n) for n in shape)
 
 
 def _alike(a: Any, b: Any) -> bool:
