@@ -30,7 +30,8 @@ def _getargspec(function: Any) -> _ArgSpec:
 
 NAMES: dict[ModuleType, dict[str, Any]] = {
     base64: {"encodestring": base64.encodebytes, "decodestring": base64.decodebytes},
-    collections: {name: getattr(collections.abc, name) for name in collections.abc.__all__},
+    # without ByteString, of which newer Pythons warn
+    collections: {name: getattr(collections.abc, name) for name in collections.abc.__all__ if name != "ByteString"},
     fractions: {"gcd": math.gcd},
     inspect: {"getargspec": _getargspec},
     os: {"errno": errno},
