@@ -60,7 +60,12 @@ class Limit:
         """The error for a value outside the limit; None for one within."""
         if self.is_for_axes and hasattr(value, "__next__"):
             return None  # what an iterator gives is seen once, by whoever uses it
-        if self.is_for_axes and hasattr(value, "__len__") and not isinstance(value, str) and getattr(value, "ndim", 1):
+        if (
+            self.is_for_axes
+            and hasattr(value, "__len__")
+            and not isinstance(value, str)
+            and getattr(value, "ndim", None) != 0
+        ):
             return next((e for x in value if (e := self.refusal(where, name, x))), None)
         number = _whole(value) if self.is_whole else _number(value)
         if number is None:
