@@ -102,7 +102,7 @@ def sentence(need: Need | None, config: Config, num_ranks: int, num_local: int) 
     own = need.of(together)
     few, more = NUM_EXAMPLES
     per = "per step and rank" if num_ranks > 1 else "per step"
-    words = f"memory: about {size(own)} {per}, from {few} and {more} examples"
+    words = f"memory: about {size(own)} {per} (estimated from batches of {few} and {more})"
     free = free_bytes()
     if free is None:
         return [words]

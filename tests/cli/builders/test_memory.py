@@ -22,7 +22,7 @@ from tests.each import each
     ]
 )  # fmt: skip
 def test_sizes_of_memory(case):
-    assert memory._size(case[0]) == case[1].replace("0.999 GB", f"{999.5e6 / 1e9:.3g} GB")
+    assert memory.size(case[0]) == case[1].replace("0.999 GB", f"{999.5e6 / 1e9:.3g} GB")
 
 
 @each(free=[None, 7_999_999, 8_000_000])
@@ -34,7 +34,7 @@ def test_the_plan_says_where_memory_does_not_suffice(free):
         assert memory.sentence(None, plan, 2, 2) == []
         (alone,) = memory.sentence(SimpleNamespace(of=lambda n: 4e6), plan, 1, 1)
     few, more = memory.NUM_EXAMPLES
-    said = f"memory: about 4 MB per step and rank, from {few} and {more} examples"
+    said = f"memory: about 4 MB per step and rank (estimated from batches of {few} and {more})"
     if free is None:
         assert line == said and alone == said.replace(" and rank", "")
     else:
