@@ -29,6 +29,8 @@ QUESTIONS = {
     "weights into pytorch": ("answers.html#how-do-i-export", "export.html#weights-for-pytorch"),
     "what does this argument mean": "answers.html#what-does-an-argument-mean",
     "own dataset class": "answers.html#how-do-i-write-my-own-dataset",
+    "learning rate finder": ("answers.html#how-do-i-find", "train.html#learning-rate-finder"),
+    "batch size finder": ("answers.html#how-do-i-find", "train.html#batch-size-finder"),
     "slurm": ("answers.html#how-do-i-run-on-a-slurm", "tutorials/slurm.html"),
     "windows macos": "answers.html#does-it-work-on-windows",
 }
