@@ -122,7 +122,16 @@ class TransformerBlock(Chain):
             self.linear2 = Linear(n_hidden, n_units, nobias, initialW, initial_bias)
 
     def forward(self, x: Any, mask: Any = None, is_causal: bool = False) -> Any:
-        """(B, L, E) to (B, L, E); ``mask`` and ``is_causal`` as in :func:`dbrdist.functions.multi_head_attention`."""
+        """The block's output for a batch of sequences.
+
+        Args:
+            x: vectors, shape (B, L, n_units).
+            mask: which positions are seen, as in :func:`dbrdist.functions.multi_head_attention`; None for all.
+            is_causal: position i sees only positions 0 to i.
+
+        Returns:
+            A Variable of shape (B, L, n_units).
+        """
         if len(x.shape) != 3:
             raise expected("TransformerBlock", "x", "shape (B, L, E)", x)
         rows = F.reshape(x, (-1, x.shape[2]))

@@ -69,7 +69,15 @@ class Classifier(Chain):
             self.predictor = predictor
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The loss of the predictor's output for all arguments but the label."""
+        """The loss of a batch, which is reported with the accuracy.
+
+        Args:
+            args: the inputs, and the labels at the place ``label_key``.
+            kwargs: further inputs by name; the labels among them if ``label_key`` is a name.
+
+        Returns:
+            The loss, a Variable.
+        """
         key = self.label_key
         if isinstance(key, int):
             if not -len(args) <= key < len(args):

@@ -87,7 +87,14 @@ class Convolution2D(Link):
         )  # fmt: skip
 
     def forward(self, x: Any) -> Any:
-        """(N, in_channels, H, W) to (N, out_channels, OH, OW)."""
+        """The convolution of a batch of images.
+
+        Args:
+            x: images, shape (N, in_channels, H, W).
+
+        Returns:
+            A Variable of shape (N, out_channels, OH, OW).
+        """
         W = self.W
         if W._array is None:
             see_channels_first("Convolution2D", x)
@@ -137,7 +144,14 @@ class Deconvolution2D(Link):
         self.W.initialize((in_channels, self.out_channels // self.groups, *pair(self.ksize)))
 
     def forward(self, x: Any) -> Any:
-        """(N, in_channels, H, W) to (N, out_channels, OH, OW)."""
+        """The transposed convolution of a batch of images.
+
+        Args:
+            x: images, shape (N, in_channels, H, W).
+
+        Returns:
+            A Variable of shape (N, out_channels, OH, OW).
+        """
         if not self.W.is_initialized:
             see_channels_first("Deconvolution2D", x)
             self._initialize_params(x.shape[1])

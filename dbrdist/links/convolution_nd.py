@@ -117,7 +117,14 @@ class ConvolutionND(_FiltersND):
         return self.out_channels, in_channels // self.groups
 
     def forward(self, x: Any) -> Any:
-        """(N, in_channels, ...) to (N, out_channels, ...)."""
+        """The convolution of a batch.
+
+        Args:
+            x: shape (N, in_channels, D_1, ..., D_ndim).
+
+        Returns:
+            A Variable of shape (N, out_channels, ...).
+        """
         self._expect_axes(x)
         return F.convolution_nd(
             x, self.W, self.b, self.stride, self.pad, self.cover_all, self.dilate, self.groups
@@ -226,7 +233,14 @@ class DeconvolutionND(_FiltersND):
         return in_channels, self.out_channels // self.groups
 
     def forward(self, x: Any) -> Any:
-        """(N, in_channels, ...) to (N, out_channels, ...)."""
+        """The transposed convolution of a batch.
+
+        Args:
+            x: shape (N, in_channels, D_1, ..., D_ndim).
+
+        Returns:
+            A Variable of shape (N, out_channels, ...).
+        """
         self._expect_axes(x)
         return F.deconvolution_nd(
             x, self.W, self.b, self.stride, self.pad, self.outsize, self.dilate, self.groups

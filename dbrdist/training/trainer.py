@@ -89,7 +89,14 @@ class Trainer:
             self.extend(extension)
 
     def run(self, show_loop_exception_msg: bool = True) -> None:
-        """Train. A trainer runs once; to continue, load its snapshot into a new one."""
+        """Train. A trainer runs once; to continue, load its snapshot into a new one.
+
+        Args:
+            show_loop_exception_msg: print a line about an exception in the loop before it is raised.
+
+        Raises:
+            RuntimeError: the trainer has run before.
+        """
         if self._started_seconds is not None:
             raise RuntimeError("a Trainer can run only once; load its snapshot into a new one to continue")
         os.makedirs(self.out, exist_ok=True)
@@ -179,8 +186,15 @@ class Trainer:
     ) -> None:
         """Add an extension: an Extension or any function of the trainer.
 
-        What is not given is read from the extension. A name that is taken gets a number, as in `LogReport_1`.
-        `call_before_training` calls it once before the first step too.
+        What is not given is read from the extension.
+
+        Args:
+            extension: an Extension, or a function of the trainer.
+            name: the name in the trainer; a name that is taken gets a number, as in `LogReport_1`.
+            trigger: when it is called: a trigger or a pair `(period, unit)` such as `(1, "epoch")`.
+            priority: extensions with a higher one are called first after a step.
+            call_before_training: call it once before the first step, too.
+            kwargs: none; a name of another library raises a TypeError with a hint.
         """
         refuse_unknown("extend", Trainer.extend, kwargs)
         extension = as_extension(extension)

@@ -293,14 +293,22 @@ class Link(DeviceResident):
     # ---- walking ----------------------------------------------------------------------------------------------------
 
     def params(self, include_uninit: bool = True) -> Iterator[Parameter]:
-        """All parameters of this link and its children, in the order of registration."""
+        """All parameters of this link and its children, in the order of registration.
+
+        Args:
+            include_uninit: whether parameters without a shape are listed.
+        """
         for name in self._params:
             p = self.__dict__[name]
             if include_uninit or p.is_initialized:
                 yield p
 
     def namedparams(self, include_uninit: bool = True) -> Iterator[tuple[str, Parameter]]:
-        """All parameters with their paths, such as ``/l1/W``."""
+        """All parameters with their paths, such as ``/l1/W``.
+
+        Args:
+            include_uninit: whether parameters without a shape are listed.
+        """
         for name in self._params:
             p = self.__dict__[name]
             if include_uninit or p.is_initialized:
@@ -311,12 +319,20 @@ class Link(DeviceResident):
         return iter(())
 
     def links(self, skipself: bool = False) -> Iterator[Link]:
-        """This link and all below it."""
+        """This link and all below it.
+
+        Args:
+            skipself: leave this link itself out.
+        """
         if not skipself:
             yield self
 
     def namedlinks(self, skipself: bool = False) -> Iterator[tuple[str, Link]]:
-        """This link and all below it with their paths."""
+        """This link and all below it with their paths.
+
+        Args:
+            skipself: leave this link itself out.
+        """
         if not skipself:
             yield "/", self
 

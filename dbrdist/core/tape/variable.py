@@ -343,7 +343,13 @@ class Variable(Value):
     def backward(
         self, retain_grad: bool = False, enable_double_backprop: bool = False, loss_scale: float | None = None
     ) -> None:
-        """Fill ``grad`` of all leaves behind this variable; see :func:`dbrdist.backward`."""
+        """Fill ``grad`` of all leaves behind this variable; see :func:`dbrdist.backward`.
+
+        Args:
+            retain_grad: keep the gradients of the variables between, not only those of leaves.
+            enable_double_backprop: make the gradients differentiable themselves.
+            loss_scale: factor of the gradient to begin with, for 16-bit types; None for none.
+        """
         backward((self,), None, retain_grad, enable_double_backprop, loss_scale, None)
 
     def unchain(self) -> None:

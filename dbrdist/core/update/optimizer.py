@@ -98,7 +98,13 @@ class Optimizer(LossScaling):
         self.epoch += 1
 
     def add_hook(self, hook: Any, name: str | None = None, timing: str = "auto") -> None:
-        """Call ``hook(optimizer)``, or for every parameter ``hook(rule, param)``, before or after each update."""
+        """Call a hook before or after each update.
+
+        Args:
+            hook: a function of the optimizer; with the attribute ``call_for_each_param`` one of (rule, parameter).
+            name: its name; None takes that of the hook.
+            timing: ``'pre'`` before the update, ``'post'`` after it, ``'auto'`` for the hook's own wish.
+        """
         self._require_target()
         self._hooks.add(hook, name, timing)
         self.forget_plan()
@@ -107,7 +113,11 @@ class Optimizer(LossScaling):
         """Plan the next update again."""
 
     def remove_hook(self, name: str) -> None:
-        """Remove a hook."""
+        """Remove a hook.
+
+        Args:
+            name: the name under which the hook was added.
+        """
         self._hooks.remove(name)
 
     def call_hooks(self, timing: str = "pre") -> None:
@@ -232,7 +242,14 @@ class GradientMethod(Optimizer):
         return any(not str(type(part).__module__).startswith("dbrdist.") for part in parts)
 
     def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
-        """One step, with the gradients of ``lossfun(*args, **kwds)``, or without a ``lossfun`` those already there."""
+        """One step of all parameters that are not frozen.
+
+        Args:
+            lossfun: a function that returns the loss; its gradients are computed first. None uses the gradients that
+                are
+                already there.
+            args, kwds: the arguments of ``lossfun``.
+        """
         if self._target is None:
             self._require_target()
         if lossfun is not None:
