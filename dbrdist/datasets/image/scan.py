@@ -20,12 +20,25 @@ _IN_TAR = tuple(e[1:].encode() for e in EXTENSIONS)
 _MAX_LABEL_BYTES = 64
 
 
+UNFINISHED = ".unfinished"  # a file in a folder of shards until all are there
+
+
 def scan(root: str | os.PathLike[str]) -> Contents:
     """What images there are: class folders, or else tar shards, sorted by name.
 
     Raises FileNotFoundError or ValueError where there are none; DatasetError, a ValueError, names a damaged shard.
     """
     root = os.fspath(root)
+    if os.path.exists(os.path.join(root, UNFINISHED)):
+        raise DatasetError(
+            f"{root}: expected all of its shards, but dbrdist-data prepare did not come to its end there; start the "
+            "same command again"
+        )
+    return scan_any(root)
+
+
+def scan_any(root: str) -> Contents:
+    """As :func:`scan`, of a folder that may not be finished."""
     if not os.path.isdir(root):
         raise FileNotFoundError(f"expected a folder with one folder of images per class, but {root} is not a folder")
     classes = class_folders(root)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +13,7 @@ from dbrdist.core.files.serializer import write_atomically
 from dbrdist.datasets.image import images
 from dbrdist.datasets.image.index import ImageIndex, write_index
 from dbrdist.datasets.image.index_format import FILE_NAME
-from dbrdist.datasets.image.scan import scan
+from dbrdist.datasets.image.scan import UNFINISHED, scan_any
 from dbrdist.datasets.image.tar import TarWriter
 from dbrdist.errors import CorruptExampleError
 
@@ -61,18 +62,36 @@ def prepare_shards(
         progress: called with (done, total) after each image.
     """
     _check_numbers(size, quality, shard_bytes)
-    os.makedirs(folder, exist_ok=True)
-    if os.listdir(folder):
-        raise FileExistsError(
-            f"expected an empty folder for the shards, but {os.fspath(folder)} has files in it; empty it first"
-        )
+    mark = _begin(os.fspath(folder))
     writer = _Shards(index, os.fspath(folder), shard_bytes)
     smaller = _ordered(lambda i: _attempt(index, i, lambda data: shrunk(data, size, quality)), len(index), num_threads)
     samples = _reported(enumerate(smaller), len(index), progress)
     writer.write(samples)
     if writer.found.num_good:
-        write_index(os.path.join(folder, FILE_NAME), scan(folder)._replace(classes=index.classes))
+        contents = scan_any(os.fspath(folder))
+        write_index(os.path.join(folder, FILE_NAME), contents._replace(classes=index.classes))
+    os.remove(mark)
     return writer.found
+
+
+_OURS = re.compile(r"images-\d{6}\.tar(\.tmp-.*)?|" + re.escape(UNFINISHED))
+
+
+def _begin(folder: str) -> str:
+    """Make the folder, or empty it of what an interrupted start has left; the path of the mark that it is unfinished.
+
+    With the mark nobody takes the shards that are there for all.
+    """
+    os.makedirs(folder, exist_ok=True)
+    names, mark = os.listdir(folder), os.path.join(folder, UNFINISHED)
+    if UNFINISHED in names and all(map(_OURS.fullmatch, names)):
+        for name in sorted(names, key=lambda name: name == UNFINISHED):  # the mark goes last
+            os.remove(os.path.join(folder, name))
+        names = []
+    if names:
+        raise FileExistsError(f"expected an empty folder for the shards, but {folder} has files in it; empty it first")
+    open(mark, "x").close()
+    return mark
 
 
 def _check_numbers(size: int, quality: int, shard_bytes: int) -> None:

@@ -12,6 +12,7 @@ import pytest
 from dbrdist.datasets import ImageFolder, open_images
 from dbrdist.datasets.image import images, shards
 from dbrdist.datasets.image.shards import check_images, prepare_shards, shrunk
+from dbrdist.errors import DatasetError
 from dbrdist.iterators import SerialIterator
 from tests.datasets.image_files import class_folders, jpeg
 
@@ -130,8 +131,7 @@ def test_what_stops_leaves_no_half_shard_and_no_index(root, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         prepare_shards(open_images(root), tmp_path / "out", size=60, shard_bytes=3000, progress=stop)
     left = sorted(p.name for p in (tmp_path / "out").iterdir())
-    assert left == [f"images-{k:06d}.tar" for k in range(len(left))]
-    assert len(open_images(tmp_path / "out")) >= 1
+    assert len(left) > 1 and left == [".unfinished", *(f"images-{k:06d}.tar" for k in range(len(left) - 1))]
 
 
 def test_no_good_image_leaves_no_index(tmp_path):
@@ -147,3 +147,31 @@ def test_images_of_a_class_have_different_names_in_its_shards(tmp_path):
     made = shards._Shards(index, str(tmp_path), 1)
     assert [made._key(i) for i in range(6)] == [b"ant/a", b"ant/a-1", b"ant/b-c", b"ant/b-c-3", b"ant/a-4", b"bee/a"]
     assert made._keys == {b"bee/a"}  # not those of all classes, which may be many
+
+
+@pytest.mark.parametrize("after", [1, 4, 9])
+def test_shards_that_are_not_all_there_are_not_taken_for_all(root, tmp_path, after):
+    """Ctrl-C, a full disk or a kill: what is there already are whole shards of some of the images."""
+
+    def interrupt(done, total):
+        if done == after:
+            raise KeyboardInterrupt
+
+    index, out = open_images(root), tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        prepare_shards(index, out, size=60, shard_bytes=1, progress=interrupt)
+    with pytest.raises(DatasetError, match="out: expected all of its shards, but dbrdist-data prepare did not come to"):
+        open_images(out)
+    prepare_shards(index, out, size=60, shard_bytes=1)
+    assert len(open_images(out)) == 10 and not (out / ".unfinished").exists()
+    with pytest.raises(FileExistsError, match="expected an empty folder"):
+        prepare_shards(index, out)
+
+
+def test_files_of_others_in_an_unfinished_folder_are_left_alone(root, tmp_path):
+    (tmp_path / "out").mkdir()
+    for name in (".unfinished", "images-000000.tar", "mine.tar"):
+        (tmp_path / "out" / name).touch()
+    with pytest.raises(FileExistsError, match="expected an empty folder"):
+        prepare_shards(open_images(root), tmp_path / "out")
+    assert len(list((tmp_path / "out").iterdir())) == 3
