@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TextIO
 
 from dbrdist.core.array import spans
+from dbrdist.core.files.serializer import write_atomically
 from dbrdist.core.files.standard_streams import stdout
 from dbrdist.core.model.link import Link
 from dbrdist.core.tape.function_node import FunctionNode
@@ -253,8 +254,8 @@ class Profile:
             }
             for e in self.events
         ]  # fmt: skip
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
+        text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode()
+        write_atomically(os.fspath(path), lambda file: file.write(text))
 
 
 def profile(most_overhead: float | None = None) -> Profile:

@@ -20,6 +20,7 @@ from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.protocol import agree
 from dbrdist.core.array import spans
 from dbrdist.core.array.spans import Meeting, Recorder, Span
+from dbrdist.core.files.serializer import write_atomically
 
 _NUM_QUESTIONS = 20
 _TAG = 7301
@@ -144,9 +145,9 @@ def chrome(ranks: Sequence[Recording]) -> dict[str, Any]:
 
 
 def write(path: str, ranks: Sequence[Recording]) -> None:
-    """Write the trace to a file."""
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(chrome(ranks), file)
+    """Write the trace to a file, as a whole or not at all."""
+    text = json.dumps(chrome(ranks)).encode()
+    write_atomically(path, lambda file: file.write(text))
 
 
 class Summary(NamedTuple):
