@@ -1,7 +1,6 @@
 """What a run keeps of itself and of its data is compared, recorded and used as it is."""
 
 import json
-import math
 import os
 import random as chance
 import shutil
@@ -17,7 +16,6 @@ from PIL import Image
 import dbrdist
 from dbrdist.cli.builders import weights
 from dbrdist.cli.configuration import document, load
-from dbrdist.cli.running import run as running
 from dbrdist.core.files import safetensors, serializer
 from dbrdist.models import ResNet50
 from dbrdist.training import runs
@@ -435,9 +433,3 @@ def _table(out):
     lines = out.splitlines()
     first = next(i for i, line in enumerate(lines) if line.split()[:2] == ["epoch", "step"])
     return lines[first : first + 4]
-
-
-def test_numbers_of_a_table_that_are_not_finite():
-    assert [running._short(x) for x in (0.7, 2 / 3, 0.0, 12345.6, 1e-5, math.inf, 3)] == [
-        "0.7000", "0.6667", "0.0000", "1.23e+04", "1.00e-05", "inf", "3"
-    ]  # fmt: skip

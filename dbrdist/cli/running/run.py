@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import signal
@@ -36,7 +35,7 @@ from dbrdist.cli.output.folder import (
 from dbrdist.cli.output.provenance import facts
 from dbrdist.cli.output.refuse import Refused, alike, code_of, told
 from dbrdist.cli.output.warned import Warned
-from dbrdist.cli.output.words import WIDTH, columns_of, counted, said
+from dbrdist.cli.output.words import counted, said
 from dbrdist.cli.running import batch_finder, loggers, resume
 from dbrdist.cli.running.endings import INTERRUPTED, STOPPED, as_ending, reason_of
 from dbrdist.cli.running.evaluation import check_classes
@@ -54,6 +53,7 @@ from dbrdist.cli.running.periods import (
 )
 from dbrdist.cli.running.rank_state import RankState, empty_states
 from dbrdist.cli.running.shown_examples import ShowTestExamples
+from dbrdist.cli.running.table import columns, percent
 from dbrdist.comm import VirtualUpdater
 from dbrdist.comm.data.audit import AuditLog
 from dbrdist.comm.protocol.agree import on_root
@@ -74,8 +74,6 @@ from dbrdist.errors import (
 from dbrdist.function_hooks.profiler import profile
 from dbrdist.training import StandardUpdater, Trainer, extensions
 from dbrdist.training.extensions import snapshot_writers, snapshots
-from dbrdist.training.extensions.log_report import Column
-from dbrdist.training.extensions.progress_bar import duration
 from dbrdist.training.runs import RECIPE, set_constants
 from dbrdist.training.triggers import AnyTrigger, EndTrigger, MaxValueTrigger, MinValueTrigger
 
@@ -221,37 +219,13 @@ class Run:
             trainer.extend(extensions.observe_value("lr", lambda _: self.optimizer.lr), trigger=(1, "iteration"))
         trainer.extend(self.log)
         loggers.extend(trainer, self.config, self.console.warn)
-        trainer.extend(extensions.PrintReport(self._columns(), out=self.console))
+        is_evaluated = self.parts.data.test is not None and self.range_test is None
+        table = columns(is_evaluated, are_classes=bool(self.parts.data.num_classes))
+        trainer.extend(extensions.PrintReport(table, out=self.console))
         live = self.comm.size == 1 and sys.stdout.isatty()
         every = {"out": None, "live": True, "min_seconds": 0.1} if live else {"out": self.console, "min_seconds": 10.0}
         progress = extensions.ProgressBar(update_interval=1, details=self.meter.words, **{"live": False, **every})
         trainer.extend(progress)
-
-    def _columns(self) -> list[Column]:
-        """A table that fits the terminal, or 80 characters: what is wanted least is left out first."""
-        columns, width = self._all_columns(), columns_of(sys.stdout) or WIDTH
-        for key in _DISPENSABLE:
-            if sum(column.width + 2 for column in columns) - 2 > width:
-                columns = [column for column in columns if column.key != key]
-        return columns
-
-    def _all_columns(self) -> list[Column]:
-        is_evaluated = self.parts.data.test is not None and self.range_test is None
-        parts = ("main", "validation/main") if is_evaluated else ("main",)
-        names = ("loss", "accuracy") if self.parts.data.num_classes else ("loss",)
-        headings = {"main/loss": "loss", "main/accuracy": "accuracy"}
-        headings |= {"validation/main/loss": "test loss", "validation/main/accuracy": "test acc"}
-        write = {"loss": _short, "accuracy": _percent}
-        keys = [(f"{part}/{name}", write[name]) for part in parts for name in names]
-        values = [Column(key, headings[key], 9, form, ">") for key, form in keys]
-        speed = Column("examples_per_second", "examples/s", 10, lambda value: f"{value:,.0f}", ">")
-        return [
-            Column("epoch", "epoch", 5, align=">"),
-            Column("iteration", "step", 7, align=">"),
-            *values,
-            speed,
-            Column("elapsed_time", "time", 8, duration, ">"),
-        ]
 
     # ---- the run ----
 
@@ -480,27 +454,9 @@ class Run:
         self.say(f"{summary['status']}{done} in {summary['seconds']:.1f} s; everything is in {self.config.out}")
         accuracy = summary["metrics"].get("validation/main/accuracy")
         if accuracy is not None:
-            self.say(f"test accuracy {_percent(accuracy)}")
+            self.say(f"test accuracy {percent(accuracy)}")
 
     def say(self, words: str) -> None:
         """Print once."""
         if self.comm.rank == 0:
             self.console.say(words)
-
-
-# columns of the table that a narrow terminal leaves out, in this order
-_DISPENSABLE = (
-    *("examples_per_second", "iteration", "main/accuracy", "validation/main/loss", "elapsed_time", "main/loss"),
-    *("validation/main/accuracy", "epoch"),
-)
-
-
-def _short(value: Any) -> str:
-    """A number of at most 9 characters, with as many digits behind the point as its neighbours."""
-    if not isinstance(value, float) or not math.isfinite(value):
-        return str(value)
-    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.2e}"
-
-
-def _percent(value: Any) -> str:
-    return f"{100 * value:.2f} %"
