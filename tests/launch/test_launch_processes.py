@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -124,7 +125,7 @@ def _catch_in_a_child(then):
 
     def body():
         signal.signal(signal.SIGUSR2, signal.SIG_DFL)
-        read, write = os.pipe()
+        read, _write = os.pipe()
         child = os.fork()
         if child == 0:
             signal.signal(signal.SIGUSR2, lambda *_: None)

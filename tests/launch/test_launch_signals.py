@@ -115,5 +115,5 @@ def test_ctrl_z_suspends_the_ranks_and_a_continued_launcher_continues_them(tmp_p
     process.send_signal(signal.SIGCONT)
     until(lambda: all(step.read_text() not in ("", text) for step, text in zip(steps, before)))
     (tmp_path / "stepend").write_text("")
-    out, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=30)
     assert process.returncode == 0 and "suspended with all its ranks" in err, err
