@@ -122,7 +122,7 @@ def hears(pid: int, signal_number: int) -> bool:
         return True
     where = _waits_in(pid)
     is_hidden = where in ("", "0") and state(pid) != "R"  # not everybody may see it
-    is_waiting = is_hidden or any(call in where for call in ("wait4", "do_wait", "pipe", "poll", "select"))
+    is_waiting = is_hidden or where == "do_wait" or any(call in where for call in ("pipe", "poll", "select"))
     return is_waiting and any(hears(child, signal_number) for child in children(pid))
 
 

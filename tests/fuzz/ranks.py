@@ -20,8 +20,10 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,15 +139,25 @@ def tags(mpi: Any, name: str, chance: random.Random) -> str | None:
 @kind
 def steps(mpi: Any, name: str, chance: random.Random) -> str | None:
     """Some steps over uneven batches: as one process that has all examples."""
+    options = chance.choice([{}, {}, {"zero": 1}, {"zero": 2}, {"accumulate": 2}])
+    return trained(name, chance, options, chance.random() < 0.3)
+
+
+@kind
+def late(mpi: Any, name: str, chance: random.Random) -> str | None:
+    """Parameters that wait for their first input, in rounds of calls in which ranks may have no examples."""
+    return trained(name, chance, {"accumulate": chance.choice([2, 3])}, True)
+
+
+def trained(name: str, chance: random.Random, options: dict[str, Any], is_lazy: bool) -> str | None:
     from dbrdist import functions as F
     from dbrdist import links as L
     from dbrdist import optimizer_hooks as hooks
     from dbrdist import optimizers
     from dbrdist.comm import create_multi_node_optimizer
 
-    options = chance.choice([{}, {}, {"zero": 1}, {"zero": 2}, {"accumulate": 2}])
     comm = create(name, **chance.choice([{}, {"overlap": True}]) if name == "flat" else {})
-    is_lazy, decay, num_out = chance.random() < 0.3, chance.choice([0.0, 0.1]), chance.choice([1, 3])
+    decay, num_out = chance.choice([0.0, 0.1]), chance.choice([1, 3])
     rule = chance.choice([lambda: optimizers.SGD(0.1), lambda: optimizers.MomentumSGD(0.1), lambda: optimizers.Adam()])
 
     def made() -> Any:
@@ -254,6 +266,53 @@ def arguments(mpi: Any, name: str, chance: random.Random) -> str | None:
     return f"a communicator of {value!r}"
 
 
+HELPER = """
+import sys
+from tests.fuzz import ranks
+if sys.argv[1]:
+    ranks.plant(sys.argv[1])
+from dbrdist.comm import create_communicator
+print(create_communicator().size, flush=True)
+"""
+
+
+@kind
+def helpers(mpi: Any, name: str, chance: random.Random) -> str | None:
+    """A process that a rank starts is no rank, and has a communicator of its own."""
+    if chance.randrange(mpi.COMM_WORLD.size) != mpi.COMM_WORLD.rank:
+        return None
+    words = [sys.executable, "-c", HELPER, planted[0]]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=30)
+    except subprocess.TimeoutExpired:
+        return "a helper hangs"
+    return differ("helper", (done.returncode, done.stdout), (0, "1\n"))
+
+
+@kind
+def reports(mpi: Any, name: str, chance: random.Random) -> str | None:
+    """The record of the last verbs is a new file, whatever others have put into the folder for temporary files."""
+    from dbrdist.comm.failure import watch
+
+    comm = create(name)
+    comm.barrier()
+    with tempfile.TemporaryDirectory() as folder:
+        victim, rank = Path(folder) / "victim", mpi.COMM_WORLD.rank
+        victim.write_text("of another user")
+        for middle in (f"rank{rank}", f"rank{rank}-{os.getpid()}", f"{os.getpid()}", f"{rank}"):
+            (Path(folder) / f"dbrdist-verbs-{middle}.txt").symlink_to(victim)
+        before, tempfile.tempdir = tempfile.tempdir, folder
+        try:
+            watch.say_record()
+        finally:
+            tempfile.tempdir, watch._watch.is_ending = before, False
+        made = [path for path in Path(folder).iterdir() if not path.is_symlink() and path != victim]
+        wrong = differ("a file behind a link", victim.read_text(), "of another user")
+        wrong = wrong or differ("new files", len(made), 1) or differ("rights", made[0].stat().st_mode & 0o777, 0o600)
+    comm.finalize()
+    return wrong
+
+
 # ---- programs in which one rank differs ----
 
 
@@ -294,6 +353,18 @@ def disagreements(comm: Any, chance: random.Random, odd: int) -> dict[str, Calla
         made.target.b.update_rule.enabled = not is_odd
         train(made)
 
+    def drift() -> None:
+        own = np.random.default_rng(comm.rank)
+        made = optimizer()
+        made.add_hook(lambda inner: [p.grad.__iadd__(own.standard_normal(p.shape)) for p in inner.target.params()])
+        train(made)
+
+    def changed() -> None:
+        made = optimizer()
+        train(made)
+        made.target.W.array[...] += is_odd
+        train(made)
+
     def messages() -> None:
         if comm.rank < 2:
             comm.send(np.ones(100_000), 1 - comm.rank, 3) if is_odd else comm.recv(1 - comm.rank, 4)
@@ -312,7 +383,7 @@ def disagreements(comm: Any, chance: random.Random, odd: int) -> dict[str, Calla
         "noise": noise, "order": order, "frozen": frozen,
         "count": lambda: train(optimizer(), num_samples=1.5 if is_odd else 1),
         "argument": lambda: comm.allreduce("x" if is_odd else x),
-        "messages": messages, "crossed": crossed,
+        "messages": messages, "crossed": crossed, "drift": drift, "changed": changed,
     }  # fmt: skip
 
 
@@ -342,9 +413,12 @@ def disagreement(mpi: Any, name: str, chance: random.Random) -> str | None:
 
 # ---- planted faults, which must be found ----
 
+planted = [""]  # the name of the fault, for processes that ranks start
+
 
 def plant(name: str) -> None:
     """Break the code in a known way: one for each class of faults that was found once."""
+    planted[0] = name
     from dbrdist.comm.communicators import mpi_communicator, shared_memory
     from dbrdist.comm.data import evaluator
     from dbrdist.comm.protocol import arguments as checks
@@ -395,8 +469,31 @@ def plant(name: str) -> None:
                 raise ValueError("expected a dataset with examples")
 
         serial._check_arguments = strict
+    elif name in ("late-alone", "helpers-are-ranks", "known-file", "drift-unseen"):
+        _plant_more(name)
     else:
         raise ValueError(f"unknown plant {name!r}")
+
+
+def _plant_more(name: str) -> None:
+    from dbrdist.comm.failure import watch
+    from dbrdist.comm.steps import drift
+    from dbrdist.comm.steps.policies import all_ranks, policy
+    from dbrdist.comm.transport import environment
+
+    if name == "drift-unseen":
+        drift.Drift.look = lambda self, t: None
+    elif name == "late-alone":
+        all_ranks.AllRanks.work_alone = policy.StepPolicy.work_alone
+    elif name == "helpers-are-ranks":
+        environment.is_helper = lambda *environ: False
+    else:
+
+        def named(prefix: str, suffix: str, dir: str) -> tuple[int, str]:
+            path = os.path.join(dir, f"{prefix.rstrip('-')}{suffix}")
+            return os.open(path, os.O_WRONLY | os.O_CREAT), path
+
+        watch.tempfile = types.SimpleNamespace(mkstemp=named, gettempdir=tempfile.gettempdir)
 
 
 def _look_without_seeds(look: Any) -> Any:
@@ -409,7 +506,7 @@ def _look_without_seeds(look: Any) -> Any:
 
 
 PLANTS = ("counts-forget", "own-networks", "seeds-differ", "cut-counts", "users-communicator", "unchecked",
-          "kept-memory", "no-empty-parts")  # fmt: skip
+          "kept-memory", "no-empty-parts", "late-alone", "helpers-are-ranks", "known-file", "drift-unseen")  # fmt: skip
 
 
 # ---- running them ----

@@ -12,6 +12,8 @@ WHERE = {
     "counts-forget": "tags", "own-networks": "evaluation", "seeds-differ": "disagreement",
     "cut-counts": "disagreement", "users-communicator": "lifetimes", "unchecked": "arguments",
     "kept-memory": "lifetimes", "no-empty-parts": "evaluation",
+    "late-alone": "late", "helpers-are-ranks": "helpers", "known-file": "reports",
+    "drift-unseen": "disagreement",
 }  # fmt: skip
 
 

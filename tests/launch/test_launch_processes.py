@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -119,50 +120,39 @@ def test_signals_of_which_a_process_does_not_die(fork):
     until(lambda: linux.expects(waiting, signal.SIGPWR))
 
 
-def _catch_in_a_child(then):
-    """A child that has a handler, and a parent without one that does `then`."""
-    import threading
-
-    def body():
-        signal.signal(signal.SIGUSR2, signal.SIG_DFL)
-        read, _write = os.pipe()
-        child = os.fork()
-        if child == 0:
-            signal.signal(signal.SIGUSR2, lambda *_: None)
-            signal.pause()
-        then(child, read, threading)
-
-    return body
+def _beside_a_child(then):
+    """A parent without a handler that does `then`, beside a child that has one."""
+    signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+    (read, _write), parent = os.pipe(), os.getpid()
+    child = os.fork()
+    if child == 0:
+        linux.die_with_parent(parent)
+        signal.signal(signal.SIGUSR2, lambda *_: None)
+        signal.pause()
+    then(child, read)
 
 
-def _spin(child, read, threading):
+def _spin(child, read):
     while True:
         pass
 
 
 @pytest.mark.parametrize(
-    "then, heard",
+    ("then", "heard"),
     [
-        (lambda child, read, threading: os.waitpid(child, 0), True),  # as a shell does
-        (lambda child, read, threading: os.read(read, 1), True),  # x=$(program)
-        (lambda child, read, threading: select.select([read], [], []), True),
-        (lambda child, read, threading: time.sleep(60), False),
-        (lambda child, read, threading: threading.Event().wait(), False),
+        (lambda child, read: os.waitpid(child, 0), True),  # as a shell does
+        (lambda child, read: os.read(read, 1), True),  # x=$(program)
+        (lambda child, read: select.select([read], [], []), True),
+        (lambda child, read: time.sleep(60), False),
+        (lambda child, read: threading.Event().wait(), False),
         (_spin, False),
     ],
 )
-def test_a_signal_that_a_helper_expects_is_not_heard_by_the_program(fork, then, heard):
-    pid = fork(_catch_in_a_child(then))
-    try:
-        until(lambda: any(linux.expects(child, signal.SIGUSR2) for child in linux.children(pid)))
-        until(lambda: linux.state(pid) == ("R" if then is _spin else "S"))
-        if then is not _spin:
-            until(lambda: linux._waits_in(pid) not in ("", "0") or linux._waits_in(os.getpid()) == "")
-        assert not linux.expects(pid, signal.SIGUSR2) and linux.hears(pid, signal.SIGUSR2) == heard
-        assert linux.hears(linux.children(pid)[0], signal.SIGUSR2)
-    finally:
-        for child in linux.children(pid):
-            os.kill(child, signal.SIGKILL)
+def test_a_signal_that_only_a_helper_expects(fork, then, heard):
+    pid = fork(lambda: _beside_a_child(then))
+    until(lambda: any(linux.expects(child, signal.SIGUSR2) for child in linux.children(pid)), 20)
+    until(lambda: linux.hears(pid, signal.SIGUSR2) == heard, 20)  # it comes there in a moment
+    assert not linux.expects(pid, signal.SIGUSR2) and linux.hears(linux.children(pid)[0], signal.SIGUSR2)
 
 
 def test_children_and_what_is_below_them(fork, tmp_path):

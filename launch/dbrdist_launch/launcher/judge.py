@@ -368,7 +368,11 @@ class Judge:
         if self.starter is None or not self.starter.kills_step:
             return None
         bad = [rank for rank in self.ranks.values() if _is_cause(rank)]
-        ended = [(rank.ended or rank.heard_at, rank.rank) for rank in bad if not (is_killed and rank.end.signal)]
+        ended = [
+            (rank.ended or rank.heard_at, rank.rank)
+            for rank in bad
+            if rank.end is not None and not (is_killed and rank.end.signal)
+        ]
         if ended:
             return report.from_exit(self.ranks[min(ended)[1]])
         good = (codes.DONE, codes.PREEMPTED, codes.LOST_PEER, *self.answers)
