@@ -346,7 +346,8 @@ from dbrdist import kernels
 def update():
     rng = np.random.default_rng(1)
     p, g, m, v = (rng.random(300_001, np.float32) for _ in range(4))
-    assert kernels.update("adam", (p, g, m, v), (0.9, 0.1, 0.99, 0.01, 0.1, 1e-8, 1.0))
+    decay = ("weight_decay", (0.5,), [(5, 100_000), (150_000, 300_001)])
+    assert kernels.update("adam", (p, g, m, v), (0.9, 0.1, 0.99, 0.01, 0.1, 1e-8, 1.0), (decay,))
     return hashlib.sha256(p.tobytes() + m.tobytes() + v.tobytes()).hexdigest()
 first = update()
 child = os.fork()
