@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-from dbrdist.core.tape import backprop, elementwise_table, ops, variable
+from dbrdist.core.tape import arithmetic, backprop, elementwise_table, ops, variable
 
 
 def bind(operators: Any, backward: Callable[..., None]) -> None:
     """Give Variables and rows of elementwise functions what stands above them: nothing else here is bound late."""
-    variable.operators = elementwise_table.operators = operators
+    arithmetic.operators = variable.operators = elementwise_table.operators = operators
     variable.backward = backward
 
 

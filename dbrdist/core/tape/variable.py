@@ -19,8 +19,9 @@ from dbrdist.core.array.backend import (
     on,
     to_device,
 )
+from dbrdist.core.tape.arithmetic import Arithmetic
 from dbrdist.core.tape.fusion import settle, waiting
-from dbrdist.core.tape.node import Value, make_node
+from dbrdist.core.tape.node import make_node
 from dbrdist.core.tape.variable_words import not_assigned, not_compared, statistics, warn_of_zerograd
 from dbrdist.core.usage.foreign_names import add_hints
 
@@ -39,7 +40,7 @@ _OPERATORS = {
 }  # fmt: skip
 
 
-class Variable(Value):
+class Variable(Arithmetic):
     """An array that remembers how it was computed.
 
     ``Variable(array)`` is a leaf. Functions and operators give Variables that know their creator; ``backward`` of a
@@ -384,73 +385,7 @@ class Variable(Value):
         """Move array and gradient to a GPU (the first where None)."""
         self.to_device(("@cupy", 0 if device is None else device))
 
-    # ---- operators --------------------------------------------------------------------------------------------------
-
-    def __add__(self, other: Any) -> Any:
-        return operators.add(self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return operators.add(other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return operators.sub(self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return operators.sub(other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return operators.mul(self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return operators.mul(other, self)
-
-    def __truediv__(self, other: Any) -> Any:
-        return operators.div(self, other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return operators.div(other, self)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return operators.floor_div(self, other)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return operators.floor_div(other, self)
-
-    def __mod__(self, other: Any) -> Any:
-        return operators.remainder(self, other)
-
-    def __rmod__(self, other: Any) -> Any:
-        return operators.remainder(other, self)
-
-    def __divmod__(self, other: Any) -> Any:
-        return self // other, self % other
-
-    def __rdivmod__(self, other: Any) -> Any:
-        return other // self, other % self
-
-    def __pow__(self, other: Any) -> Any:
-        return operators.power(self, other)
-
-    def __rpow__(self, other: Any) -> Any:
-        return operators.power(other, self)
-
-    def __neg__(self) -> Any:
-        return operators.neg(self)
-
-    def __pos__(self) -> Any:
-        return self
-
-    def __abs__(self) -> Any:
-        return operators.absolute(self)
-
-    def __matmul__(self, other: Any) -> Any:
-        return operators.matmul(self, other)
-
-    def __rmatmul__(self, other: Any) -> Any:
-        return operators.matmul(other, self)
-
-    def __getitem__(self, slices: Any) -> Any:
-        return operators.getitem(self, slices)
+    # ---- shapes and sums ---------------------------------------------------------------------------------------------
 
     def reshape(self, *shape: Any) -> Any:
         """The same elements in another shape; one length may be -1."""
