@@ -12,6 +12,7 @@ import numpy as np
 from dbrdist.core.model.versions import note_change
 from dbrdist.core.names.limits import Limit, limits_of
 from dbrdist.core.usage.mistakes import refuse, warn
+from dbrdist.errors import CheckpointError
 
 # The optimizers that were set up, by their hyperparameters: they check what is assigned.
 owners: weakref.WeakKeyDictionary[Hyperparameter, weakref.ref[Any]]
@@ -133,3 +134,24 @@ def hyperparameter_limits(cls: type) -> dict[str, Limit]:
         if base.__module__.startswith("dbrdist.") and isinstance(base.__dict__.get("__init__"), FunctionType):
             limits.update({declared.name: declared.limit for declared in limits_of(base.__dict__["__init__"])})
     return limits
+
+
+_OF_ALL = ("lr", "alpha", "momentum", "beta1", "beta2", "rho", "eps", "eta", "gamma")  # names of hyperparameters
+
+
+def refuse_state_of_another(optimizer: Any, saved: Any) -> None:
+    """Entries of equal names, such as a momentum, mean other numbers to another optimizer."""
+    others = [name for name in _OF_ALL if _has_entry(saved, name)]
+    if others:
+        refuse(CheckpointError(
+            f"{type(optimizer).__name__}: the saved state is that of another optimizer: it has the hyperparameters "
+            f"{', '.join(others)}, expected {', '.join(optimizer.hyperparam.own())}; take the same optimizer, or load "
+            "the network alone"
+        ))  # fmt: skip
+
+
+def _has_entry(serializer: Any, name: str) -> bool:
+    try:
+        return serializer(name, None) is not None
+    except KeyError:
+        return False

@@ -30,7 +30,7 @@ from dbrdist.core.update.fused_update import (
     update_all,
 )
 from dbrdist.core.update.hooks import Hooks, said_of_call
-from dbrdist.core.update.hyperparameter import Hyperparameter, check_assigned, owners
+from dbrdist.core.update.hyperparameter import Hyperparameter, check_assigned, owners, refuse_state_of_another
 from dbrdist.core.update.hyperparameter import HyperparameterProxy as HyperparameterProxy
 from dbrdist.core.update.loss_scaling import LossScaling, is_finite
 from dbrdist.core.update.targets import (
@@ -42,10 +42,8 @@ from dbrdist.core.update.targets import (
 )
 from dbrdist.core.update.update_rule import UpdateRule
 from dbrdist.core.usage.foreign_names import add_hints, add_settings, warn_of_unknown
-from dbrdist.core.usage.mistakes import refuse, warn
+from dbrdist.core.usage.mistakes import warn
 from dbrdist.errors import CheckpointError
-
-_OF_ALL = ("lr", "alpha", "momentum", "beta1", "beta2", "rho", "eps", "eta", "gamma")  # names of hyperparameters
 
 
 class Sharding(Protocol):
@@ -473,19 +471,9 @@ class GradientMethod(Optimizer):
             except CheckpointError:
                 if i or not serializer.is_loading:
                     raise  # some are there, so that this file is damaged
-                self._refuse_state_of_another(own)
+                refuse_state_of_another(self, own)
                 break
         super().serialize(serializer)
-
-    def _refuse_state_of_another(self, saved: Any) -> None:
-        """Entries of equal names, such as a momentum, mean other numbers to another optimizer."""
-        others = [name for name in _OF_ALL if _has_entry(saved, name)]
-        if others:
-            refuse(CheckpointError(
-                f"{type(self).__name__}: the saved state is that of another optimizer: it has the hyperparameters "
-                f"{', '.join(others)}, expected {', '.join(self.hyperparam.own())}; take the same optimizer, or load "
-                "the network alone"
-            ))  # fmt: skip
 
     def __getstate__(self) -> dict[str, Any]:
         # A plan's arrays are not those of a copy.
@@ -501,13 +489,6 @@ class GradientMethod(Optimizer):
 
 # What calls hooks, unless a program's own class or a wrapper does it.
 _CALLS = GradientMethod.call_hook, Optimizer.call_hooks
-
-
-def _has_entry(serializer: Any, name: str) -> bool:
-    try:
-        return serializer(name, None) is not None
-    except KeyError:
-        return False
 
 
 add_hints(Optimizer, "Optimizer")
