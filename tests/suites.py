@@ -38,6 +38,8 @@ RANKS = os.environ.get("RANKS", "1 2 3 4").split()
 EXTRAS = os.environ.get("EXTRAS", "mpich,image,dev")
 # Own CUDA kernels, compiled by g++, and what cuDNN is asked for.
 ON_HOST = ("gpu_all_kernels", "gpu_cudnn", "gpu_mixed", "host_cudnn", "host_ops", "gpu_normalization", "gpu_sums")
+# Complete steps of these under the tape.
+ON_WHOLE = ("gpu_whole", "gpu_models", "gpu_waits", "gpu_layout", "gpu_links", "gpu_optimizers", "gpu_flat")
 OF_WHEEL = ("cli", "comm", "contracts", "core", "functions", "kernels", "links", "models", "optimizers", "training")
 # As root, and with more ranks than cores, Open MPI wants these.
 OPENMPI = {
@@ -346,6 +348,8 @@ def _programs(step: Step) -> None:
     step.suite(python, "tests", "-m", "programs", alone=many, PATH=_path(python))
     files = [f"tests/gpu/test_{name}.py" for name in ON_HOST]
     step.suite(python, *files, "--on", "host-cuda", alone=("-n", WORKERS), PATH=_path(python))
+    files = [f"tests/gpu/test_{name}.py" for name in ON_WHOLE]
+    step.suite(python, *files, "--on", "whole", alone=("-n", WORKERS), PATH=_path(python))
 
 
 def _mpi(number: str) -> Callable[[Step], None]:

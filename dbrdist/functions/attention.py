@@ -19,7 +19,7 @@ from dbrdist.core.tape.elementwise_table import together
 from dbrdist.core.tape.function_node import FunctionNode
 from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.blockwise_attention import Attention, Dropped, Seen, serves, weights_of
-from dbrdist.functions.noise import dropout
+from dbrdist.functions.noise import dropout, dropout_of_lines
 
 
 def scaled_dot_product_attention(
@@ -65,6 +65,10 @@ def scaled_dot_product_attention(
     if serves(query, key, value, seen.added):
         return Attention(scale, _as_arrays(seen), dropped).apply((query, key, value))[0]
     weights = weights_of(ops.matmul(ops.mul(query, scale), ops.swap(key)), seen)
+    if dropped is not None and weights.shape == shape:
+        made = dropout_of_lines(weights, dropout_ratio, dropped.lines)
+        if made is not None:
+            return ops.matmul(made, value)
     if dropped is not None and weights.ndim > 2:
         kept = dropped.whole_mask((*lead, *weights.shape[-2:]), weights.dtype)
         weights = ops.broadcast_to(weights, kept.shape)

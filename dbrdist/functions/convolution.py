@@ -39,6 +39,7 @@ class Convolution2D(FunctionNode):
     operands = Operands("convolution_2d", x="float", W="float", b="float")
     writes = gives_new = True
     kept: Any = None  # where what is made of W may stay
+    laid: Any = None  # on a device: W in the layout and type in which forward read it, for backward
 
     def __init__(self, geometry: ConvGeometry) -> None:
         self.geometry = geometry
@@ -48,6 +49,11 @@ class Convolution2D(FunctionNode):
         b = xs[2] if len(xs) > 2 else None
         if self.kept is not None:
             return (kernels.conv_inference(xs[0], xs[1], b, self.geometry, self.kept),)
+        if type(xs[0]) is not ndarray:
+            made = kernels.conv_forward_and_keep(xs[0], xs[1], b, self.geometry)
+            if made is not None:
+                y, self.laid = made
+                return (y,)
         return (kernels.conv_forward(xs[0], xs[1], b, self.geometry),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
@@ -64,11 +70,16 @@ class Convolution2D(FunctionNode):
             elif i:
                 gxs.append(kernels.conv_backward_weight(x, gy, W.shape, g, W.dtype, target))
             elif _sees_a_part(g, W.shape, x.size, self.inputs[0].creator_node):
-                seen = kernels.conv_backward_data(gy, W, (*x.shape[:2], *gy.shape[2:]), _POINTWISE)
+                seen = self._gradient_of_input(gy, W, (*x.shape[:2], *gy.shape[2:]), _POINTWISE)
                 gxs.append(SpreadGradient(seen, x.shape, (g.sh, g.sw)))
             else:
-                gxs.append(kernels.conv_backward_data(gy, W, x.shape, g))
+                gxs.append(self._gradient_of_input(gy, W, x.shape, g))
         return tuple(gxs)
+
+    def _gradient_of_input(self, gy: Array, W: Array, x_shape: tuple[int, ...], g: ConvGeometry) -> Array:
+        if self.laid is not None and gy.dtype == self.laid.dtype:
+            return kernels.conv_backward_data_as_laid(gy, W, x_shape, g, self.laid)
+        return kernels.conv_backward_data(gy, W, x_shape, g)
 
 
 def _sees_a_part(g: ConvGeometry, W_shape: tuple[int, ...], size: int, creator: Any) -> bool:

@@ -39,6 +39,7 @@ class _Cell:
     ``composed`` is the same step with primitives, for derivatives of higher order.
     """
 
+    kind: ClassVar[str] = ""  # the name of its kernel for devices
     num_gates: ClassVar[int]
     num_states: ClassVar[int] = 1
     adds: ClassVar[bool] = True
@@ -46,7 +47,7 @@ class _Cell:
 
 
 class _LSTMCell(_Cell):
-    num_gates, num_states, order = 4, 2, (2, 0, 1, 3)  # a, i, f, o
+    kind, num_gates, num_states, order = "lstm", 4, 2, (2, 0, 1, 3)  # a, i, f, o
 
     @staticmethod
     def step(zx: Array, zh: Array, states: list[Array]) -> tuple[list[Array], Any]:
@@ -92,7 +93,7 @@ class _LSTMCell(_Cell):
 
 
 class _GRUCell(_Cell):
-    num_gates, order, adds = 3, (2, 0, 1), False  # the candidate, r, z
+    kind, num_gates, order, adds = "gru", 3, (2, 0, 1), False  # the candidate, r, z
 
     @staticmethod
     def step(zx: Array, zh: Array, states: list[Array]) -> tuple[list[Array], Any]:
@@ -184,6 +185,8 @@ class RecurrentLayer(FunctionNode):
     The products with W take all steps at once, in both passes.
     """
 
+    on_device: list[Array] | None = None  # what kernels for devices have kept for backward
+
     def __init__(self, cell: Any, counts: Sequence[int], is_backward: bool) -> None:
         self.cell = cell
         starts = [0]
@@ -199,6 +202,12 @@ class RecurrentLayer(FunctionNode):
         self.retain_inputs(tuple(range(len(xs))))
         xp = get_array_module(x)
         zx = zh = kernels.linear(x, W, b + d if adds else b)
+        made = None
+        if type(zx) is not np.ndarray:
+            made = kernels.recurrent_forward(self.cell.kind, self.steps, zx, V, d, states)
+        if made is not None:
+            y, states, self.on_device = made
+            return (y, *[s.astype(old.dtype, copy=False) for s, old in zip(states, xs)])
         if not adds:
             zh = xp.empty_like(zx)
             zh[...] = d
@@ -231,7 +240,27 @@ class RecurrentLayer(FunctionNode):
         xp, dtype = get_array_module(x), x.dtype
         gy = gys[0]
         gs = [xp.zeros(s.shape, dtype) if g is None else g.astype(dtype) for s, g in zip(self._kept_xs, gys[1:])]
-        gzx = gzh = xp.empty((len(x), len(W)), dtype)
+        if self.on_device is None:
+            gzx, gzh = self._through_steps(V, gy, gs, dtype)
+        else:
+            self.before = self.on_device[1]
+            gs = [g if g.flags.c_contiguous else g.copy() for g in gs]
+            gzx, gzh = kernels.recurrent_backward(self.cell.kind, self.steps, self.on_device, V, gy, gs)
+        gb = summed_to(gzx, (len(W),))
+        rules: tuple[Callable[[], Array], ...] = (
+            *[lambda g=g: g for g in gs],
+            lambda: _product(gzx, W if xp is np else W.astype(dtype, copy=False)),
+            lambda: _product(gzx.T, x),
+            lambda: _product(gzh.T, self.before),
+            lambda: gb,
+            lambda: gb if self.cell.adds else summed_to(gzh, gb.shape),
+        )
+        return tuple(rules[i]() for i in wanted)
+
+    def _through_steps(self, V: Array, gy: Array | None, gs: list[Array], dtype: Any) -> tuple[Array, Array]:
+        """The gradients of zx and zh; ``gs``, those of the last states, become those of the first."""
+        xp = get_array_module(V)
+        gzx = gzh = xp.empty((len(self.before), len(V)), dtype)
         if not self.cell.adds:
             gzh = xp.empty_like(gzx)
         add_product = self._products(V, dtype)
@@ -243,16 +272,7 @@ class RecurrentLayer(FunctionNode):
             for g, value in zip(now, self.cell.pull(saved, now, gzx[here], gzh[here])):
                 g[...] = value
             add_product[n](gzh[here], now[0])
-        gb = summed_to(gzx, (len(W),))
-        rules: tuple[Callable[[], Array], ...] = (
-            *[lambda g=g: g for g in gs],
-            lambda: _product(gzx, W if xp is np else W.astype(dtype, copy=False)),
-            lambda: _product(gzx.T, x),
-            lambda: _product(gzh.T, self.before),
-            lambda: gb,
-            lambda: gb if self.cell.adds else summed_to(gzh, gb.shape),
-        )
-        return tuple(rules[i]() for i in wanted)
+        return gzx, gzh
 
     def _derive_variables(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         """The gradient of the same layer made of primitives."""

@@ -7,12 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.array.backend import Array, accumulation_dtype, device_of, full_as, get_array_module, to_device
+from dbrdist import kernels
+from dbrdist.core.array.backend import (
+    Array,
+    accumulation_dtype,
+    device_of,
+    full_as,
+    get_array_module,
+    is_channels_last,
+    to_device,
+)
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config
 from dbrdist.core.array.elementwise import elementwise, fused
 from dbrdist.core.array.observed import observed
-from dbrdist.core.array.random import raw_words
+from dbrdist.core.array.random import Lines, drawn, next_draw, raw_words
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating
 from dbrdist.core.tape.elementwise_table import from_kernel, together
@@ -42,10 +51,14 @@ def _bits(x: Array, shape: tuple[int, ...] | None = None, is_shared: bool = Fals
 class Dropout(FunctionNode):
     """y = x mask, gx = gy mask; the mask holds 0 and 1 / (1 - ratio)"""
 
-    def __init__(self, mask: Array) -> None:
+    def __init__(self, mask: Array, y: Array | None = None) -> None:
         self.mask = mask
+        self.y = y  # the product, where it was made along with the mask
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        if self.y is not None:
+            y, self.y = self.y, None
+            return (y,)
         return (elementwise(np.multiply, xs[0], self.mask),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -83,6 +96,9 @@ def dropout(x: Operand, ratio: float = 0.5, *, mask: Array | None = None, return
         return (x, None) if return_mask else x
     if ratio == 0 and mask is None and not return_mask and not as_chainer[0]:  # where a program may look at the mask
         return x  # nothing to draw: a tenth of a small Transformer's step
+    y = None
+    if mask is None and type(x.array) is not np.ndarray:
+        y, mask = _on_device(x.array, ratio)
     if mask is None:
         a = x.array
         scale = a.dtype.type(1.0 / (1.0 - ratio))
@@ -90,8 +106,34 @@ def dropout(x: Operand, ratio: float = 0.5, *, mask: Array | None = None, return
         mask = elementwise(lambda bits: (bits >= threshold).astype(a.dtype) * scale, _bits(a))
     elif mask.shape != x.shape:
         raise expected("dropout", "mask", f"shape {x.shape} to match x", mask)
-    y = Dropout(mask).apply((x,))[0]
+    y = Dropout(mask, y).apply((x,))[0]
     return (y, mask) if return_mask else y
+
+
+def _on_device(a: Array, ratio: float) -> tuple[Array | None, Array | None]:
+    """The result and the mask of the host's bits, made on the device; None where it has no kernel for that."""
+    if a.ndim == 4 and not is_channels_last(a):  # bits are drawn in the order of images
+        return None, None
+    length = prod(a.shape[1:])
+    made = _dropped(a, ratio, length, next_draw(len(a) if a.ndim else 1, -(-length // 2)))
+    if made is None:
+        return None, None
+    drawn()
+    return made
+
+
+def _dropped(a: Array, ratio: float, length: int, draw: tuple[int, ...]) -> tuple[Array, Array] | None:
+    scale = float(a.dtype.type(1.0 / (1.0 - ratio)))
+    return kernels.dropout(a, length, draw, int(np.uint32(ratio * 2.0**32)), scale) if a.size else None
+
+
+def dropout_of_lines(x: Variable, ratio: float, lines: Lines) -> Variable | None:
+    """Dropout of x (..., S) with the bits of ``lines`` of S elements; None where the host has to make the mask."""
+    a = x.array
+    if type(a) is np.ndarray or not a.flags.c_contiguous:
+        return None
+    made = _dropped(a, ratio, a.shape[-1], lines.draw)
+    return None if made is None else Dropout(made[1], made[0]).apply((x,))[0]
 
 
 def rrelu(x: Operand, l: float = 1 / 8, u: float = 1 / 3, *, r: Array | None = None, return_r: bool = False) -> Any:

@@ -95,16 +95,27 @@ class BatchNormalization(Normalization):
     writes = True
     mean: Array
     var: Array
+    moving: Any = None  # on a device: running statistics, their decay and the weights of this batch
+    has_moved = False  # whether forward has moved them
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self._keep_inputs = (0, 1)
         x, gamma, beta = xs
         if self.key is None:
-            y, self.mean, self.var, self.saved = kernels.bn_forward(x, gamma, beta, self.eps, False, self.axis)
+            y, self.mean, self.var, self.saved = self._normalized(x, gamma, beta, False)
             return (y,)
         key, rectifies = self.taken_key()
-        y, self.mean, self.var, self.saved = kernels.bn_forward(x, gamma, beta, self.eps, rectifies, self.axis)
+        y, self.mean, self.var, self.saved = self._normalized(x, gamma, beta, rectifies)
         return (self.offered(key, y, x, gamma, beta, self.mean, self.var),)
+
+    def _normalized(self, x: Array, gamma: Array, beta: Array, rectifies: bool) -> tuple[Array, Array, Array, Any]:
+        moving, self.moving = self.moving, None
+        if moving is not None:
+            made = kernels.bn_forward_and_move(x, gamma, beta, self.eps, rectifies, self.axis, *moving)
+            if made is not None:
+                self.has_moved = True
+                return made
+        return kernels.bn_forward(x, gamma, beta, self.eps, rectifies, self.axis)
 
     def mask_for(self, y: Array) -> Mask | None:
         return kernels.bn_mask(self.saved, y.shape, y.dtype)
@@ -317,12 +328,17 @@ def move_running(running_mean: Array, running_var: Array, mean: Array, var: Arra
     """
     if not count:
         return
-    weights = 1 - decay, (1 - decay) * (count / max(count - 1.0, 1.0))
+    weights = _weights(decay, count)
     if type(running_mean) is ndarray and running_mean.dtype == running_var.dtype == mean.dtype:
         _move(running_mean, decay, mean, weights[0])
         _move(running_var, decay, var, weights[1])
     else:
         kernels.bn_move(running_mean, running_var, mean, var, decay, weights)
+
+
+def _weights(decay: float, count: int) -> tuple[float, float]:
+    """Of the mean and of the biased variance of so many elements."""
+    return 1 - decay, (1 - decay) * (count / max(count - 1.0, 1.0))
 
 
 def _move(running: Array, decay: float, value: Array, weight: float) -> None:
@@ -355,8 +371,10 @@ def batch_normalization(
     if (running_mean is None) != (running_var is None):
         raise expected("batch_normalization", "running_mean, running_var", "both or neither", "one of them")
     node = BatchNormalization(eps, axis, _key(x, gamma))
+    if running_mean is not None and type(running_mean) is not ndarray and x.size:
+        node.moving = (running_mean, running_var), decay, _weights(decay, x.size // (running_mean.size or 1))
     y = node.apply((x, gamma, beta))[0]
-    if running_mean is not None:
+    if running_mean is not None and not node.has_moved:
         count = x.size // (node.mean.size or 1)  # the elements behind each mean
         move_running(running_mean, running_var, node.mean, node.var, decay, count)
     return y

@@ -65,7 +65,7 @@ def _pair(kernel: str, a: Array, b: Array) -> Any:
 
 def _rows(kernel: str, axis: int, x: Array, *others: Array) -> Any:
     """Of arrays of one shape and an axis."""
-    return kernel, type(x), x.shape, axis, *[(a.strides, a.dtype) for a in (x, *others)]
+    return kernel, type(x), x.shape, axis, *[(a.strides, a.dtype) for a in (x, *others)], _places(x, *others)
 
 
 def _convolution(kernel: str, x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Any:
@@ -73,6 +73,11 @@ def _convolution(kernel: str, x: Array, W: Array, b: Array | None, geometry: Con
         kernel, type(x), x.shape, x.strides, x.dtype, W.shape, W.strides, W.dtype, b is None, geometry,
         _switches(x, W, b),
     )  # fmt: skip
+
+
+def _lies(x: Array, *others: Array) -> Any:
+    """On a GPU devices, layouts and types; the host's kernels look at these themselves."""
+    return None if type(x) is ndarray else (places_of(x, *others), *[(a.strides, a.dtype) for a in (x, *others)])
 
 
 # ---- convolution
@@ -305,13 +310,13 @@ def bn_move(
 @kernel()
 def ln_forward(x: Array, gamma: Array, beta: Array, eps: float) -> tuple[Array, Array, Array]:
     """The rows of a matrix (M, K) normalized, times gamma (K) plus beta (K): y, mean (M) and biased variance (M)."""
-    return "ln_forward", type(x), x.shape, x.dtype, eps
+    return "ln_forward", type(x), x.shape, x.dtype, eps, _lies(x, gamma, beta)
 
 
 @kernel()
 def ln_backward(x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float) -> tuple[Array, Array, Array]:
     """Gradients of x, gamma, beta."""
-    return "ln_backward", type(x), x.shape, x.dtype, gy.dtype, mean.dtype, eps
+    return "ln_backward", type(x), x.shape, x.dtype, gy.dtype, mean.dtype, eps, _lies(x, gamma, mean, var, gy)
 
 
 # ---- pooling

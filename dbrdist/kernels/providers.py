@@ -15,7 +15,14 @@ from collections.abc import Callable
 from typing import Any
 
 from dbrdist.kernels.cpu import columns, loops, onednn, onednn_ops
-from dbrdist.kernels.gpu import cuda_normalization, cuda_ops, cuda_pooling, cudnn_convolution
+from dbrdist.kernels.gpu import (
+    cuda_normalization,
+    cuda_ops,
+    cuda_pooling,
+    cuda_recurrent,
+    cuda_rows,
+    cudnn_convolution,
+)
 from dbrdist.kernels.reference import numpy_
 from dbrdist.kernels.unsupported import Unsupported
 
@@ -27,7 +34,13 @@ PROVIDERS: dict[str, dict[str, Callable[..., Plan]]] = {
     "columns": columns.ROWS,
     "onednn": onednn_ops.ROWS,
     "cudnn": cudnn_convolution.ROWS,
-    "cuda": {**cuda_ops.ROWS, **cuda_normalization.ROWS, **cuda_pooling.ROWS},
+    "cuda": {
+        **cuda_ops.ROWS,
+        **cuda_normalization.ROWS,
+        **cuda_pooling.ROWS,
+        **cuda_recurrent.ROWS,
+        **cuda_rows.ROWS,
+    },
     "numpy": numpy_.ROWS,
 }
 _forced: frozenset[str] | None = None

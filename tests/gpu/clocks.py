@@ -144,6 +144,7 @@ class Block:
         self.num_bytes, self.device, self.owner = num_bytes, device, owner
         self.written: tuple[int, int] | None = None
         self.read: dict[int, int] = {}
+        self.memory: Any = None  # where somebody gives it some, see whole.py
 
 
 class Lease:
@@ -154,6 +155,10 @@ class Lease:
 
     def __del__(self, free: Any = None) -> None:
         block = self.block
+        if _free is None:  # at the end of the process
+            return
+        if block.memory is not None:
+            block.memory.use(0)
         _free.setdefault((block.device, block.owner, block.num_bytes), []).append(block)
 
 

@@ -7,8 +7,10 @@ Without a GPU they are skipped with the reason, or run elsewhere, so that the te
     python -m pytest tests/gpu/test_gpu_normalization.py --on host-cuda  # own CUDA kernels, compiled by g++; also _sums
     python -m pytest tests/gpu/test_gpu_cudnn.py --on host-cuda  # and a cuDNN of host memory; also test_host_cudnn.py
     python -m pytest tests/gpu/test_host_ops.py --on host-cuda  # products, cross entropy and updates
+    python -m pytest tests/gpu/test_gpu_whole.py --on whole  # complete steps of own kernels and cuDNN, with sanitizers
 
-``make test-fast`` runs them on the stand-in, and these five on the host. ``device`` is the device under test, ``xp``
+``make test-fast`` runs them on the stand-in, ``make test-programs`` some on the host; tests/suites.py says which.
+``device`` is the device under test, ``xp``
 its array module.
 """
 
@@ -24,7 +26,10 @@ import pytest
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--on", choices=["cupy", "stand-in", "numpy", "host-cuda"], default="cupy", help="what takes the GPU's part"
+        "--on",
+        choices=["cupy", "stand-in", "numpy", "host-cuda", "whole"],
+        default="cupy",
+        help="what takes the GPU's part",
     )
     parser.addoption("--number", type=int, default=0, help="the number of the device under test; the current one is 0")
     parser.addoption("--peers", action="store_true", help="devices of the stand-in reach each other's memory")
@@ -39,10 +44,17 @@ def pytest_configure(config):
         sys.modules["cupyx.scipy"] = stand_in.cupyx_scipy
         stand_in.peers.are_there = config.getoption("--peers")
 
-    if config.getoption("--on") == "host-cuda":
+    if config.getoption("--on") in ("host-cuda", "whole"):
         import host_cuda
 
-        host_cuda.install()
+        if hasattr(config, "cache"):
+            host_cuda.folder = config.cache.mkdir("host_cuda")
+        if config.getoption("--on") == "host-cuda":
+            host_cuda.install()
+        elif host_cuda.why_not() is None:
+            import whole
+
+            whole.install()
 
 
 def _why_not() -> str | None:
@@ -55,7 +67,7 @@ def _why_not() -> str | None:
 
 def pytest_collection_modifyitems(config, items):
     reason = _why_not() if config.getoption("--on") == "cupy" else None
-    if config.getoption("--on") == "host-cuda":
+    if config.getoption("--on") in ("host-cuda", "whole"):
         import host_cuda
 
         reason = host_cuda.why_not()
@@ -67,7 +79,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture
 def on(request):
-    """What takes the GPU's part: 'cupy', 'stand-in', 'numpy' or 'host-cuda'."""
+    """What takes the GPU's part: 'cupy', 'stand-in', 'numpy', 'host-cuda' or 'whole'."""
     return request.config.getoption("--on")
 
 
@@ -90,7 +102,7 @@ def no_waits(on):
     """A context in which it is an error that the host waits for the device; on NumPy it never does."""
     if on == "numpy":
         return contextlib.nullcontext
-    if on == "stand-in":
+    if on in ("stand-in", "whole"):
         import stand_in
 
         return stand_in.no_waits

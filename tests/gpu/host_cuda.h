@@ -8,7 +8,6 @@
 #include <tuple>
 #include <utility>
 #include <vector>
-#include <ucontext.h>
 
 using std::isfinite; using std::isinf; using std::max; using std::min;
 
@@ -49,70 +48,167 @@ struct __nv_bfloat16 {
 static float __int_as_float(int i) { float f; memcpy(&f, &i, 4); return f; }
 template <typename T> static T __ldcg(const T* p) { return *p; }
 static void __threadfence() {}
+static unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    return (unsigned long long)((unsigned __int128)a * b >> 64);
+}
 static unsigned atomicInc(unsigned* p, unsigned most) { unsigned old = *p; *p = old >= most ? 0 : old + 1; return old; }
 
-static std::vector<float> shared_floats;
-static ucontext_t scheduler;
-static std::vector<ucontext_t> fibers;
-static std::vector<char> is_done;
-static std::vector<char> stacks;
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#define POISON(p, n) __asan_poison_memory_region(p, n)
+#define UNPOISON(p, n) __asan_unpoison_memory_region(p, n)
+#define UNCHECKED __attribute__((no_sanitize("address", "undefined")))
+#else
+#define POISON(p, n)
+#define UNPOISON(p, n)
+#define UNCHECKED
+#endif
+
+// Memory of a block that a launch gives it: what lies behind it must not be touched.
+static struct Shared {
+    std::vector<float> floats;
+    float* data() { return floats.data(); }
+    void assign(size_t count) {
+        UNPOISON(floats.data(), floats.size() * 4);
+        floats.assign(count + 64, NAN);
+        POISON(floats.data() + count, 64 * 4);
+    }
+} shared_floats;
+
+// ---- threads of a block: stacks between which the host's one thread switches
+
+enum State { READY, AT_WARP, AT_BLOCK, DONE };
+static const size_t STACK = 1 << 16;
+static std::vector<State> state;
+static char* stacks;
 static size_t current;
 static void (*body)();
+static unsigned long long seed = 88172645463325252ull;
 
-static void __syncthreads() { swapcontext(&fibers[current], &scheduler); }
+static unsigned any_of(unsigned n) {
+    seed ^= seed << 13; seed ^= seed >> 7; seed ^= seed << 17;
+    return unsigned(seed >> 33) % n;
+}
 
-// A warp is 32 neighbours of one row; the whole block must call it, as all take their turn between two barriers.
-static float exchanged[1024];
-static float __shfl_down_sync(unsigned, float v, int offset) {
-    const unsigned at = threadIdx.y * blockDim.x + threadIdx.x, lane = at % 32;
+#if defined(__x86_64__)
+static std::vector<void*> tops;
+static void* scheduler;
+
+// Keeps the registers that a function must keep, and goes on where another stack stopped.
+__attribute__((naked, noinline)) UNCHECKED static void change(void**, void*) {
+    asm("pushq %rbp; pushq %rbx; pushq %r12; pushq %r13; pushq %r14; pushq %r15; movq %rsp, (%rdi); movq %rsi, %rsp;"
+        "popq %r15; popq %r14; popq %r13; popq %r12; popq %rbx; popq %rbp; ret");
+}
+
+static void leave() { change(&tops[current], scheduler); }
+static void resume() { change(&scheduler, tops[current]); }
+static void enter();
+
+static void begin(size_t i) {
+    void** top = (void**)(stacks + (i + 1) * STACK) - 2;
+    *top = (void*)enter;
+    for (int k = 1; k <= 6; ++k) top[-k] = nullptr;
+    tops[i] = top - 6;
+}
+#else
+#include <ucontext.h>
+static std::vector<ucontext_t> tops;
+static ucontext_t scheduler;
+static void leave() { swapcontext(&tops[current], &scheduler); }
+static void resume() { swapcontext(&scheduler, &tops[current]); }
+static void enter();
+
+static void begin(size_t i) {
+    getcontext(&tops[i]);
+    tops[i].uc_stack.ss_sp = stacks + i * STACK;
+    tops[i].uc_stack.ss_size = STACK;
+    tops[i].uc_link = nullptr;
+    makecontext(&tops[i], enter, 0);
+}
+#endif
+
+static void wait_at(State place) { state[current] = place; leave(); }
+static void __syncthreads() { wait_at(AT_BLOCK); }
+static void __syncwarp(unsigned = ~0u) { wait_at(AT_WARP); }
+
+// A warp is 32 neighbours of one row.
+template <typename V>
+static V exchange(V v, unsigned at, unsigned from) {
+    static V exchanged[1024];
     exchanged[at] = v;
-    __syncthreads();
-    float found = exchanged[lane + offset < 32 ? at + offset : at];
-    __syncthreads();
+    __syncwarp();
+    const V found = exchanged[from];
+    __syncwarp();
     return found;
 }
 
-// As above, but only whole warps must call it: others may be further on, or done.
+static unsigned thread_number() { return threadIdx.y * blockDim.x + threadIdx.x; }
+
+template <typename V>
+static V __shfl_down_sync(unsigned, V v, int offset) {
+    const unsigned at = thread_number();
+    return exchange(v, at, at % 32 + offset < 32 ? at + offset : at);
+}
+
 template <typename V>
 static V __shfl_xor_sync(unsigned, V v, int mask) {
-    static V exchanged[1024];
-    const unsigned at = threadIdx.y * blockDim.x + threadIdx.x;
-    exchanged[at] = v;
-    __syncthreads();
-    const V found = exchanged[at ^ mask];
-    __syncthreads();
-    return found;
+    const unsigned at = thread_number();
+    return exchange(v, at, at ^ mask);
+}
+
+template <typename V>
+static V __shfl_sync(unsigned, V v, int lane) {
+    const unsigned at = thread_number();
+    return exchange(v, at, at - at % 32 + lane % 32);
 }
 
 static void enter() {
     body();
-    is_done[current] = 1;
-    swapcontext(&fibers[current], &scheduler);
+    wait_at(DONE);
 }
 
-static void run_block() {
-    const size_t count = blockDim.x * blockDim.y, size = 1 << 14;
-    if (fibers.size() < count) { fibers.resize(count); stacks.resize(count * size); }
-    is_done.assign(count, 0);
-    std::vector<size_t> order(count);
-    for (size_t i = 0; i < count; ++i) {
-        order[i] = i;
-        getcontext(&fibers[i]);
-        fibers[i].uc_stack.ss_sp = &stacks[i * size];
-        fibers[i].uc_stack.ss_size = size;
-        fibers[i].uc_link = nullptr;
-        makecontext(&fibers[i], enter, 0);
+// Let those go on who wait for others that are all there; false where nobody can.
+static bool release() {
+    bool moved = false, is_block = true, is_over = true;
+    for (size_t w = 0; w < state.size(); w += 32) {
+        size_t waiting = 0, done = 0, end = std::min(w + 32, state.size());
+        for (size_t i = w; i < end; ++i) {
+            waiting += state[i] == AT_WARP;
+            done += state[i] == DONE;
+            is_block = is_block && (state[i] == AT_BLOCK || state[i] == DONE);
+        }
+        is_over = is_over && done == end - w;
+        if (!waiting || waiting + done != end - w) continue;
+        for (size_t i = w; i < end; ++i) if (state[i] == AT_WARP) state[i] = READY;
+        moved = true;
     }
-    for (size_t left = count; left;) {
-        for (size_t i = count - 1; i; --i) std::swap(order[i], order[rand() % (i + 1)]);
+    if (!is_over && is_block) {
+        for (State& s : state) if (s == AT_BLOCK) s = READY;
+        moved = true;
+    }
+    return moved;
+}
+
+// False where threads wait for each other in different places.
+static bool run_block() {
+    const size_t count = blockDim.x * blockDim.y;
+    if (!stacks) stacks = (char*)malloc(1024 * STACK);
+    if (tops.size() < count) tops.resize(count);
+    state.assign(count, READY);
+    static std::vector<unsigned> order;
+    order.resize(count);
+    for (size_t i = 0; i < count; ++i) order[i] = i, begin(i);
+    do {
+        for (size_t i = count - 1; i; --i) std::swap(order[i], order[any_of(i + 1)]);
         for (size_t i : order) {
-            if (is_done[i]) continue;
+            if (state[i] != READY) continue;
             current = i;
             threadIdx = {unsigned(i % blockDim.x), unsigned(i / blockDim.x), 0};
-            swapcontext(&scheduler, &fibers[i]);
-            left -= is_done[i];
+            resume();
         }
-    }
+    } while (release());
+    for (State s : state) if (s != DONE) return false;
+    return true;
 }
 
 template <typename... A> struct Call {
@@ -134,7 +230,8 @@ static int prepare(void (*kernel)(A...), void** values, const size_t* sizes, siz
     return 0;
 }
 
-// 0, or which argument has another size than the kernel's, or -1 for another number of them.
+// 0, or which argument has another size than the kernel's, -1 for another number of them, -3 where a barrier is not met
+// by all threads.
 template <typename... A>
 static int launch(void (*kernel)(A...), const unsigned* grid, const unsigned* block, size_t shared, void** values,
                   const size_t* sizes, size_t count) {
@@ -142,13 +239,13 @@ static int launch(void (*kernel)(A...), const unsigned* grid, const unsigned* bl
     if (wrong) return wrong;
     gridDim = {grid[0], grid[1], 1};
     blockDim = {block[0], block[1], 1};
-    shared_floats.assign(shared / 4 + 1, NAN);
+    shared_floats.assign(shared / 4);
     std::vector<unsigned> order(grid[0] * grid[1]);
     for (unsigned i = 0; i < order.size(); ++i) order[i] = i;
-    for (size_t i = order.size() - 1; i; --i) std::swap(order[i], order[rand() % (i + 1)]);
+    for (size_t i = order.size() - 1; i; --i) std::swap(order[i], order[any_of(i + 1)]);
     for (unsigned i : order) {
         blockIdx = {i % grid[0], i / grid[0], 0};
-        run_block();
+        if (!run_block()) return -3;
     }
     return 0;
 }

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
-import itertools
+import hashlib
 import re
 import shutil
 import subprocess
@@ -27,6 +28,7 @@ from dbrdist.kernels.gpu import cuda_source
 
 HERE = Path(__file__).parent
 _folder = tempfile.TemporaryDirectory()
+folder = Path(_folder.name)  # for libraries; conftest.py names one that stays
 launched = []  # file, name, grid and block of each launch
 _one_at_a_time = threading.Lock()  # a file's blocks and threads are variables of the file
 
@@ -67,6 +69,11 @@ class ndarray(np.ndarray):
 
 
 ndarray.__module__ = "cupy"
+
+
+def is_array(a):
+    """True for arrays of this module and of the stand-in."""
+    return type(a).__module__ == "cupy"
 
 
 def _unwritten(dtype):
@@ -132,64 +139,82 @@ def _module():
     return module
 
 
-# What template parameters of the files may be: all instances of a file are compiled at once.
-_FLOATS = ["float", "__half", "__nv_bfloat16"]
-_VALUES = {
-    "typename T": _FLOATS, "typename From": _FLOATS, "typename To": _FLOATS, "typename B": _FLOATS,
-    "typename O": _FLOATS, "typename I": ["unsigned char", "int"],
-    "typename L": ["int", "long long"], "typename A": ["float"],
-    "int V": [1, 4], "int RELU": [0, 1], "int MAX": [0, 1],
-}  # fmt: skip
-_TEMPLATE = re.compile(r"template <([^>]*)>\n__global__ void (\w+)\(")
-
-
-def _instances(text):
-    """The names of all kernels with their template arguments."""
-    for parameters, name in _TEMPLATE.findall(text):
-        for values in itertools.product(*[_VALUES[p] for p in parameters.split(", ")]):
-            yield f"{name}<{', '.join(map(str, values))}>"
+# Reads and writes of a kernel, from its declaration: pointers to what is const are read.
+_TEMPLATE = re.compile(r"template <[^>]*>\n__global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(([^)]*)\)")
+_OPTIONS = ("g++", "-std=c++20", "-O1", "-ffp-contract=off", "-fPIC", "-w")
+_SANITIZE = ("-g1", "-fsanitize=address,undefined", "-fsanitize-recover=address,undefined")
+built = 0  # how many kernels g++ has compiled in this process
+is_sanitized = False  # whether kernels check each access, see sanitizers.cpp
 
 
 @functools.cache
-def _library(file):
-    """The compiled file, and which of its functions is which instance."""
+def writes(file):
+    """By kernel: for each argument whether it is a pointer through which the kernel may write."""
+    found = _TEMPLATE.findall(cuda_source.source(file))
+    return {name: ["*" in p and "const" not in p for p in text.split(",")] for name, text in found}
+
+
+def _run(command, folder):
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
+
+
+def built_once(name, text, options, includes=()):
+    """A shared library of C++ code, compiled at its first use; kept in :data:`folder` for other processes, too."""
+    global built
+    parts = (text, repr(options), *[(HERE / file).read_text() for file in includes])
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+    target = folder / f"{name}-{key}.so"
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            built += 1
+            with tempfile.TemporaryDirectory(dir=folder) as place:
+                (Path(place) / "code.cpp").write_text(text)
+                _run([*_OPTIONS, *options, "-shared", "code.cpp", "-o", "code.so"], place)
+                (Path(place) / "code.so").rename(target)
+    return ctypes.CDLL(str(target))
+
+
+def _header(options):
+    """The folder with the compiled host_cuda.h, which takes longer to read than most kernels."""
+    text = (HERE / "host_cuda.h").read_text()
+    key = hashlib.sha256((text + repr(options)).encode()).hexdigest()[:24]
+    place = folder / f"header-{key}"
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (place / "host_cuda.h.gch").exists():
+            place.mkdir(exist_ok=True)
+            (place / "host_cuda.h").write_text(text)
+            _run([*_OPTIONS, *options, "-x", "c++-header", "host_cuda.h", "-o", "made.gch"], place)
+            (place / "made.gch").rename(place / "host_cuda.h.gch")
+    return place
+
+
+@functools.cache
+def _library(file, name):
+    """The function that launches one kernel of a file."""
     text = cuda_source.source(file).replace(
         "extern __shared__ float shared[];", "float* shared = shared_floats.data();"
     )
     text = "\n".join(line for line in text.split("\n") if not line.startswith(("#include <cuda", "#pragma unroll")))
-    names = list(_instances(text))
-    calls = "\n".join(f"        case {i}: return launch({n}, ARGUMENTS);" for i, n in enumerate(names))
-    folder = Path(tempfile.mkdtemp(dir=_folder.name))
-    (folder / "kernel.cpp").write_text(
-        f'#include "{HERE / "host_cuda.h"}"\n{text}\n'
-        "#define ARGUMENTS grid, block, shared, values, sizes, count\n"
-        'extern "C" int run(int which, const unsigned* grid, const unsigned* block, size_t shared, void** values,'
-        f" const size_t* sizes, size_t count) {{\n    switch (which) {{\n{calls}\n    }}\n    return -2;\n}}\n"
+    options = _SANITIZE if is_sanitized else ()
+    code = (
+        f'#include "host_cuda.h"\n{text}\n'
+        'extern "C" int run(const unsigned* grid, const unsigned* block, size_t shared, void** values,'
+        " const size_t* sizes, size_t count) {\n"
+        f"    return launch({name}, grid, block, shared, values, sizes, count);\n}}\n"
     )
-    command = [
-        "g++",
-        "-std=c++20",
-        "-O1",
-        "-ffp-contract=off",
-        "-shared",
-        "-fPIC",
-        "-w",
-        "kernel.cpp",
-        "-o",
-        "kernel.so",
-    ]
-    subprocess.run(command, cwd=folder, check=True)
-    return ctypes.CDLL(str(folder / "kernel.so")).run, names
+    return built_once(name.partition("<")[0], code, (*options, f"-I{_header(options)}"), ["host_cuda.h"]).run
 
 
 def compiled(device, file, name):
     """In the place of ``cuda_source._compiled``: a function of grid, block and arguments."""
-    run, names = _library(file)
-    which = names.index(name)
+    run = _library(file, name)
 
     def kernel(grid, block, arguments, shared_mem=0):
         assert np.prod(block) in range(32, 1025, 32), f"{name}: blocks of {block} threads, expected whole warps"
-        foreign = [i for i, a in enumerate(arguments) if isinstance(a, ndarray) and a.device_id != 0]
+        foreign = [i for i, a in enumerate(arguments) if is_array(a) and a.data.device_id != device]
         assert not foreign, f"{name}: arguments {foreign} are on another device than the kernel"
         launched.append((file, name, grid, block))
         values = [_argument(a) for a in arguments]
@@ -197,7 +222,8 @@ def compiled(device, file, name):
         sizes = (ctypes.c_size_t * len(values))(*[ctypes.sizeof(v) for v in values])
         numbers = _two(grid), _two(block), ctypes.c_size_t(shared_mem), addresses, sizes, ctypes.c_size_t(len(values))
         with _one_at_a_time:
-            wrong = run(which, *numbers)
+            wrong = run(*numbers)
+        assert wrong != -3, f"{name}: not all threads of a block or a warp come to the same barrier"
         assert wrong == 0, f"{name}: argument {wrong} has another size than {arguments}"
 
     return kernel
@@ -209,8 +235,8 @@ def _two(numbers):
 
 def _argument(a):
     """As CuPy passes it on."""
-    if a is None or isinstance(a, ndarray):
-        return ctypes.c_void_p(None if a is None else int(a.data))
+    if a is None or is_array(a):
+        return ctypes.c_void_p(None if a is None else a.data.ptr)
     if isinstance(a, int):
         return ctypes.c_longlong(a)
     if isinstance(a, float):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import sys
 import threading
 import types
@@ -50,12 +51,20 @@ class Tensor:
     def get_uid(self):
         return self.uid
 
+    @property
+    def num_elements(self):
+        return math.prod(self.dim)
+
+    @property
+    def num_bytes(self):
+        """From the first element to the end of the last."""
+        return _TYPES[self.type].itemsize * (1 + sum((n - 1) * s for n, s in zip(self.dim, self.stride)))
+
     def at(self, address):
         """The array there."""
         assert address % 16 == 0, "an address that is no multiple of 16"
         dtype = _TYPES[self.type]
-        size = 1 + sum((n - 1) * s for n, s in zip(self.dim, self.stride))
-        memory = np.frombuffer((ctypes.c_char * (size * dtype.itemsize)).from_address(address), dtype)
+        memory = np.frombuffer((ctypes.c_char * self.num_bytes).from_address(address), dtype)
         strides = [s * dtype.itemsize for s in self.stride]
         return np.lib.stride_tricks.as_strided(memory, self.dim, strides, writeable=True)
 

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dbrdist import kernels
+from dbrdist.core.array import random
 from dbrdist.kernels import ConvGeometry, PoolGeometry
+from dbrdist.kernels.reference import numpy_recurrent
 
 F32 = np.float32
 AXIS = (0, 2, 3)
@@ -64,9 +66,12 @@ def calls(rng: Any, count: int = 4096) -> dict[str, Call]:
         "conv": Call(_convolution, (x, _plain(rng, 8, c, 3, 3), gy), ("to_channels_last", "to_plain")),
         "conv of few channels": Call(_stem, (_images(rng, 2, 3, side, side), _plain(rng, 8, 3, 3, 3)), ("widen",)),
     }
+    made |= _of_rows(rng, rows, x, gamma, flat, count)
     layers = ((0, count // 2, True), (count // 2, count, False))
     updates = {
         "sgd": (2, (0.1,)), "momentum_sgd": (3, (0.1, 0.9)),
+        "corrected_momentum_sgd": (3, (0.1, 0.9)), "nesterov_ag": (3, (0.1, 0.9)), "ada_grad": (3, (0.1, 1e-8)),
+        "rmsprop": (3, (0.1, 0.9, 0.1, 1e-8)),
         "adam": (5, (0.9, 0.1, 0.999, 0.001, 0.01, 1e-8, 0.99)),
         "lars": (3, (layers, 0.1, 0.9, 1e-4, 0.01, 1e-9)),
     }  # fmt: skip
@@ -75,6 +80,105 @@ def calls(rng: Any, count: int = 4096) -> dict[str, Call]:
         names = ("lars_norms", "lars") if rule == "lars" else (rule,)
         made[f"update by {rule}"] = Call(_update(rule, numbers), arrays, names)
     return made
+
+
+def _of_rows(rng: Any, rows: Any, x: Any, gamma: Any, flat: Any, count: int) -> dict[str, Call]:
+    """Softmax, layer normalization, dropout, recurrent layers, and normalization with its running statistics."""
+    g, scale, shift = rng.standard_normal(rows.shape).astype(F32), flat[0][:9], flat[1][:9]
+    n, u = count // 16, 8
+    states = [rng.standard_normal((n, u)).astype(F32) for _ in range(2)]
+    z, V = rng.standard_normal((2 * n, 4 * u)).astype(F32), rng.standard_normal((4 * u, u)).astype(F32)
+    return {
+        "softmax": Call(_softmax("softmax"), (rows, g), ("softmax", "softmax_backward")),
+        "log_softmax": Call(_softmax("log_softmax"), (rows, g), ("log_softmax", "log_softmax_backward")),
+        "layer normalization": Call(
+            _layer, (rows, scale, shift, g), ("ln_forward", "ln_backward", "ln_columns")
+        ),
+        "dropout": Call(_dropout, (rows,), ("dropout",)),
+        "LSTM": Call(_lstm, (*states, z, V), ("lstm_forward", "lstm_backward")),
+        "GRU": Call(
+            _gru, (states[0], z[:, : 3 * u].copy(), V[: 3 * u], flat[2][: 3 * u]), ("gru_forward", "gru_backward")
+        ),
+        "moving statistics": Call(_moved, (x, gamma, gamma, gamma * 3, gamma * gamma), ("bn_statistics",)),
+    }  # fmt: skip
+
+
+def _softmax(name: str) -> Callable[..., Any]:
+    def run(x: Any, gy: Any) -> Any:
+        y = getattr(kernels, name)(x, 1)
+        return y, getattr(kernels, f"{name}_backward")(y, gy, 1)
+
+    return run
+
+
+def _layer(x: Any, gamma: Any, beta: Any, gy: Any) -> Any:
+    y, mean, var = kernels.ln_forward(x, gamma, beta, 1e-5)
+    return y, mean, var, *kernels.ln_backward(x, gamma, mean, var, gy, 1e-5)
+
+
+def _dropout(x: Any) -> Any:
+    random.set_stream(2**40 + 5, 3, 7, row=11)
+    if type(x) is np.ndarray:
+        bits = np.ascontiguousarray(random.raw_words(len(x), 5)).view("<u4")[:, : x.shape[1]]
+        mask = (bits >= 2**30).astype(F32) * F32(4 / 3)
+        return x * mask, mask
+    return kernels.dropout(x, x.shape[1], random.next_draw(len(x), 5), 2**30, float(F32(4 / 3)))
+
+
+def _sigmoid(x: Any) -> Any:
+    return 1 / (1 + np.exp(-x))
+
+
+def _lstm(h: Any, c: Any, z: Any, V: Any) -> Any:
+    """Two steps; the second one of a third of the examples."""
+    n = len(h)
+    steps = [(0, n), (n, n // 3)]
+    if type(z) is not np.ndarray:
+        y, (h, c), kept = kernels.recurrent_forward("lstm", steps, z, V, V[:, 0].copy(), [h, c])
+        _compare_backward("lstm", steps, kept, V, y, [h, c])
+        return y[: n + n // 3], h, c
+    h, c, ys = h.copy(), c.copy(), []
+    for start, m in steps:
+        a, i, f, o = (z[start : start + m] + h[:m] @ V.T).reshape(m, 4, -1).transpose(1, 0, 2)
+        c[:m] = _sigmoid(f) * c[:m] + np.tanh(a) * _sigmoid(i)
+        h[:m] = _sigmoid(o) * np.tanh(c[:m])
+        ys.append(h[:m].copy())
+    return np.concatenate(ys), h, c
+
+
+def _compare_backward(kind: str, steps: Any, kept: Any, V: Any, gy: Any, gs: Any) -> None:
+    """The backward pass against that of the reference."""
+    host = [[np.array(a) for a in arrays] for arrays in (kept, gs)]
+    of_device, gs = kernels.recurrent_backward(kind, steps, kept, V, gy, own := [g * 1 for g in gs]), own
+    expected = numpy_recurrent.recurrent_backward(kind, steps, host[0], np.array(V), np.array(gy), host[1])
+    end = sum(steps[-1])
+    for a, b in zip([*(g[:end] for g in of_device), *gs], [*(g[:end] for g in expected), *host[1]], strict=True):
+        np.testing.assert_allclose(np.asarray(a), b, rtol=1e-3, atol=1e-4)
+
+
+def _gru(h: Any, z: Any, V: Any, d: Any) -> Any:
+    n = len(h)
+    steps = [(0, n), (n, n // 3)]
+    if type(z) is not np.ndarray:
+        y, (h,), kept = kernels.recurrent_forward("gru", steps, z, V, d, [h])
+        _compare_backward("gru", steps, kept, V, y, [h])
+        return y[: n + n // 3], h
+    h, ys = h.copy(), []
+    for start, m in steps:
+        x_new, x_r, x_z = z[start : start + m].reshape(m, 3, -1).transpose(1, 0, 2)
+        h_new, h_r, h_z = (h[:m] @ V.T + d).reshape(m, 3, -1).transpose(1, 0, 2)
+        keep = _sigmoid(x_z + h_z)
+        h[:m] = (1 - keep) * np.tanh(x_new + _sigmoid(x_r + h_r) * h_new) + keep * h[:m]
+        ys.append(h[:m].copy())
+    return np.concatenate(ys), h
+
+
+def _moved(x: Any, gamma: Any, beta: Any, mean: Any, var: Any) -> Any:
+    if type(x) is not np.ndarray:
+        y = kernels.bn_forward_and_move(x, gamma, beta, 1e-5, False, AXIS, (mean, var), 0.9, (0.1, 0.2))[0]
+        return y, mean, var
+    y, *of_batch, _ = kernels.bn_forward(x, gamma, beta, 1e-5)
+    return y, 0.9 * mean + 0.1 * of_batch[0], 0.9 * var + 0.2 * of_batch[1]
 
 
 def _plain(rng: Any, *shape: int) -> Any:

@@ -13,7 +13,7 @@ from dbrdist import kernels
 from dbrdist.core.array import backend
 from dbrdist.kernels import table
 from dbrdist.kernels.cpu.onednn import Unsupported
-from dbrdist.kernels.gpu import cuda_normalization, cuda_ops, cuda_source
+from dbrdist.kernels.gpu import cuda_normalization, cuda_ops, cuda_rows, cuda_source
 
 NAMES = list(kernel_calls.calls(np.random.default_rng(0), 64))
 
@@ -42,6 +42,7 @@ def few_blocks(monkeypatch):
     for name in ("_SUM_BLOCKS", "_MAP_BLOCKS"):
         monkeypatch.setattr(cuda_normalization, name, 2)
     monkeypatch.setattr(cuda_ops, "_MOST_BLOCKS", 2)
+    monkeypatch.setattr(cuda_rows, "_MOST_BLOCKS", 2)
     monkeypatch.setattr(cuda_ops, "_FEW_SCORES", 0)
     monkeypatch.setattr(cuda_ops, "_PIECE", 256)
 
@@ -68,12 +69,22 @@ def _with_formulas(name, call):
     if not name.startswith("update"):
         return call.run(*[np.copy(a, order="K") if isinstance(a, np.ndarray) else a for a in call.arguments])
     p, g, *state = (a.astype(np.float64) for a in call.arguments)
-    if name.endswith("by sgd"):
+    rule = name.removeprefix("update by ")
+    if rule == "sgd":
         return [p - 0.1 * g]
-    if name.endswith("momentum_sgd"):
+    if rule == "momentum_sgd":
         v = 0.9 * state[0] - 0.1 * g
         return [p + v, g, v]
-    if name.endswith("adam"):
+    if rule == "corrected_momentum_sgd":
+        v = 0.9 * state[0] - g
+        return [p + 0.1 * v, g, v]
+    if rule == "nesterov_ag":
+        v = 0.9 * state[0] - 0.1 * g
+        return [p - 0.1 * g + 0.9 * v, g, v]
+    if rule in ("ada_grad", "rmsprop"):
+        h = state[0] + g * g if rule == "ada_grad" else 0.9 * state[0] + 0.1 * g * g
+        return [p - 0.1 * g / (np.sqrt(h) + 1e-8), g, h]
+    if rule == "adam":
         m, v = 0.9 * state[0] + 0.1 * g, 0.999 * state[1] + 0.001 * g * g
         return [p * 0.99 - 0.01 * m / (np.sqrt(np.maximum(v, state[2])) + 1e-8), g, m, v]
     half, v = len(p) // 2, state[0]

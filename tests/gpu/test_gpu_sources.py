@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,9 +51,34 @@ KERNELS = {
         "average_forward": list(itertools.product(FLOATS[1:], WIDTHS)),
         "backward": list(itertools.product(FLOATS[1:], WIDTHS, PLACES, [0, 1])),
     },
+    "rows": {
+        **{
+            name: [(t, WIDE[t]) for t in FLOATS]
+            for name in ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "dropout")
+        },
+        **{
+            name: [*((t, t, WIDE[t]) for t in FLOATS), *((t, WIDE[t], WIDE[t]) for t in FLOATS[2:])]
+            for name in ("ln_forward", "ln_backward", "ln_columns")
+        },
+    },
+    "recurrent": {
+        name: [(t,) for t in FLOATS] for name in ("lstm_forward", "lstm_backward", "gru_forward", "gru_backward")
+    },
     "update": {
         "sgd": [(t,) for t in FLOATS],
-        **{name: [(t, WIDE[t]) for t in FLOATS] for name in ("momentum_sgd", "adam", "lars_norms", "lars")},
+        **{
+            name: [(t, WIDE[t]) for t in FLOATS]
+            for name in (
+                "momentum_sgd",
+                "corrected_momentum_sgd",
+                "nesterov_ag",
+                "ada_grad",
+                "rmsprop",
+                "adam",
+                "lars_norms",
+                "lars",
+            )
+        },
     },
 }
 
@@ -78,8 +107,31 @@ def compile(on):
     return run
 
 
+def names_of(file):
+    kernels = KERNELS[file].items()
+    return [cuda_source.instance(name, *arguments) for name, instances in kernels for arguments in instances]
+
+
 @pytest.mark.parametrize("file", KERNELS)
 def test_sources_compile(file, compile):
-    kernels = KERNELS[file].items()
-    names = [cuda_source.instance(name, *arguments) for name, instances in kernels for arguments in instances]
-    compile(cuda_source.source(file), tuple(names))
+    compile(cuda_source.source(file), tuple(names_of(file)))
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
+@pytest.mark.parametrize("file", KERNELS)
+def test_sources_compile_for_each_generation(file, tmp_path):
+    """By NVIDIA's compiler, for A100, H100 and B200."""
+    table = ", ".join(f"(void*){name}" for name in names_of(file))
+    (tmp_path / "kernel.cu").write_text(f"{cuda_source.source(file)}\nvoid* instances_of_all[] = {{{table}}};\n")
+    targets = [f"-gencode=arch=compute_{n},code=sm_{n}" for n in (80, 90, 100)]
+    command = ["nvcc", "-fatbin", *targets, *cuda_source.OPTIONS, "kernel.cu", "-o", "kernel.fatbin"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and (tmp_path / "kernel.fatbin").stat().st_size, done.stderr
+
+
+def test_every_file_is_in_the_table():
+    folder = Path(cuda_source.__file__).parent / "cuda"
+    assert set(KERNELS) == {file.stem for file in folder.glob("*.cu")}
+    for file, kernels in KERNELS.items():
+        text = (folder / f"{file}.cu").read_text()
+        assert set(kernels) == set(re.findall(r"__global__ void (\w+)\(", text)), file

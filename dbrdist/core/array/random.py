@@ -19,6 +19,7 @@ from dbrdist.core.array.types import HostArray
 
 _WORDS_PER_BLOCK = 4  # Philox 4x64 makes four 64-bit words for one counter
 _MASK = (1 << 64) - 1
+_FORWARD = zlib.crc32(b"forward")  # the purpose of what functions draw
 
 
 def _philox(seed: int, purpose: str, counter: tuple[int, int, int, int]) -> np.random.Philox:
@@ -161,6 +162,21 @@ def raw_words(
     return words.reshape(num_rows, blocks * _WORDS_PER_BLOCK)[:, :words_per_row]
 
 
+def next_draw(num_rows: int, words_per_row: int) -> tuple[int, ...]:
+    """Which words :func:`raw_words` would draw next, for a device that makes them itself and then calls ``drawn``.
+
+    The first counter, less 1, and what follows it; the key.
+    """
+    s = _stream
+    blocks = -(-words_per_row // _WORDS_PER_BLOCK)
+    return s.row * blocks, s.draw, s.iteration, s.epoch, operator.index(s.seed) & _MASK, _FORWARD
+
+
+def drawn() -> None:
+    """The words of :func:`next_draw` were used."""
+    _stream.draw += 1
+
+
 class Lines:
     """32 random bits for each element of an array of rows of lines, for the next draw of this step, piece by piece.
 
@@ -176,6 +192,12 @@ class Lines:
         self._blocks_per_row = lines_per_row * self._blocks_per_line
         self._at = s.seed, s.draw, s.iteration, s.epoch
         s.draw += 1
+
+    @property
+    def draw(self) -> tuple[int, ...]:
+        """Which words these are, as of :func:`next_draw`."""
+        seed, draw, iteration, epoch = self._at
+        return self._first * self._blocks_per_row, draw, iteration, epoch, operator.index(seed) & _MASK, _FORWARD
 
     def bits(self, row: int, start: int, stop: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
         """Those of the lines from ``start`` to ``stop`` of a row, shape (stop - start, length)."""

@@ -119,6 +119,10 @@ def _f32(a: Array) -> Array:
 # ---- rows
 
 
+# No running statistics, their decay and the weights of mean and variance.
+_STAY = 0, 0, np.float32(0), np.float32(0), np.float32(0)
+
+
 def _plan_statistics(x: Array, axis: Axis) -> Any:
     """See numpy_normalization.bn_statistics."""
     matrix = _Matrix(x, axis)
@@ -126,7 +130,7 @@ def _plan_statistics(x: Array, axis: Axis) -> Any:
 
     def bn_statistics(x: Array, axis: Axis) -> tuple[Array, Array]:
         mean, var = vector(), vector()
-        reduce((dense(x),), mean, var, None, None, None)
+        reduce((dense(x),), mean, var, None, None, None, *_STAY)
         return mean, var
 
     return bn_statistics
@@ -136,21 +140,50 @@ def _plan_forward(x: Array, gamma: Array, beta: Array, eps: float, axis: Axis, r
     """See numpy_normalization.bn_forward; saved are gamma and beta as they were, from which backward finds where the
     ReLU passed.
     """
+    forward = _forward(x, gamma, beta, eps, axis, relu)
+
+    def bn_forward(
+        x: Array, gamma: Array, beta: Array, eps: float, axis: Axis, relu: bool
+    ) -> tuple[Array, Array, Array, Any]:
+        return forward(x, gamma, beta, _STAY)
+
+    return bn_forward
+
+
+def _plan_forward_and_move(
+    x: Array, gamma: Array, beta: Array, eps: float, axis: Axis, relu: bool, running: tuple[Array, Array], decay: float,
+    weights: tuple[float, float],
+) -> Any:  # fmt: skip
+    """See device_dispatch.bn_forward_and_move."""
+    forward = _forward(x, gamma, beta, eps, axis, relu)
+    cuda_source.require(*running)
+    if any(v.dtype != _F32 or not v.flags.c_contiguous or v.size != x.shape[1] for v in running):
+        raise Unsupported("running statistics of another type, or with gaps")
+
+    def bn_forward_and_move(
+        x: Array, gamma: Array, beta: Array, eps: float, axis: Axis, relu: bool, running: tuple[Array, Array],
+        decay: float, weights: tuple[float, float],
+    ) -> tuple[Array, Array, Array, Any]:  # fmt: skip
+        return forward(x, gamma, beta, (*running, np.float32(decay), *map(np.float32, weights)))
+
+    return bn_forward_and_move
+
+
+def _forward(x: Array, gamma: Array, beta: Array, eps: float, axis: Axis, relu: bool) -> Callable[..., Any]:
+    """Normalization as a function of x, gamma, beta, and of running statistics, their decay and the batch's weights."""
     matrix = _Matrix(x, axis, gamma, beta)
     reduce, dense, vector = matrix.reduction("bn_statistics", None), matrix.dense(x), matrix.vector
     apply, new, (grid, block) = matrix.kernel("bn_apply", relu), matrix.new, _map_grid(matrix)
     new_saved, sizes, eps32 = cuda_source.plain((2 * matrix.channels,), _F32), matrix.sizes, np.float32(eps)
 
-    def bn_forward(
-        x: Array, gamma: Array, beta: Array, eps: float, axis: Axis, relu: bool
-    ) -> tuple[Array, Array, Array, Any]:
+    def forward(x: Array, gamma: Array, beta: Array, moved: tuple[Any, ...]) -> tuple[Array, Array, Array, Any]:
         x, y, mean, var, saved = dense(x), new(), vector(), vector(), new_saved() if relu else None
         gamma, beta = _f32(gamma), _f32(beta)
-        reduce((x,), mean, var, gamma, beta, saved)
+        reduce((x,), mean, var, gamma, beta, saved, *moved)
         apply(grid, block, (x, y, *sizes, mean, var, gamma, beta, eps32))
         return y, mean, var, saved
 
-    return bn_forward
+    return forward
 
 
 def vectors(saved: Array, mean: Array, var: Array) -> tuple[Array, Array, Array, Array]:
@@ -268,6 +301,7 @@ def _plan_move(
 ROWS = {
     "bn_statistics": _plan_statistics,
     "bn_forward": _plan_forward,
+    "bn_forward_and_move": _plan_forward_and_move,
     "bn_inference": _plan_inference,
     "bn_sums": _plan_sums,
     "bn_backward": _plan_backward,

@@ -205,7 +205,7 @@ def cross_entropy_backward(x: Array, t: Array, saved: tuple[Array, ...], gy: Arr
 # ---- updates of flat memory
 
 
-_UPDATES = "sgd", "momentum_sgd", "adam", "lars"
+_UPDATES = "sgd", "momentum_sgd", "corrected_momentum_sgd", "nesterov_ag", "ada_grad", "rmsprop", "adam", "lars"
 
 
 def update(rule: str, arrays: tuple[Array, ...], numbers: tuple[Any, ...], before: tuple[Any, ...] = ()) -> Plan:

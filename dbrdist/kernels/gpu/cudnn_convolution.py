@@ -101,7 +101,7 @@ def _filters(W: Array, dtype: Any, channels: int) -> Callable[[Array], Array]:
     o, i, kh, kw = W.shape
     is_plain = W.flags.c_contiguous
     plain = (lambda W: W) if is_plain else _plain
-    if kh * kw == 1 and channels == i and W.dtype == dtype:
+    if channels == i and _lies_well(W, dtype):
         return lambda W: W if is_plain and cuda_source.is_aligned(W) else _plain(W)
     size, numbers = o * kh * kw * channels, tuple(map(int32, (i, kh * kw, channels)))
     grid, block = cuda_source.over(size)
@@ -113,6 +113,11 @@ def _filters(W: Array, dtype: Any, channels: int) -> Callable[[Array], Array]:
         return out
 
     return turned
+
+
+def _lies_well(W: Array, dtype: Any) -> bool:
+    """Is W, in C order, what cuDNN reads in this type?"""
+    return bool(W.shape[2] * W.shape[3] == 1 and W.dtype == dtype)
 
 
 def _plain(W: Array) -> Array:
@@ -133,6 +138,25 @@ def _plan_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -
         return _shifted(inner(x, W, None), b)
 
     return conv_forward
+
+
+def _plan_forward_and_keep(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Any:
+    """See device_dispatch.conv_forward_and_keep. Weights that get more channels serve forward alone."""
+    inner = _plan_product(x, W, b, geometry)
+    is_kept = _padded_channels(x.shape, x.dtype, geometry) == x.shape[1] and not _lies_well(W, x.dtype)
+
+    def conv_forward_and_keep(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> tuple[Array, Any]:
+        kept = _Kept() if is_kept else None
+        y = _shifted(inner(x, W, kept), b)
+        return y, None if kept is None else kept.made[1]
+
+    return conv_forward_and_keep
+
+
+class _Kept:
+    """Where a product leaves the weights that it laid out."""
+
+    made: Any = None, None
 
 
 def _plan_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Any) -> Any:
@@ -180,22 +204,31 @@ def _shifted(y: Array, b: Array | None) -> Array:
 
 def _plan_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry) -> Any:
     """See numpy_.conv_backward_data."""
+    inner = _plan_backward_data_as_laid(gy, W, x_shape, geometry, None)
+    filters = _filters(W, gy.dtype, W.shape[1])
+
+    def conv_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry) -> Array:
+        return inner(gy, W, x_shape, geometry, filters(W))
+
+    return conv_backward_data
+
+
+def _plan_backward_data_as_laid(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry, laid: Array | None) -> Any:
+    """See device_dispatch.conv_backward_data_as_laid; ``laid`` has the type of gy."""
     _require(W.shape, gy)
     cuda_source.require(W)
     if 0 in x_shape:
         raise Unsupported("an empty result")
     dtype, x_shape = gy.dtype, tuple(x_shape)
     run = _build("data", dtype, x_shape, W.shape, gy.shape, geometry)
-    image, filters = _images(gy, gy.shape[1]), _filters(W, dtype, W.shape[1])
-    new = cuda_source.images(x_shape, dtype)
+    image, new = _images(gy, gy.shape[1]), cuda_source.images(x_shape, dtype)
 
-    def conv_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry) -> Array:
-        gx = new()
-        seen, weights = image(gy), filters(W)
-        run(seen.data.ptr, weights.data.ptr, gx.data.ptr)
+    def conv_backward_data_as_laid(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry, laid: Array) -> Array:
+        gx, seen = new(), image(gy)
+        run(seen.data.ptr, laid.data.ptr, gx.data.ptr)
         return gx
 
-    return conv_backward_data
+    return conv_backward_data_as_laid
 
 
 def _plan_backward_weight(
@@ -236,7 +269,9 @@ def _plan_backward_weight(
 
 ROWS = {
     "conv_forward": _plan_forward,
+    "conv_forward_and_keep": _plan_forward_and_keep,
     "conv_inference": _plan_inference,
     "conv_backward_data": _plan_backward_data,
+    "conv_backward_data_as_laid": _plan_backward_data_as_laid,
     "conv_backward_weight": _plan_backward_weight,
 }

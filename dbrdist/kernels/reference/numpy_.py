@@ -19,7 +19,7 @@ from dbrdist.core.array.backend import is_channels_last
 from dbrdist.core.array.elementwise import elementwise
 from dbrdist.core.array.types import Array
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
-from dbrdist.kernels.reference import numpy_normalization, numpy_softmax
+from dbrdist.kernels.reference import numpy_normalization, numpy_recurrent, numpy_softmax
 from dbrdist.kernels.small_arrays.small_numpy import has_nan
 
 # ---- windows over an image
@@ -335,13 +335,17 @@ ROWS = {
         pool_forward, pool_backward, pool_indices, relu_backward_over, relu_backward_of_sum, scaled_sum,
     )
 }  # fmt: skip
-ROWS |= numpy_normalization.ROWS | numpy_softmax.ROWS
+ROWS |= numpy_normalization.ROWS | numpy_recurrent.ROWS | numpy_softmax.ROWS
 ROWS |= {
     "relu_forward": _elementwise_planner(relu_forward, lambda zero: lambda x: np.maximum(x, zero)),
     "relu_backward": _elementwise_planner(relu_backward, lambda zero: partial(passed, np)),
     "add": _elementwise_planner(add, lambda zero: np.add),
     "conv_bn_inference": _planner(lambda *_: None),  # which saves nothing here
     "stacked_matmul": _planner(lambda *_: None),
+    "dropout": _planner(lambda *_: None),
+    "conv_forward_and_keep": _planner(lambda *_: None),
+    "conv_backward_data_as_laid": _planner(lambda gy, W, x_shape, g, laid: conv_backward_data(gy, W, x_shape, g)),
+    "bn_forward_and_move": _planner(lambda *_: None),
     "row": _planner(lambda *_: None),  # the row's own formula is NumPy's kernel
     "update": _planner(lambda *_: False),  # and so is the rule's
 }

@@ -95,10 +95,12 @@ __device__ float count_from(long long row, long long step, long long M) {
     return row < M ? float((M - 1 - row) / step + 1) : 0.0f;
 }
 
-// parts: 2 x gridDim.y x C. saved, if any: gamma and beta as they are now.
+// parts: 2 x gridDim.y x C. saved, if any: gamma and beta as they are now. The running statistics, if any, become decay
+// times themselves plus their weight times those of the batch.
 template <typename T, int V>
 __global__ void bn_statistics(const T* x, long long M, int C, float* parts, unsigned* counters, float* mean, float* var,
-                              const float* gamma, const float* beta, float* saved) {
+                              const float* gamma, const float* beta, float* saved, float* running_mean,
+                              float* running_var, float decay, float of_mean, float of_var) {
     extern __shared__ float shared[];  // TY x (1 + 2 TX V)
     const int tx = threadIdx.x, ty = threadIdx.y, TX = blockDim.x, TY = blockDim.y;
     const int c = (blockIdx.x * TX + tx) * V;
@@ -159,6 +161,10 @@ __global__ void bn_statistics(const T* x, long long M, int C, float* parts, unsi
         for (int k = 0; k < V; ++k) {
             mean[c + k] = mu[k];
             var[c + k] = m2[k] / n;
+            if (running_mean) {
+                running_mean[c + k] = decay * running_mean[c + k] + of_mean * mu[k];
+                running_var[c + k] = decay * running_var[c + k] + of_var * (m2[k] / n);
+            }
             if (saved) {
                 saved[c + k] = gamma[c + k];
                 saved[C + c + k] = beta[c + k];

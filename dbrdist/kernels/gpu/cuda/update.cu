@@ -21,6 +21,51 @@ __global__ void momentum_sgd(T* p, const T* g, A* v, long long size, double lr, 
     }
 }
 
+template <typename T, typename A>
+__global__ void nesterov_ag(T* p, const T* g, A* v, long long size, double lr, double momentum) {
+    EACH(i, size) {
+        A step = static_cast<A>(g[i]) * A(lr), moved = A(momentum) * v[i] - step;
+        v[i] = moved;
+        p[i] = T((static_cast<A>(p[i]) - step) + moved * A(momentum));
+    }
+}
+
+template <typename T, typename A>
+__global__ void corrected_momentum_sgd(T* p, const T* g, A* v, long long size, double lr, double momentum) {
+    EACH(i, size) {
+        A moved = A(momentum) * v[i] - static_cast<A>(g[i]);
+        v[i] = moved;
+        p[i] = T(static_cast<A>(p[i]) + moved * A(lr));
+    }
+}
+
+// step lr / (root of a mean of squares + eps), where that is not 0
+template <typename A>
+__device__ A scaled(A step, A square, double lr, double eps) {
+    A root = sqrt(square) + A(eps);
+    return step / (root == 0 ? A(1) : root) * A(lr);
+}
+
+template <typename T, typename A>
+__global__ void ada_grad(T* p, const T* g, A* h, long long size, double lr, double eps) {
+    EACH(i, size) {
+        A gradient = static_cast<A>(g[i]);
+        A squares = h[i] + gradient * gradient;
+        h[i] = squares;
+        p[i] = T(static_cast<A>(p[i]) - scaled(gradient, squares, lr, eps));
+    }
+}
+
+template <typename T, typename A>
+__global__ void rmsprop(T* p, const T* g, A* ms, long long size, double lr, double alpha, double rest, double eps) {
+    EACH(i, size) {
+        A gradient = static_cast<A>(g[i]);
+        A mean = A(alpha) * ms[i] + A(rest) * (gradient * gradient);
+        ms[i] = mean;
+        p[i] = T(static_cast<A>(p[i]) - scaled(gradient, mean, lr, eps));
+    }
+}
+
 // largest: of v so far, or null; kept: the factor of p for its decay; alpha: with the correction of both biases
 template <typename T, typename A>
 __global__ void adam(T* p, const T* g, A* m, A* v, A* largest, long long size, double beta1, double rest1, double beta2,

@@ -1,0 +1,98 @@
+"""Kernels that only devices have, each in the place of several calls: see :mod:`dbrdist.kernels.table`.
+
+None as a result means that the formula has to do; so it is for arrays of the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dbrdist.core.array.backend import places_of
+from dbrdist.core.array.config import config
+from dbrdist.core.array.types import Array
+from dbrdist.kernels.geometry import ConvGeometry
+from dbrdist.kernels.table import kernel, key_of, planned, server_of
+
+
+def _lies(*arrays: Array | None) -> tuple[Any, ...]:
+    return tuple([None if a is None else (a.shape, a.strides, a.dtype) for a in arrays])
+
+
+def _switches(*arrays: Array | None) -> tuple[Any, ...]:
+    return places_of(*arrays), config.use_cudnn, config.use_cudnn_tensor_core, config.cudnn_deterministic
+
+
+# ---- convolution
+
+
+@kernel(is_light=True)
+def conv_forward_and_keep(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> tuple[Array, Any] | None:
+    """:func:`dbrdist.kernels.conv_forward`, and the weights as laid out for it; None in their place where W lies so."""
+    return "conv_forward_and_keep", type(x), *_lies(x, W), b is None, geometry, _switches(x, W, b)
+
+
+@kernel(is_light=True)
+def conv_backward_data_as_laid(
+    gy: Array, W: Array, x_shape: tuple[int, ...], geometry: ConvGeometry, laid: Array
+) -> Array:  # fmt: skip
+    """:func:`dbrdist.kernels.conv_backward_data` of the weights that :func:`conv_forward_and_keep` kept."""
+    return "conv_backward_data_as_laid", type(gy), *_lies(gy, W), x_shape, geometry, _switches(gy, W, laid)
+
+
+# ---- recurrent layers
+
+
+@kernel(is_light=True)
+def recurrent_forward(
+    kind: str, steps: list[tuple[int, int]], zx: Array, V: Array, d: Array, states: list[Array]
+) -> tuple[Array, list[Array], list[Array]] | None:
+    """All steps of a layer of ``kind`` lstm or gru: outputs, last states, and what backward needs.
+
+    zx = x W^T + b for all rows (of an LSTM with the other bias, too); V and d belong to the state. ``steps`` are the
+    first row and the number of rows of each, in the order of computation.
+    """
+    return "recurrent_forward", kind, type(zx), *_lies(zx, V, d, *states), places_of(zx, V, d, *states)
+
+
+@kernel(is_light=True)
+def recurrent_backward(
+    kind: str, steps: list[tuple[int, int]], kept: list[Array], V: Array, gy: Array | None, gs: list[Array]
+) -> tuple[Array, Array]:
+    """The gradients of zx and zh of :func:`recurrent_forward`; ``gs``, those of the last states, become the first's."""
+    places = places_of(V, *kept, gy, *gs)
+    return "recurrent_backward", kind, type(V), *_lies(V, *kept, *gs), gy is None, places
+
+
+# ---- dropout
+
+
+@kernel(is_light=True)
+def dropout(x: Array, length: int, draw: tuple[int, ...], threshold: int, scale: float) -> tuple[Array, Array] | None:
+    """x times a mask, and the mask: lines of ``length`` elements, each 0 where its 32 bits are below the threshold.
+
+    ``draw`` names the bits, as ``core.random.next_draw`` does; ``scale`` is what the mask holds elsewhere.
+    """
+    return "dropout", type(x), *_lies(x), length, places_of(x)
+
+
+# ---- batch normalization
+
+
+@key_of("bn_forward_and_move", is_light=True)
+def _bn_forward_and_move_key(
+    x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...], relu: bool, running: tuple[Array, Array],
+    decay: float, weights: tuple[float, float],
+) -> Any:  # fmt: skip
+    places = places_of(x, gamma, beta, *running)
+    return "bn_forward_and_move", type(x), *_lies(x, *running), eps, axis, relu, places
+
+
+def bn_forward_and_move(
+    x: Array, gamma: Array, beta: Array, eps: float, relu: bool, axis: tuple[int, ...],
+    running: tuple[Array, Array], decay: float, weights: tuple[float, float],
+) -> tuple[Array, Array, Array, Any] | None:  # fmt: skip
+    """:func:`dbrdist.kernels.bn_forward`, and the running statistics move in the same launch as by ``bn_move``."""
+    arguments = (x, gamma, beta, eps, axis, relu, running, decay, weights)
+    plan = planned(_bn_forward_and_move_key(*arguments), arguments)
+    made = plan(*arguments)
+    return None if made is None else (*made[:3], (server_of(plan), made[3]))

@@ -1,0 +1,137 @@
+"""Softmax, layer normalization and dropout on a GPU, each in one kernel of our own; sums run in one order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.array import backend
+from dbrdist.core.array.types import Array
+from dbrdist.kernels.gpu import cuda_source
+from dbrdist.kernels.unsupported import Unsupported
+
+_FILE = "rows"
+_WARPS = 8  # in a block, one for each row
+_MOST_BLOCKS = 132 * 16
+_MOST_ROWS = 1 << 16  # over which one block for 32 columns takes sums
+
+
+def _over_rows(rows: int) -> tuple[tuple[int], tuple[int]]:
+    return (min(-(-rows // _WARPS), _MOST_BLOCKS),), (32 * _WARPS,)
+
+
+def _require_rows(*arrays: Array) -> None:
+    cuda_source.require(*arrays)
+    if any(not a.flags.c_contiguous for a in arrays):
+        raise Unsupported("memory with gaps, or another order")
+
+
+# ---- softmax
+
+
+def _plan_softmax(name: str) -> Callable[..., Any]:
+    """The planner of a kernel of x, or of y and gy, along the last axis."""
+
+    def planner(*arguments: Any) -> Any:
+        *arrays, axis = arguments
+        first = arrays[0]
+        _require_rows(*arrays)
+        if axis not in (-1, first.ndim - 1) or any(a.dtype != first.dtype or a.shape != first.shape for a in arrays):
+            raise Unsupported("another axis, or several types")
+        if first.ndim == 4 and backend.lies_as_images(first):
+            raise Unsupported("images")
+        new, columns = cuda_source.plain(first.shape, first.dtype), first.shape[-1]
+        rows = first.size // columns
+        run = cuda_source.kernel(_FILE, name, first.dtype, backend.accumulation_dtype(first.dtype))
+        (grid, block), sizes = _over_rows(rows), (rows, np.int32(columns))
+
+        def plan(*arguments: Any) -> Array:
+            y = new()
+            run(grid, block, (*arguments[:-1], y, *sizes))
+            return y
+
+        return plan
+
+    return planner
+
+
+# ---- layer normalization
+
+
+def _of_layer(x: Array, gamma: Array, *others: Array) -> tuple[tuple[Any, ...], tuple[Any, Any], Any]:
+    """Template arguments, sizes and the number of rows."""
+    _require_rows(x, gamma, *others)
+    wide = backend.accumulation_dtype(x.dtype)
+    if gamma.dtype not in (x.dtype, wide):
+        raise Unsupported("a scale of another type")
+    rows, columns = x.shape
+    return (x.dtype, gamma.dtype, wide), (rows, np.int32(columns)), rows
+
+
+def _plan_ln_forward(x: Array, gamma: Array, beta: Array, eps: float) -> Any:
+    """See numpy_normalization.ln_forward."""
+    types, sizes, rows = _of_layer(x, gamma, beta)
+    if beta.dtype != gamma.dtype:
+        raise Unsupported("scale and shift of two types")
+    run, (grid, block) = cuda_source.kernel(_FILE, "ln_forward", *types), _over_rows(rows)
+    new, new_vector = cuda_source.plain(x.shape, x.dtype), cuda_source.plain((rows,), types[2])
+
+    def ln_forward(x: Array, gamma: Array, beta: Array, eps: float) -> tuple[Array, Array, Array]:
+        y, mean, var = new(), new_vector(), new_vector()
+        run(grid, block, (x, gamma, beta, y, mean, var, *sizes, float(eps)))
+        return y, mean, var
+
+    return ln_forward
+
+
+def _plan_ln_backward(x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float) -> Any:
+    """See numpy_normalization.ln_backward."""
+    types, sizes, rows = _of_layer(x, gamma, mean, var, gy)
+    if gy.dtype != x.dtype or mean.dtype != types[2] or var.dtype != types[2] or rows > _MOST_ROWS:
+        raise Unsupported("a gradient of another type, or very many rows")
+    run, (grid, block) = cuda_source.kernel(_FILE, "ln_backward", *types), _over_rows(rows)
+    add, columns = cuda_source.kernel(_FILE, "ln_columns", *types), ((-(-x.shape[1] // 32),), (32, 32))
+    new, new_vector = cuda_source.plain(x.shape, x.dtype), cuda_source.plain((x.shape[1],), gamma.dtype)
+
+    def ln_backward(x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float) -> Any:
+        gx, ggamma, gbeta = new(), new_vector(), new_vector()
+        run(grid, block, (x, gamma, mean, var, gy, gx, *sizes, float(eps)))
+        add(*columns, (x, mean, var, gy, ggamma, gbeta, *sizes, float(eps)))
+        return gx, ggamma, gbeta
+
+    return ln_backward
+
+
+# ---- dropout
+
+
+def _plan_dropout(x: Array, length: int, draw: tuple[int, ...], threshold: int, scale: float) -> Any:
+    """See device_dispatch.dropout."""
+    cuda_source.require(x)
+    if x.flags.c_contiguous:
+        new = cuda_source.plain(x.shape, x.dtype)
+    elif x.ndim == 4 and backend.is_channels_last(x):
+        new = cuda_source.images(x.shape, x.dtype)
+    else:
+        raise Unsupported("memory with gaps")
+    run = cuda_source.kernel(_FILE, "dropout", x.dtype, backend.accumulation_dtype(x.dtype))
+    lines = x.size // length
+    grid, block = cuda_source.over(lines * -(-length // 8))
+
+    def dropout(x: Array, length: int, draw: tuple[int, ...], threshold: int, scale: float) -> tuple[Array, Array]:
+        y, mask = new(), new()
+        numbers = [np.uint64(n) for n in draw]
+        run(grid, block, (x, y, mask, lines, length, *numbers, np.uint32(threshold), float(scale)))
+        return y, mask
+
+    return dropout
+
+
+ROWS = {
+    **{name: _plan_softmax(name) for name in ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")},
+    "ln_forward": _plan_ln_forward,
+    "ln_backward": _plan_ln_backward,
+    "dropout": _plan_dropout,
+}

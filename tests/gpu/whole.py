@@ -1,0 +1,214 @@
+"""Whole steps without a GPU: ``--on whole`` lets arrays of the stand-in pass for CuPy's own, so that under the tape
+dbrdist's kernels run, compiled by g++, and a cuDNN that computes by definition.
+
+Kernels run with g++'s address and undefined-behaviour sanitizers: each array has bounds, and memory that was freed is
+out of bounds. Each array is in memory of a pool with a list of free blocks by stream, as CuPy's; fresh memory holds
+NaN. Vector clocks (clocks.py) see what each kernel reads and writes, and cuDNN too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import bisect
+import ctypes
+import math
+import sys
+import types
+import weakref
+from typing import Any
+
+import clocks
+import host_cuda
+import host_cudnn
+import numpy as np
+import stand_in
+from stand_in import ndarray
+
+from dbrdist.kernels.gpu import cuda_source
+
+_ZONE = 512  # bytes before and behind a block that nobody may touch
+
+
+class Guard:
+    """The sanitizers, and what they have reported."""
+
+    def __init__(self) -> None:
+        text = (host_cuda.HERE / "sanitizers.cpp").read_text()
+        first = host_cuda.built_once("ears", text, ())._name
+        self.ears = ctypes.CDLL(first, ctypes.RTLD_GLOBAL)
+        self.ears.report.restype = ctypes.c_char_p
+        self.memory = host_cuda.built_once("poison", text, ("-DPOISON", "-fsanitize=address,undefined"))
+        for call in (self.memory.poison, self.memory.unpoison):
+            call.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+        self.memory.listen(self.ears.heard)
+
+    def check(self, what: str) -> None:
+        """Raise an error if something was reported since the last time."""
+        if self.ears.reports():
+            text = self.ears.report().decode(errors="replace")
+            self.ears.forget()
+            raise AssertionError(f"{what}: {text}")
+
+
+_is_over: list[bool] = []  # not empty at the end of the process, when modules are taken apart
+atexit.register(_is_over.append, True)
+
+
+class Memory:
+    """The memory of a block, from an address that is a multiple of 512 on."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.held = np.empty(num_bytes + 3 * _ZONE, np.uint8)
+        self.start = -(-int(self.held.ctypes.data) // _ZONE) * _ZONE + _ZONE
+        offset = self.start - int(self.held.ctypes.data)
+        self.bytes = self.held[offset : offset + num_bytes]
+        self.used = 0
+        if guard is not None:
+            guard.memory.poison(self.start - _ZONE, num_bytes + 2 * _ZONE)
+
+    def use(self, num_bytes: int) -> None:
+        """Only so many bytes belong to somebody now, and nobody has written them."""
+        self.used = num_bytes
+        if guard is None:
+            return
+        guard.memory.poison(self.start, self.num_bytes)
+        guard.memory.unpoison(self.start, num_bytes)
+        self.bytes[:num_bytes] = 255
+
+    def __del__(self, is_over: list[bool] = _is_over) -> None:
+        if is_over:
+            return
+        at = bisect.bisect_left(_starts, self.start)
+        if _starts[at : at + 1] == [self.start]:
+            del _starts[at], _blocks[self.start]
+        if guard is not None:
+            guard.memory.unpoison(self.start - _ZONE, self.num_bytes + 2 * _ZONE)
+
+
+guard: Guard | None = None  # None where nothing is computed, but counted
+_starts: list[int] = []  # of the memory of all blocks
+_blocks: dict[int, weakref.ref[Any]] = {}
+
+
+def _lease(num_bytes: int, device: int | None = None) -> Any:
+    """Memory of the pool."""
+    before = clocks.current_device()
+    if device is not None:
+        clocks.use_device(device)
+    lease = clocks.allocate(num_bytes)
+    clocks.use_device(before)
+    block = lease.block
+    memory = block.memory
+    if memory is None:
+        memory = block.memory = Memory(block.num_bytes)
+        bisect.insort(_starts, memory.start)
+    memory.use(num_bytes)
+    _blocks[memory.start] = weakref.ref(lease)
+    return lease
+
+
+def lease_at(address: int) -> Any:
+    """The memory that contains an address, which somebody must hold."""
+    start = _starts[bisect.bisect_right(_starts, address) - 1]
+    lease = _blocks[start]()
+    assert lease is not None, f"address {address:#x} is in memory that was freed"
+    assert address < start + lease.block.memory.used, f"address {address:#x} is in no array"
+    return lease
+
+
+class MemoryPointer:
+    """What CuPy's pool gives: an address, and what holds its memory."""
+
+    def __init__(self, lease: Any, device_id: int) -> None:
+        self.mem, self.device_id, self.ptr = lease, device_id, lease.block.memory.start
+
+
+def alloc(num_bytes: int) -> MemoryPointer:
+    """``cupy.cuda.alloc``."""
+    return MemoryPointer(_lease(num_bytes), clocks.current_device())
+
+
+_made_from_host = ndarray.__init__
+
+
+def _init(self: Any, host: Any, device: Any = None, lease: Any = None, base: Any = None) -> None:
+    """Also CuPy's constructor: shape, type, memory, strides."""
+    if not isinstance(host, np.ndarray):
+        shape, dtype, pointer, strides = host, np.dtype(float if device is None else device), lease, base
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        lease = _lease(math.prod(shape) * dtype.itemsize) if pointer is None else pointer.mem
+        array = np.ndarray(shape, dtype, lease.block.memory.bytes, 0, strides)
+        _made_from_host(self, array, clocks.current_device(), lease)
+    elif lease is None:
+        lease = _lease(host.nbytes, device)
+        strides = np.empty_like(host).strides if host.size else None
+        array = np.ndarray(host.shape, host.dtype, lease.block.memory.bytes, 0, strides)
+        array[...] = host
+        _made_from_host(self, array, device, lease)
+    else:
+        _made_from_host(self, host, device, lease, base)
+
+
+def _flags(self: Any) -> Any:
+    flags = self.host.flags
+    return stand_in.Flags(flags.c_contiguous, flags.f_contiguous, self.base is None)
+
+
+def _data(self: Any) -> Any:
+    return types.SimpleNamespace(ptr=self.host.__array_interface__["data"][0], device_id=self.device_id, mem=self.lease)
+
+
+def _compiled(device: int, file: str, name: str) -> Any:
+    """In the place of ``cuda_source._compiled``."""
+    run = host_cuda.compiled(device, file, name)
+    is_written = host_cuda.writes(file)[name.partition("<")[0]]
+
+    def kernel(grid: Any, block: Any, arguments: Any, shared_mem: int = 0) -> None:
+        assert clocks.current_device() == device, f"{name}: made for device {device}, which is not the current one"
+        arrays = [(a, w) for a, w in zip(arguments, is_written, strict=True) if isinstance(a, ndarray)]
+        clocks.touch([a.lease for a, w in arrays if not w], [a.lease for a, w in arrays if w])
+        run(grid, block, arguments, shared_mem)
+        assert guard is not None
+        guard.check(name)
+
+    return kernel
+
+
+def _execute(graph: Any, addresses: Any, workspace: int, handle: Any) -> None:
+    """In the place of ``host_cudnn.Graph.execute``: looks at bounds and at clocks first."""
+    leases = []
+    for t in graph.tensors:
+        lease = lease_at(addresses[t.uid])
+        end = addresses[t.uid] + t.num_bytes
+        memory = lease.block.memory
+        assert end <= memory.start + memory.used, f"cuDNN's {graph.kind} goes beyond the end of an array"
+        leases.append(lease)
+    room = [lease_at(workspace)] if workspace else []
+    clocks.touch(leases[:2], [*leases[2:], *room])
+    _computed(graph, addresses, workspace, handle)
+
+
+_computed = host_cudnn.Graph.execute
+
+
+def install() -> None:
+    """Let dbrdist take the stand-in for CuPy, with kernels and cuDNN of the host."""
+    global guard
+    host_cuda.is_sanitized = True
+    guard = Guard()
+    take_place()
+    cuda_source._compiled = _compiled
+    host_cudnn.Graph.execute = _execute
+
+
+def take_place() -> None:
+    """Arrays of the stand-in pass for CuPy's own, and cuDNN is there."""
+    ndarray.__module__ = "cupy"
+    ndarray.__init__ = _init
+    ndarray.flags = property(_flags)
+    ndarray.data = property(_data)
+    stand_in.module.cuda.alloc = alloc
+    sys.modules["cupy"] = stand_in.module
+    sys.modules["cupyx.scipy"] = stand_in.cupyx_scipy
+    sys.modules["cudnn"] = host_cudnn.module
