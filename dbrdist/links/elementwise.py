@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from dbrdist.core.files.serializer import loads, saved_entry
 from dbrdist.core.model.chain import Chain
@@ -61,6 +61,8 @@ class Scale(Chain):
         array([[1., 1., 1.],
                [1., 1., 1.]], dtype=float32)
     """
+
+    former_paths: ClassVar[dict[str, str]] = {"/bias/b": "/b"}  # for the states of optimizers
 
     def __init__(self, axis: int = 1, W_shape: Any = None, bias_term: bool = False, bias_shape: Any = None) -> None:
         super().__init__()

@@ -93,6 +93,32 @@ def test_the_bias_of_scale_is_a_child_as_in_chainer(tmp_path):
         dbrdist.serializers.load_npz(path, L.Scale(W_shape=(3,), bias_term=True))
 
 
+@pytest.mark.parametrize("is_child", [False, True])
+def test_the_state_of_an_optimizer_from_when_its_bias_was_its_own_loads(tmp_path, is_child):
+    def made():
+        link = L.Scale(W_shape=(3,), bias_term=True)
+        model = dbrdist.Chain(scale=link) if is_child else link
+        return link, dbrdist.optimizers.MomentumSGD(0.5).setup(model)
+
+    link, optimizer = made()
+    link.W.grad, link.bias.b.grad = ones(3) * 2, ones(3) * 3
+    optimizer.update()
+    path = str(tmp_path / "a.npz")
+    dbrdist.serializers.save_npz(path, optimizer)
+    with np.load(path) as file:
+        entries = {name.replace("bias/b", "b"): file[name] for name in file.files}
+    np.savez(path, **entries)
+    new, loaded = made()
+    dbrdist.serializers.load_npz(path, loaded)
+    assert loaded.t == 1 and new.bias.b.update_rule.t == 1
+    for p, old in ((new.W, link.W), (new.bias.b, link.bias.b)):
+        np.testing.assert_array_equal(p.update_rule.state["v"], old.update_rule.state["v"])
+    del entries["scale/b/t" if is_child else "b/t"]
+    np.savez(path, **entries)
+    with pytest.raises(dbrdist.errors.CheckpointError, match="b/t"):
+        dbrdist.serializers.load_npz(path, made()[1])
+
+
 def test_a_pickle_of_scale_from_when_its_bias_was_its_own_loads():
     link = L.Scale(W_shape=(3,), bias_term=True)
     state = link.__getstate__()

@@ -141,7 +141,7 @@ _OF_ALL = ("lr", "alpha", "momentum", "beta1", "beta2", "rho", "eps", "eta", "ga
 
 def refuse_state_of_another(optimizer: Any, saved: Any) -> None:
     """Entries of equal names, such as a momentum, mean other numbers to another optimizer."""
-    others = [name for name in _OF_ALL if _has_entry(saved, name)]
+    others = [name for name in _OF_ALL if has_entry(saved, name)]
     if others:
         refuse(CheckpointError(
             f"{type(optimizer).__name__}: the saved state is that of another optimizer: it has the hyperparameters "
@@ -150,7 +150,8 @@ def refuse_state_of_another(optimizer: Any, saved: Any) -> None:
         ))  # fmt: skip
 
 
-def _has_entry(serializer: Any, name: str) -> bool:
+def has_entry(serializer: Any, name: str) -> bool:
+    """Whether a serializer that loads finds a value under this name."""
     try:
         return serializer(name, None) is not None
     except KeyError:

@@ -37,6 +37,7 @@ from dbrdist.core.update.targets import (
     check_parameters,
     check_target,
     loss_of,
+    saved_state,
     warn_of_another_target,
     warn_of_what_is_not_updated,
 )
@@ -154,7 +155,7 @@ class Optimizer(LossScaling):
             return
         for name, p in self.target.namedparams():
             if p.update_rule is not None:
-                p.update_rule.serialize(serializer[name])
+                p.update_rule.serialize(saved_state(serializer, self.target, name))
 
 
 class GradientMethod(Optimizer):

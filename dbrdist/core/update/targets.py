@@ -11,7 +11,22 @@ import numpy as np
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape.variable import Variable
+from dbrdist.core.update.hyperparameter import has_entry
 from dbrdist.core.usage.mistakes import given_a_class, refuse, warn
+
+
+def saved_state(serializer: Any, target: Link, name: str) -> Any:
+    """Where the state of a parameter is saved; loading, under its former path in a file of a version that had that.
+
+    A link says which of its paths have changed: ``former_paths = {"/new": "/old"}``.
+    """
+    part = serializer[name]
+    if getattr(serializer, "is_loading", True) and not has_entry(part, "t"):
+        for path, link in target.namedlinks():
+            for new, old in getattr(link, "former_paths", {}).items():
+                if name == path.rstrip("/") + new:
+                    return serializer[path.rstrip("/") + old]
+    return part
 
 
 def check_target(optimizer: str, link: Any) -> None:
