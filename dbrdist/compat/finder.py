@@ -41,6 +41,7 @@ _INSTEAD = {
     ("chainermn.functions", "pseudo_connect"): "dbrdist.compat.communication",
     ("chainermn.functions.pseudo_connect", "pseudo_connect"): "dbrdist.compat.communication",
     ("chainer.links.connection.parameter", "Parameter"): "dbrdist.links",  # not the parameters of links
+    ("chainer.serializers.npz", "serialize"): "dbrdist.compat.functions",
     ("chainer.training.extensions", "LogReport"): "dbrdist.compat.extensions",
     ("chainer.training.extensions.log_report", "LogReport"): "dbrdist.compat.extensions",
 }

@@ -15,6 +15,7 @@ from numpy import ndarray
 from dbrdist import kernels
 from dbrdist.core.array.array_operations import per_column
 from dbrdist.core.array.backend import Array, empty, is_array
+from dbrdist.core.array.config import config
 from dbrdist.core.array.observed import observed
 from dbrdist.core.array.sums import ones, sum_rows
 from dbrdist.core.tape import ops
@@ -271,7 +272,7 @@ def embed_id(x: Operand, W: Operand, ignore_label: int | None = None) -> Variabl
         if known.size and (known.min() < 0 or known.max() >= W.shape[0]):
             got = f"ids from {known.min()} to {known.max()}"
             error = expected("embed_id", "x", f"ids from 0 to {W.shape[0] - 1} for W of shape {W.shape}", got)
-            if known.min() < -W.shape[0] or known.max() >= W.shape[0]:
+            if known.min() < -W.shape[0] or known.max() >= W.shape[0] or config.debug:
                 raise error
             refuse(error)  # Chainer counts from the end
     if valid is None:

@@ -234,7 +234,9 @@ class StandardUpdater(Updater):
         for name, optimizer in self._optimizers.items():
             optimizer.target.serialize(serializer["model:" + name])
             optimizer.serialize(serializer["optimizer:" + name])
-        self.iteration = int(serializer("iteration", self.iteration))
+        iteration = serializer("iteration", self.iteration)
+        if iteration is not None:  # a program's own serializer may give nothing back where it saves
+            self.iteration = int(iteration)
 
 
 def finalize(iterators: Iterable[Any]) -> None:

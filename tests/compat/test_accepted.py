@@ -36,12 +36,16 @@ def test_natively_likelihoods_want_one_shape():
 
 
 def test_negative_ids_count_from_the_end(installed):
+    import chainer
+
     W = Variable(np.arange(6, dtype="f").reshape(3, 2))
     with pytest.warns(UserWarning, match=r"ids from -1 to 1 \(accepted, as Chainer did\)"):
         y = F.embed_id(np.array([-1, 1]), W)
     assert y.array.tolist() == [[4, 5], [2, 3]]
     F.sum(y).backward()
     assert W.grad.tolist() == [[0, 0], [1, 1], [1, 1]]
+    with chainer.using_config("debug", True), pytest.raises(ValueError, match="embed_id: x: expected ids from 0 to 2"):
+        F.embed_id(np.array([-1]), W)
     for wrong in (-4, 3):
         with pytest.raises(ValueError, match="embed_id: x: expected ids from 0 to 2"):
             F.embed_id(np.array([wrong]), W)

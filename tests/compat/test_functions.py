@@ -22,6 +22,16 @@ def test_operands_of_two_types_are_refused(name, installed):
     np.testing.assert_array_equal(function(X, 2.0).array, getattr(np, name)(X, 2))
 
 
+def test_the_state_of_an_object_by_path(installed):
+    import chainer
+    from chainer.serializers import npz
+
+    link = chainer.links.Linear(2, 1)
+    state = npz.serialize(link)
+    assert sorted(state) == ["W", "b"] and state["W"] is not link.W.array
+    np.testing.assert_array_equal(state["W"], link.W.array)
+
+
 def test_deprecated_functions_warn(installed):
     import chainer.functions as F
     from chainer.functions.math.matmul import batch_matmul

@@ -11,6 +11,7 @@ import pytest
 import dbrdist.links as L
 from dbrdist import iterators, optimizers, training
 from dbrdist.core.array import spans
+from dbrdist.core.files.serializer import DictionarySerializer
 from dbrdist.datasets.loading.serial import SerialIterator
 from dbrdist.training import StandardUpdater, Trainer
 from dbrdist.training import updater as updater_module
@@ -124,3 +125,19 @@ def test_an_iterator_may_call_other_things_by_our_names():
     updater.update()
     assert updater.iteration == 1 and optimizer.update.call_count == 1
     assert "num_samples" not in optimizer.update.call_args.kwargs
+
+
+def test_a_serializer_may_give_nothing_back():
+    updater = StandardUpdater(SerialIterator(examples(), 2), optimizers.SGD(0.1).setup(L.Classifier(L.Linear(2, 2))))
+
+    class Saves:
+        is_loading = False
+
+        def __getitem__(self, key):
+            return DictionarySerializer()
+
+        def __call__(self, key, value):
+            self.seen = key, value
+
+    updater.serialize(serializer := Saves())
+    assert serializer.seen == ("iteration", 0) and updater.iteration == 0
