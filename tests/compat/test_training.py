@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import dbrdist
+from dbrdist import compat
 from tests.compat.test_habits import trainer
 from tests.each import each
 
@@ -122,3 +123,21 @@ def test_nesterov_has_chainers_formula(size, installed):
         v = 0.9 * v - 0.1 * g
         p = p + 0.81 * v - 1.9 * 0.1 * g
         np.testing.assert_allclose(link.x.array, p, atol=1e-5)
+
+
+@each(is_chainers=[True, False])
+def test_a_short_last_batch_weighs_as_in_chainer(is_chainers):
+    if is_chainers:
+        compat.install()
+    try:
+        data = [np.array(v, "f") for v in (1, 1, 4)]
+        it = dbrdist.iterators.SerialIterator(data, 2, repeat=False, shuffle=False)
+
+        class Reports(dbrdist.Link):
+            def forward(self, x):
+                dbrdist.report({"mean": float(x.mean())}, self)
+
+        result = dbrdist.training.extensions.Evaluator(it, Reports())()
+    finally:
+        compat.uninstall()
+    assert result["main/mean"] == (2.5 if is_chainers else 2.0)

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dbrdist.core.array.backend import get_device, using_device
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import no_backprop_mode, using_config
 from dbrdist.core.files import standard_streams
 from dbrdist.core.model.reporter import DictSummary, Reporter, report, report_scope, warn_of_no_numbers
 from dbrdist.core.update.targets import explain_call
 from dbrdist.core.usage.foreign_names import refuse_unknown
-from dbrdist.core.usage.mistakes import as_chainer, given_a_class, warn
+from dbrdist.core.usage.mistakes import given_a_class, warn
 from dbrdist.datasets.loading.convert import call_converter, concat_examples
 from dbrdist.training.extension import PRIORITY_WRITER, Extension
 from dbrdist.training.updater import as_arguments, finalize, parts_of_ranks
@@ -109,14 +110,17 @@ class Evaluator(Extension):
         return self.summarize().compute_mean()
 
     def summarize(self) -> DictSummary:
-        """The weighted sums over all examples that this process evaluates; several of them add up exactly."""
+        """The weighted sums over all examples that this process evaluates; several of them add up exactly.
+
+        In a program of Chainer each batch weighs the same, also a short last one.
+        """
         if self.eval_hook is not None:
             self.eval_hook(self)
         summary = DictSummary()
         observation: dict[str, Any] = {}
         with using_device(self.device):
             for batch in self.one_pass():
-                weight = len(batch) if hasattr(batch, "__len__") else 1
+                weight = len(batch) if hasattr(batch, "__len__") and not as_chainer[0] else 1
                 observation = self.observe(batch)
                 summary.add({key: (value, weight) for key, value in observation.items()})
                 if self._has_bar:
