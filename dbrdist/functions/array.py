@@ -249,6 +249,8 @@ def repeat(x: Operand, repeats: Any, axis: int | None = None) -> Variable:
     x = as_variable(x)
     if axis is None or not x.ndim:
         x, axis = flatten(x), 0 if axis is None else axis
+    if isinstance(axis, bool):
+        raise wrong_type("repeat", "axis", "an int", axis)
     axis = one_axis("repeat", x.ndim, axis)
     if isinstance(repeats, (bool, str)) or not isinstance(repeats, (int, np.integer, tuple, list, np.ndarray)):
         raise wrong_type("repeat", "repeats", "an int or several", repeats)
