@@ -35,12 +35,19 @@ cos = function("cos", np.cos, lambda gy, x: ops.neg(ops.mul(gy, sin.primitive(x)
 tan = function("tan", np.tan, lambda y: ops.add(ops.mul(y, y), 1.0), "Tangent, elementwise.", has_steps=True)
 sinh = function("sinh", np.sinh, lambda x: cosh.primitive(x), "Hyperbolic sine, elementwise.")
 cosh = function("cosh", np.cosh, lambda x: sinh.primitive(x), "Hyperbolic cosine, elementwise.")
+
+
+def _one_minus_square(x: Any) -> Any:
+    """1 - x^2, accurate where x is near 1."""
+    return ops.mul(ops.sub(1.0, x), ops.add(1.0, x))
+
+
 arcsin = function(
-    "arcsin", np.arcsin, lambda gy, x: ops.div(gy, ops.sqrt(ops.sub(1.0, ops.mul(x, x)))),
+    "arcsin", np.arcsin, lambda gy, x: ops.div(gy, ops.sqrt(_one_minus_square(x))),
     "Inverse sine, elementwise, for -1 <= x <= 1.", domain=(-0.7, 0.7), has_steps=True,
 )  # fmt: skip
 arccos = function(
-    "arccos", np.arccos, lambda gy, x: ops.neg(ops.div(gy, ops.sqrt(ops.sub(1.0, ops.mul(x, x))))),
+    "arccos", np.arccos, lambda gy, x: ops.neg(ops.div(gy, ops.sqrt(_one_minus_square(x)))),
     "Inverse cosine, elementwise, for -1 <= x <= 1.", domain=(-0.7, 0.7), has_steps=True,
 )  # fmt: skip
 arctan = function(
@@ -61,7 +68,7 @@ arctan2 = function(
     has_steps=True,
 )
 arctanh = function(
-    "arctanh", np.arctanh, lambda gy, x: ops.div(gy, ops.sub(1.0, ops.mul(x, x))),
+    "arctanh", np.arctanh, lambda gy, x: ops.div(gy, _one_minus_square(x)),
     "Inverse hyperbolic tangent, elementwise, for -1 < x < 1.", domain=(-0.7, 0.7), has_steps=True,
 )  # fmt: skip
 expm1 = function("expm1", np.expm1, lambda x: ops.exp(x), "exp(x) - 1, accurate near 0, elementwise.")
@@ -208,7 +215,7 @@ def fix(x: Operand) -> Variable:
 
 
 def add(*xs: Any) -> Variable:
-    """The sum of one or more arguments that broadcast.
+    """The sum of one or more arguments that broadcast; arrays alone are promoted to their common type.
 
     Args:
         xs: arrays or Variables that broadcast.
@@ -219,6 +226,8 @@ def add(*xs: Any) -> Variable:
     """
     if not xs:
         raise expected("add", "xs", "at least one argument", "none")
+    if len(xs) > 1 and not any(isinstance(x, Variable) for x in xs):
+        xs = tuple(as_variable(x) if is_array(x) else x for x in xs)
     y = as_variable(xs[0])
     for x in xs[1:]:
         y = ops.add(y, x)
@@ -266,6 +275,8 @@ def fmod(x: Operand, divisor: Any) -> Variable:
         >>> F.fmod(np.array([5.0, -5.0]), np.array([3.0, 3.0])).array
         array([ 2., -2.])
     """
+    if is_array(x) and is_array(divisor):  # neither's type decides alone
+        divisor = as_variable(divisor)
     return ops.remainder(as_variable(x), divisor, np.fmod)
 
 

@@ -6,20 +6,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from dbrdist.core.array import random
 from dbrdist.core.array.backend import Array
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config, using_config
 from dbrdist.core.tape.backprop import grad
 from dbrdist.core.tape.differentiate import Argument
-from dbrdist.core.tape.function_node import FunctionNode, capturing, repeating
+from dbrdist.core.tape.function_node import FunctionNode, capturing
+from dbrdist.core.tape.repeats import Assignments, repeating
 from dbrdist.core.tape.variable import Variable, as_variable
+from dbrdist.core.usage.mistakes import warn
 
 
 class Forget(FunctionNode):
     """y = func(x) as one function: backward runs ``func`` again, with a graph, and asks that for the gradients
 
     Its inputs are the arguments and, after them, what ``func`` uses besides: parameters, Variables of its surroundings.
+    Its outputs are those of ``func`` and, after them, the Variables that ``func`` leaves in links, such as the states
+    of recurrent ones.
     """
 
     def __init__(self, func: Callable[..., Any]) -> None:
@@ -30,11 +36,16 @@ class Forget(FunctionNode):
     def called(self, *xs: Variable) -> tuple[Any, ...]:
         """What forward will return, and the inputs that it has to be given."""
         self.kept: list[Any] = []  # what is computed once, of each call within func
-        with capturing() as found, repeating(None, self.kept):
+        self.assigned = Assignments()
+        with capturing() as found, repeating(None, (self.kept,), (self.assigned,)):
             ys = self.func(*(Variable(x.array, requires_grad=False) for x in xs))
         self.is_one = not isinstance(ys, (tuple, list))
         outputs = list(_checked(ys))
+        self.num_returned = len(outputs)
+        self.states = self.assigned.variables()
+        outputs += self.states
         self.values = tuple(y.array for y in outputs)
+        self.samples = [_sample(y) for y in self.values]
         found += [y for y in outputs if y.requires_grad]  # of the surroundings, handed on as they are
         by_node: dict[int, list[Variable]] = {}
         for v in {id(v): v for v in found}.values():
@@ -47,11 +58,19 @@ class Forget(FunctionNode):
         ys, self.values = self.values, ()
         return ys
 
+    def connect(self, ys: tuple[Variable, ...]) -> None:
+        """Let the Variables that ``func`` left in links stand for the outputs of this function."""
+        for state, y in zip(self.states, ys[self.num_returned :]):
+            if not state.requires_grad:
+                state.node = y.node
+        self.states = []
+
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         higher = self._on_variables
         inputs = [self.stand_in(i, x) for i, x in enumerate(self.retained_inputs())]
         ys = self.again(inputs)
-        pairs = [(y, as_variable(g)) for y, g in zip(ys, gys) if g is not None and y.requires_grad]
+        pairs = [(y, g if higher else Variable(np.asarray(g) if np.isscalar(g) else g, requires_grad=False))
+                 for y, g in zip(ys, gys) if g is not None and y.requires_grad]  # fmt: skip
         if not pairs:
             return (None,) * len(wanted)
         ends, seeds = zip(*pairs)
@@ -73,14 +92,45 @@ class Forget(FunctionNode):
             random.set_state(self.random_state)
             own = {id(vs[0].node): stand_in for vs, stand_in in zip(self.captured, inputs[num:])}
             with (
-                _exchanged(self.captured, inputs[num:]), _switched({**self.switches, **_REPEATED}),
-                repeating(self.kept),
+                self.assigned.undone(), _exchanged(self.captured, inputs[num:]),
+                _switched({**self.switches, **_REPEATED}), repeating(self.kept),
             ):  # fmt: skip
                 ys = self.func(*inputs[:num])
+                outputs = [*([ys] if self.is_one else ys), *self.assigned.variables()]
                 own |= {id(stand_in.node): stand_in for stand_in in inputs[num:]}
-                return [own.get(id(y.node), y) for y in ([ys] if self.is_one else ys)]
+                self.compare(outputs)
+                return [own.get(id(y.node), y) for y in outputs]
         finally:
             random.set_state(state)
+
+    def compare(self, ys: list[Any]) -> None:
+        """Warn where the repeated call gives other values, whose gradients are not those of the first call."""
+        for before, y in zip(self.samples, ys):
+            now = _sample(y.array)
+            if before is not None and now is not None and not _are_close(before, now):
+                warn(
+                    "forget: func gave other values when it was called again for backward, so that its gradients are "
+                    "wrong: it must not draw from numpy.random or random, use what changes in between, or depend on "
+                    "earlier calls; dbrdist.functions and dbrdist.random repeat their numbers"
+                )
+                return
+
+
+_SAMPLED = 32  # elements of each output that are compared
+
+
+def _sample(y: Any) -> Any:
+    """Some elements of an array on the host."""
+    if type(y) is not np.ndarray or y.dtype.kind != "f" or not y.size:
+        return None
+    return y.flat[:: -(-y.size // _SAMPLED)].astype(np.float64)
+
+
+def _are_close(before: Any, now: Any) -> bool:
+    """Up to roundings: another thread count may add in another order."""
+    finite = before[np.isfinite(before)]
+    size = float(abs(finite).max()) if finite.size else 0.0
+    return before.shape == now.shape and np.allclose(before, now, rtol=1e-2, atol=1e-3 * size, equal_nan=True)
 
 
 _REPEATED = {"enable_backprop": True, "in_recomputing": True}
@@ -138,9 +188,11 @@ def forget(func: Callable[..., Any], *xs: Any) -> Any:
         xs: arrays or Variables.
 
     Between forward and backward only the inputs and outputs of ``func`` stay in memory, at the cost of a second forward
-    pass through it. ``func`` must compute the same both times: random numbers repeat, and links that count or
-    average what they see do so once, since ``config.in_recomputing`` is then set. Parameters and other Variables that
-    ``func`` uses get their gradients, and derivatives of any order work.
+    pass through it. ``func`` must compute the same both times: dbrdist's random numbers repeat, recurrent links and
+    others that keep a state begin with that of the first call, and links that count or average what they see do so
+    once, since ``config.in_recomputing`` is then set. Where the values differ all the same, as with numpy.random, it
+    warns. Parameters and other Variables that ``func`` uses get their gradients, through states of earlier calls too,
+    and derivatives of any order work.
 
     Example:
         >>> F.forget(lambda x: F.exp(F.sin(x)), np.zeros(1)).array
@@ -151,5 +203,7 @@ def forget(func: Callable[..., Any], *xs: Any) -> Any:
     variables = tuple(as_variable(x) for x in xs)
     function = Forget(func)
     ys = function.apply(function.called(*variables))
+    function.connect(ys)
+    ys = ys[: function.num_returned]
     is_one = function.is_one or (as_chainer[0] and len(ys) == 1)
     return ys[0] if is_one else ys

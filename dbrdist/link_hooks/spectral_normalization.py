@@ -12,7 +12,7 @@ from dbrdist.core.array.config import config
 from dbrdist.core.array.random import next_initializer_generator
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape.checks import expected
-from dbrdist.core.tape.function_node import computed_once
+from dbrdist.core.tape.repeats import computed_once
 from dbrdist.core.tape.variable import as_array
 from dbrdist.link_hooks.weight import WeightHook
 from dbrdist.links.convolution import Deconvolution2D

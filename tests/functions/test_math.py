@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from fractions import Fraction
@@ -62,6 +63,14 @@ def test_bits_of_many_elements_are_joined(size, is_joined, monkeypatch):
 
 
 FLOATS = ["float16", "float32", "float64"]
+
+
+@pytest.mark.parametrize("function", [F.add, F.fmod, F.maximum, F.arctan2])
+def test_of_arrays_alone_the_first_does_not_decide_the_type(function):
+    xs = [np.array([1.5, 7], dtype) for dtype in FLOATS]
+    for a, b in itertools.permutations(xs, 2):
+        assert function(a, b).dtype == np.result_type(a, b)
+    assert F.add(xs[0], xs[2] * 1e300, 2.0).array[1] == 7e300
 
 
 def pairs(dtype, n=500):

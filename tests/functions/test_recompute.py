@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 
 import numpy as np
@@ -14,6 +15,7 @@ import dbrdist.links as L
 from dbrdist import Chain, Sequential, Variable, backward, config, grad, link_hooks, optimizers, random, using_config
 from dbrdist.comm import create_multi_node_optimizer
 from dbrdist.comm.communicators.threads import run_threads
+from dbrdist.errors import UsageWarning
 from tests.each import each
 
 X = np.random.default_rng(0).standard_normal((6, 4)).astype("f")
@@ -309,3 +311,119 @@ def test_hooks_that_move_with_each_call(name):
         found.append((y.array, link.W.grad, link.b.grad, link.W_u))
     for plain, forgotten in zip(*found):
         np.testing.assert_allclose(forgotten, plain, rtol=1e-4, atol=1e-5)
+
+
+# ---- state that calls leave in links --------------------------------------------------------------------------------
+
+
+class OwnState(Chain):
+    """A program's own recurrent link: a Variable, a count, and states in a list."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.inner, self.outer = L.Linear(4, 4), L.Linear(4, 4)
+        self.h, self.count, self.others = None, 0, []
+
+    def forward(self, x):
+        self.count += 1
+        y = self.inner(x) * float(self.count)
+        if self.h is not None:
+            y += self.outer(self.h)
+        others = self.others or [Variable(np.ones((6, 4), "f"))]
+        self.h = F.tanh(y)
+        self.others = [self.h * others[0], F.sigmoid(others[-1])]
+        return self.h + self.others[0] * self.others[1]
+
+
+class Stacked(Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.lower, self.upper = L.LSTM(4, 4), L.StatefulGRU(4, 4)
+
+    def forward(self, x):
+        return self.upper(F.dropout(self.lower(x), 0.3))
+
+
+def within_another(f, *xs):
+    return F.forget(lambda *vs: F.forget(f, *vs), *xs)
+
+
+RECURRENT = [L.LSTM, L.StatefulGRU, L.StatefulMGU, L.StatefulPeepholeLSTM, L.StatefulZoneoutLSTM]
+ENDS = {
+    "all": lambda model, ys: sum(F.sum(y * y * (i + 1)) for i, y in enumerate(ys)),
+    "last": lambda model, ys: F.sum(ys[-1] ** 2),
+    "state": lambda model, ys: F.sum(model.h * model.h) if hasattr(model, "h") else F.sum(model.upper.h ** 2),
+}  # fmt: skip
+
+
+@each(kind=[*range(len(RECURRENT)), OwnState, Stacked], end=sorted(ENDS), way=[F.forget, within_another])
+def test_recurrent_links(kind, end, way):
+    """Of a sequence, with and without it: values, states, and gradients through the states of earlier calls."""
+    xs = np.random.default_rng(0).normal(size=(4, 6, 4)).astype("f")
+    found = []
+    for call in (plainly, way):
+        random.set_seed(0)
+        model = RECURRENT[kind](4, 4) if isinstance(kind, int) else kind()
+        inputs = [Variable(x) for x in xs]
+        ys = [call(model, x) if i != 1 else model(x) for i, x in enumerate(inputs)]
+        ENDS[end](model, ys).backward()
+        state = model if hasattr(model, "h") else model.lower
+        count = getattr(model, "count", 0)
+        found.append([count, state.h.array, *(v.grad for v in (*model.params(), *inputs))])
+    for plain, forgotten in zip(*found, strict=True):
+        np.testing.assert_allclose(forgotten, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_states_are_those_of_the_call_after_backward():
+    link = L.LSTM(4, 4)
+    y = F.forget(link, Variable(X))
+    h, c = link.h, link.c
+    F.sum(y).backward()
+    assert link.h is h
+    assert link.c is c
+    node = weakref.ref(y.node.creator_node)
+    link.reset_state()
+    del y, h, c
+    assert node() is None
+
+
+def test_what_a_classifier_keeps_has_a_graph():
+    model = L.Classifier(L.Linear(4, 3))
+    F.forget(lambda x: model(x, np.arange(6) % 3), Variable(X))
+    model.loss.backward()
+    forgotten = model.predictor.W.grad
+    model.cleargrads()
+    model(X, np.arange(6) % 3).backward()
+    np.testing.assert_allclose(forgotten, model.predictor.W.grad, rtol=1e-5, atol=1e-7)
+
+
+def test_reports_count_once():
+    model, seen, again = L.Classifier(L.Linear(4, 3)), {}, {}
+    reporter = dbrdist.Reporter()
+    reporter.add_observer("main", model)
+    with reporter.scope(seen):
+        loss = F.forget(lambda x: model(x, np.arange(6) % 3), Variable(X))
+    with reporter.scope(again):
+        loss.backward()
+    assert "main/loss" in seen
+    assert again == {}
+
+
+def test_a_gradient_of_one_number():
+    x = Variable(X)
+    y = F.forget(F.sum, x)
+    (y * y).backward()
+    np.testing.assert_allclose(x.grad, np.full(X.shape, 2 * X.sum()), rtol=1e-5)
+
+
+@each(draw=[lambda: np.random.rand(6, 4), lambda: np.full((6, 4), float(next(COUNTER)))])
+def test_other_values_in_the_repeated_call_are_warned_of(draw):
+    x = Variable(X)
+    y = F.forget(lambda v: v * draw().astype("f"), x)
+    with pytest.warns(UsageWarning, match="func gave other values when it was called again for backward"):
+        F.sum(y).backward()
+
+
+COUNTER = itertools.count(1)

@@ -12,6 +12,7 @@ import numpy as np
 
 from dbrdist.core.array.backend import device_of, fill, is_array, to_device
 from dbrdist.core.array.chainer_mode import as_chainer
+from dbrdist.core.array.config import config
 from dbrdist.core.array.current_device import On, current_number
 from dbrdist.core.model import pickles_of_chainer
 from dbrdist.core.model.device_resident import DeviceResident, DeviceResidentsVisitor
@@ -23,6 +24,7 @@ from dbrdist.core.model.versions import Watch, note_change
 from dbrdist.core.tape.checks import ArgumentError
 from dbrdist.core.tape.named_errors import explain_operand
 from dbrdist.core.tape.node import VariableNode, note_assignment
+from dbrdist.core.tape.repeats import note_state
 from dbrdist.core.tape.variable import Variable
 from dbrdist.core.usage.foreign_names import Foreign, add_hints, add_switches
 from dbrdist.core.usage.mistakes import given_a_class, refuse, warn
@@ -115,6 +117,8 @@ class Link(DeviceResident):
             self._within_init_scope = old
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if config.__dict__["_repeats"] is not None:
+            note_state(self, name, value)
         if isinstance(value, Parameter):
             if self.within_init_scope:
                 self._check_name(name, "parameter")

@@ -93,6 +93,8 @@ class Reporter:
         names = self._names.get(None if observer is None else id(observer))
         if names is None:
             raise _unknown(observer)
+        if config.in_recomputing:  # reported by the first call
+            return
         observation = self.observation
         for key, value in values.items():
             if not isinstance(key, str):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -41,39 +41,6 @@ def capturing() -> Iterator[list[Any]]:
             yield found
     finally:
         switches["_captured"] = before
-
-
-class Repeats(NamedTuple):
-    """What is computed once, though the calls that need it are repeated: see :func:`computed_once`."""
-
-    kept: Iterator[Any] | None  # by the first calls, in their order; None where these are the first
-    records: tuple[list[Any], ...]  # that keep it for later repetitions
-
-
-@contextmanager
-def repeating(kept: Sequence[Any] | None, *records: list[Any]) -> Iterator[None]:
-    """Within the block, this thread repeats calls that kept these values, or records them where that is None."""
-    switches = config.__dict__
-    before: Repeats | None = switches["_repeats"]
-    if kept is None:
-        switches["_repeats"] = Repeats(before.kept if before else None, (*(before.records if before else ()), *records))
-    else:
-        switches["_repeats"] = Repeats(iter(kept), records)
-    try:
-        yield
-    finally:
-        switches["_repeats"] = before
-
-
-def computed_once(compute: Callable[[], Any]) -> Any:
-    """``compute()``, or where this call is repeated, what that was the first time: state that moves with each call."""
-    repeats: Repeats | None = config.__dict__["_repeats"]
-    if repeats is None:
-        return compute()
-    value = compute() if repeats.kept is None else next(repeats.kept)
-    for record in repeats.records:
-        record.append(value)
-    return value
 
 
 class FunctionHook:

@@ -48,13 +48,44 @@ class Kernel(NamedTuple):
         steps: of the row's numbers: a Derivative; or a chain, the name of an operand and steps from there; or several
             chains by the name of what they make, which those that follow may take, the result last.
         is_checked: a result that is not finite everywhere is left to the row's own formula.
-        below, tail: where the first operand is less than ``below``, the result is ``tail`` of the operands there.
+        below, tail: where the first operand is less than ``below`` of the row's numbers, the result is ``tail`` of the
+            operands there and the numbers.
     """
 
     steps: Callable[..., Any]
     is_checked: bool = False
-    below: float = -inf
+    below: Callable[..., float] | None = None
     tail: Callable[..., Array] | None = None
+
+
+# Below it, the library's exponential function gives 0, and what is made of it, too.
+_LEAST = -86.0
+
+
+def _sigmoid_tail(x: Array, beta: float = 1.0) -> Array:
+    with np.errstate(over="ignore", under="ignore"):
+        return 1 / (np.exp(x * -beta) + 1)
+
+
+def _exp_tail(x: Array, gy: Array, factor: float) -> Array:
+    with np.errstate(under="ignore"):
+        return gy * (np.exp(x) * factor)
+
+
+def _mish_gradient_tail(x: Array, gy: Array) -> Array:
+    """gy (1 + x) exp(x), to which the derivative comes close."""
+    with np.errstate(under="ignore"):
+        return gy * (np.exp(x) * (x + 1))
+
+
+def _swish_gradient_tail(x: Array, gy: Array, beta: float) -> Array:
+    s = _sigmoid_tail(x, beta)
+    with np.errstate(under="ignore"):
+        return gy * (s * (x * beta * (1 - s) + 1))
+
+
+def _below_least(beta: float = 1.0, *_: float) -> float:
+    return _LEAST / _meant(beta > 0, beta)
 
 
 def _one_or(low: float) -> Any:
@@ -108,6 +139,15 @@ def _gelu_tail(x: Array, gy: Array | None = None) -> Array:
     return x * (ratio * bell) if gy is None else (ratio + x / sqrt(2 * pi)) * bell * gy
 
 
+def _gelu_argument(x: Array) -> Array:
+    return x * (x * x * _GELU_CUBIC + _GELU_SLOPE)
+
+
+def _gelu_by_tanh_gradient_tail(x: Array, gy: Array) -> Array:
+    s = _sigmoid_tail(_gelu_argument(x))
+    return gy * (s * (x * (3 * _GELU_CUBIC * x * x + _GELU_SLOPE) * (1 - s) + 1))
+
+
 def _gelu_by_tanh_gradient() -> Any:
     """s (1 + x (1 - s) (a + 3 b x^2)), s = sigmoid(a x + b x^3)"""
     return {
@@ -130,15 +170,21 @@ def _mish() -> Any:
 TABLE: dict[Any, Kernel] = {
     "tanh": Kernel(lambda: ("x", (TANH,))),
     ("tanh", 0): Kernel(lambda: Derivative(TANH_OF_OUTPUT)),
-    "sigmoid": Kernel(lambda: ("x", (LOGISTIC,))),
+    "sigmoid": Kernel(lambda: ("x", (LOGISTIC,)), False, _below_least, _sigmoid_tail),
     ("sigmoid", 0): Kernel(lambda: Derivative(LOGISTIC_OF_OUTPUT)),
-    "silu": Kernel(lambda beta: ("x", (LINEAR, beta), (LOGISTIC,), (MUL, "x"))),
-    ("silu", 0): Kernel(lambda beta: Derivative(SWISH, beta)),
+    "silu": Kernel(
+        lambda beta: ("x", (LINEAR, beta), (LOGISTIC,), (MUL, "x")),
+        False, _below_least, lambda x, beta: x * _sigmoid_tail(x, beta),
+    ),
+    ("silu", 0): Kernel(lambda beta: Derivative(SWISH, beta), False, _below_least, _swish_gradient_tail),
     "leaky_relu": Kernel(lambda slope: ("x", (RELU, _meant(slope != 0, slope)))),  # by 0 it would lose NaN
     ("leaky_relu", 0): Kernel(lambda slope: ("x", (MUL, -1.0), (LE, 0.0), _one_or(slope), (MUL, "gy"))),
-    ("elu", 0): Kernel(lambda alpha: _elu_gradient(alpha, 1.0), is_checked=True),
+    ("elu", 0): Kernel(lambda alpha: _elu_gradient(alpha, 1.0), True, lambda alpha: _LEAST, _exp_tail),
     "selu": Kernel(lambda alpha, scale: _selu(alpha, scale)),
-    ("selu", 0): Kernel(lambda alpha, scale: _elu_gradient(alpha, scale), is_checked=True),
+    ("selu", 0): Kernel(
+        lambda alpha, scale: _elu_gradient(alpha, scale),
+        True, lambda alpha, scale: _LEAST, lambda x, gy, alpha, scale: _exp_tail(x, gy, alpha * scale),
+    ),
     "huber": Kernel(
         lambda delta: {
             "a": ("x", (SUB, "t")),
@@ -153,19 +199,23 @@ TABLE: dict[Any, Kernel] = {
             "gx": ("below", _ZERO, (LINEAR, 1.0, -delta), (MAX, "below"), (MUL, "gy")),
         }
     ),
-    ("softplus", 0): Kernel(lambda beta: ("x", (LINEAR, beta), (LOGISTIC,), (MUL, "gy"))),
+    ("softplus", 0): Kernel(
+        lambda beta: ("x", (LINEAR, beta), (LOGISTIC,), (MUL, "gy")),
+        False, _below_least, lambda x, gy, beta: gy * _sigmoid_tail(x, beta),
+    ),
     ("relu6", 0): Kernel(lambda: Derivative(CLIP, 0.0, 6.0), is_checked=True),
     ("clipped_relu", 0): Kernel(lambda z: Derivative(CLIP, 0.0, _meant(z >= 0, z)), is_checked=True),
     "hardswish": Kernel(lambda: ("x", (HARDSWISH, 1 / 6, 0.5))),
     ("hardswish", 0): Kernel(lambda: Derivative(HARDSWISH, 1 / 6, 0.5), is_checked=True),
-    "mish": Kernel(_mish),
-    ("mish", 0): Kernel(lambda: Derivative(MISH), is_checked=True),
-    "gelu": Kernel(lambda: ("x", (GELU_ERF,)), True, _GELU_TAIL, _gelu_tail),
-    ("gelu", 0): Kernel(lambda: Derivative(GELU_ERF), True, _GELU_TAIL, _gelu_tail),
+    "mish": Kernel(_mish, False, _below_least, lambda x: x * np.exp(x)),
+    ("mish", 0): Kernel(lambda: Derivative(MISH), True, _below_least, _mish_gradient_tail),
+    "gelu": Kernel(lambda: ("x", (GELU_ERF,)), True, lambda: _GELU_TAIL, _gelu_tail),
+    ("gelu", 0): Kernel(lambda: Derivative(GELU_ERF), True, lambda: _GELU_TAIL, _gelu_tail),
     "gelu_by_tanh": Kernel(
-        lambda: ("x", (MUL, "x"), (LINEAR, _GELU_CUBIC, _GELU_SLOPE), (MUL, "x"), (LOGISTIC,), (MUL, "x"))
+        lambda: ("x", (MUL, "x"), (LINEAR, _GELU_CUBIC, _GELU_SLOPE), (MUL, "x"), (LOGISTIC,), (MUL, "x")),
+        False, lambda: -9.0, lambda x: x * _sigmoid_tail(_gelu_argument(x)),
     ),
-    ("gelu_by_tanh", 0): Kernel(_gelu_by_tanh_gradient, is_checked=True),
+    ("gelu_by_tanh", 0): Kernel(_gelu_by_tanh_gradient, True, lambda: -9.0, _gelu_by_tanh_gradient_tail),
     ("square", 0): Kernel(lambda: ("x", (LINEAR, 2.0), (MUL, "gy"))),
     "squared_difference": Kernel(lambda: ("x1", (SUB, "x2"), (SQUARE,))),
     ("squared_difference", 0): Kernel(lambda: ("x1", (SUB, "x2"), (LINEAR, 2.0), (MUL, "gy"))),
@@ -267,8 +317,11 @@ def _runner(primitive: Primitive, operands: list[Any], first: Array) -> Any:
     return run
 
 
-def _runner_in_blocks(kernel: Kernel, steps: Any, names: tuple[str, ...], arrays: tuple[Array, ...]) -> Any:
+def _runner_in_blocks(
+    kernel: Kernel, steps: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbers: tuple[Any, ...]
+) -> Any:
     """The kernel for arrays of one shape and type; it returns None where the row's own formula has to do."""
+    below = -inf if kernel.below is None else kernel.below(*numbers)
     chains = steps if isinstance(steps, dict) else {"": steps}
     first = arrays[0]
     (dense, new), size, width = _layout_of(first), first.size, first.itemsize
@@ -289,7 +342,7 @@ def _runner_in_blocks(kernel: Kernel, steps: Any, names: tuple[str, ...], arrays
             for primitive, operands in calls:
                 primitive(*[now[i] if type(i) is int else address(i) for i in operands])
             if kernel.tail is not None:
-                _mend(kernel, made[here], [memory_row(x)[here] for x in xs])
+                _mend(kernel.tail, below, made[here], [memory_row(x)[here] for x in xs], numbers)
             if kernel.is_checked and not is_finite(made[here]):
                 return None
         return y
@@ -297,11 +350,13 @@ def _runner_in_blocks(kernel: Kernel, steps: Any, names: tuple[str, ...], arrays
     return run
 
 
-def _mend(kernel: Kernel, y: Array, xs: list[Array]) -> None:
+def _mend(tail: Callable[..., Array], below: float, y: Array, xs: list[Array], numbers: tuple[Any, ...]) -> None:
     """Compute the elements of a block again for which the library's function has a tail that is wrong."""
-    low = np.flatnonzero(xs[0] < kernel.below)
+    if xs[0].min() >= below:  # not so for NaN
+        return
+    low = np.flatnonzero(xs[0] < below)
     if low.size:
-        y[low] = kernel.tail(*[x[low] for x in xs])  # type: ignore[misc]
+        y[low] = tail(*[x[low] for x in xs], *numbers)
 
 
 def _build_chains(chains: dict[str, Any], names: tuple[str, ...], block: Array) -> list[Any]:
@@ -333,11 +388,11 @@ def _plan_row(key: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbe
         raise onednn.Unsupported("a row, its layout or its numbers")
     kernel = TABLE[key]
     steps = kernel.steps(*numbers)
-    has_blocks = isinstance(steps, dict) or kernel.is_checked
+    has_blocks = isinstance(steps, dict) or kernel.is_checked or kernel.tail is not None
     if has_blocks and all(a.shape == first.shape for a in arrays):
-        in_blocks = _runner_in_blocks(kernel, steps, names, arrays)
+        in_blocks = _runner_in_blocks(kernel, steps, names, arrays, numbers)
         return lambda key, names, arrays, numbers: in_blocks(*arrays)
-    if isinstance(steps, dict):
+    if isinstance(steps, dict) or kernel.tail is not None:
         raise onednn.Unsupported("operands that broadcast")
     run = _runner(*_build(steps, names, arrays), first)
 

@@ -110,6 +110,21 @@ def test_rows_keep_their_accuracy_on_both_sides(name, numbers, dtype):
                 assert units <= limit, (size, f"gradient {i - 1}" if i else "value", units, at, found[place])
 
 
+@each(name=["sigmoid", "silu", "mish", "elu", "selu", "softplus", "gelu_by_tanh"])
+def test_tails_next_to_the_smallest_numbers(name):
+    """Down to the smallest normal number, where libraries' exponential functions give 0 sooner."""
+    row, tiny = ROWS[name], np.finfo("f").tiny
+    xs = [np.concatenate([np.linspace(-88.5, -80, 500), np.linspace(-10, -8, 100), [3, 90]]).astype("f")]
+    numbers = tuple(row.numbers.values())
+    with np.errstate(all="ignore"):
+        wanted = [conditioned(f, [x.astype(WIDE) for x in xs], tuple(map(WIDE, numbers))) for f in VALUES[name]]
+        for size in (len(xs[0]), KERNEL_ELEMENTS, 1 << 15):
+            for i, found in enumerate(results(row, xs, numbers, size)):
+                units = abs(found - wanted[i][0]) / (np.finfo("f").eps * (abs(wanted[i][0]) + wanted[i][1]))
+                units = np.where(abs(wanted[i][0]) >= tiny, units, 0)
+                assert units.max() <= (OF_GRADIENT if i else OF_VALUE), (size, i, xs[0][units.argmax()])
+
+
 def test_every_row_has_a_reference():
     assert set(VALUES) == set(ROWS)
 

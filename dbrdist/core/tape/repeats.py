@@ -1,0 +1,104 @@
+"""Calls that are repeated for backward: what they compute once, and what they assign to links."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from dbrdist.core.array.backend import is_array
+from dbrdist.core.array.config import config
+from dbrdist.core.tape.variable import Variable
+
+_MISSING: Any = object()
+
+
+class Assignments:
+    """The state that calls assign to attributes of objects: Variables, arrays, numbers, and lists of them."""
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[int, str], tuple[Any, str, Any]] = {}
+
+    def note(self, owner: Any, name: str, value: Any) -> None:
+        """Keep what the attribute is before its first assignment."""
+        key = (id(owner), name)
+        if key not in self._before and name not in owner.__dict__.get("_params", ()) and _is_state(value):
+            self._before[key] = owner, name, owner.__dict__.get(name, _MISSING)
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Within the block the attributes have the values of before; after it, those that they have now."""
+        now = [(owner, name, owner.__dict__.get(name, _MISSING)) for owner, name, _ in self._before.values()]
+        _assign(self._before.values())
+        try:
+            yield
+        finally:
+            _assign(now)
+
+    def variables(self) -> list[Variable]:
+        """The Variables that the attributes hold, in the order of assignment."""
+        return [v for owner, name, _ in self._before.values() for v in _variables_in(owner.__dict__.get(name))]
+
+
+def _assign(values: Any) -> None:
+    for owner, name, value in values:
+        if value is _MISSING:
+            owner.__dict__.pop(name, None)
+        else:
+            owner.__dict__[name] = value
+
+
+def _is_state(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(isinstance(v, Variable) or is_array(v) for v in value)
+    return value is None or isinstance(value, (Variable, int, float)) or is_array(value)
+
+
+def _variables_in(value: Any) -> list[Variable]:
+    values = value if isinstance(value, (list, tuple)) else (value,)
+    return [v for v in values if isinstance(v, Variable)]
+
+
+class Repeats(NamedTuple):
+    """What is computed once, though the calls that need it are repeated: see :func:`computed_once`."""
+
+    kept: Iterator[Any] | None  # by the first calls, in their order; None where these are the first
+    records: tuple[list[Any], ...]  # that keep it for later repetitions
+    assignments: tuple[Assignments, ...] = ()  # that note what is assigned
+
+
+@contextmanager
+def repeating(
+    kept: Sequence[Any] | None, records: tuple[list[Any], ...] = (), assignments: tuple[Assignments, ...] = ()
+) -> Iterator[None]:
+    """Within the block, this thread repeats calls that kept these values, or records them where that is None."""
+    switches = config.__dict__
+    before: Repeats | None = switches["_repeats"]
+    if kept is None and before is not None:
+        switches["_repeats"] = Repeats(
+            before.kept, (*before.records, *records), (*before.assignments, *assignments)
+        )  # fmt: skip
+    else:
+        switches["_repeats"] = Repeats(None if kept is None else iter(kept), records, assignments)
+    try:
+        yield
+    finally:
+        switches["_repeats"] = before
+
+
+def computed_once(compute: Callable[[], Any]) -> Any:
+    """``compute()``, or where this call is repeated, what that was the first time: state that moves with each call."""
+    repeats: Repeats | None = config.__dict__["_repeats"]
+    if repeats is None:
+        return compute()
+    value = compute() if repeats.kept is None else next(repeats.kept)
+    for record in repeats.records:
+        record.append(value)
+    return value
+
+
+def note_state(owner: Any, name: str, value: Any) -> None:
+    """Called before an object assigns ``value`` to its attribute, within calls that will be repeated."""
+    repeats: Repeats = config.__dict__["_repeats"]
+    for assignments in repeats.assignments:
+        assignments.note(owner, name, value)
