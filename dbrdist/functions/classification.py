@@ -16,7 +16,7 @@ from dbrdist.core.tape.call import variable
 from dbrdist.core.tape.checks import expected, floating
 from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.loss import bernoulli
-from dbrdist.functions.scores import warn_of_other_labels
+from dbrdist.functions.scores import see_targets, warn_of_other_labels
 
 
 def binary_cross_entropy(
@@ -39,6 +39,7 @@ def binary_cross_entropy(
     """
     floating("binary_cross_entropy", x=x)
     x, t = as_variable(x), as_array(t)
+    see_targets("binary_cross_entropy", "t", t)
     if x.ndim != 2:
         raise expected("binary_cross_entropy", "x", "shape (N, K)", x)
     if not 0 <= label_smoothing <= 1:

@@ -10,11 +10,11 @@ from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import one_of
 from dbrdist.core.tape.elementwise_table import together
-from dbrdist.core.tape.variable import Operand, Variable
+from dbrdist.core.tape.variable import Operand, Variable, as_array
 from dbrdist.core.usage.mistakes import warn
 from dbrdist.functions.loss import bernoulli, same_shapes
 from dbrdist.functions.math import exp
-from dbrdist.functions.scores import see_scores
+from dbrdist.functions.scores import see_scores, see_targets
 
 
 def _reduced(function: str, losses: Any, reduce: str, choices: tuple[str, ...]) -> Any:
@@ -28,6 +28,8 @@ def _see_order(x: Any, y: Any) -> None:
     if isinstance(x, Variable) and x.node.creator_node is not None and not isinstance(y, Variable):
         words = "the data x depend on parameters and the scores y do not"
         warn(f"bernoulli_nll: {words}; write bernoulli_nll(data, scores)")
+    else:
+        see_targets("bernoulli_nll", "x", as_array(x))
 
 
 def _outcomes(function: str, **xs: Any) -> tuple[Any, ...]:

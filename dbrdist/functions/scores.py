@@ -17,12 +17,17 @@ _FAULTS = {
     "ReLU": ("relu", _NO_NEGATIVE), "relu6": ("relu6", _NO_NEGATIVE), "clipped_relu": ("clipped_relu", _NO_NEGATIVE),
     "Dropout": ("dropout", "which replaces some of the scores by 0"),
 }  # fmt: skip
-NOT_SCORES = frozenset((*_FAULTS, "Reshape"))
+_BY_HAND = ("div", "exp", "clip", "reciprocal")  # the last steps of a softmax or sigmoid that a program writes itself
+NOT_SCORES = frozenset((*_FAULTS, "Reshape", *_BY_HAND))
+_LOOKED_AT = 16  # examples
 
 
 def see_scores(loss: str, x: Any) -> None:
     """Warn where the scores of a loss are the output of an activation, or of dropout."""
     if not isinstance(x, Value) or type(x.node.creator_node).__name__ not in NOT_SCORES:
+        return
+    if type(x.node.creator_node).__name__ in _BY_HAND:
+        _see_probabilities(loss, x)
         return
     creator: Any = x.node.creator_node
     while type(creator).__name__ == "Reshape" and creator.inputs:
@@ -31,6 +36,40 @@ def see_scores(loss: str, x: Any) -> None:
     name, fault = _FAULTS.get(type(creator).__name__, ("", "")) if is_ours else ("", "")
     if name and not (name == "softmax" and loss == "softmax_cross_entropy" and _is_along_another_axis(creator)):
         warn(f"{loss}: x: expected scores, got the output of {name}, {fault}; leave {name} out of the network")
+
+
+def _see_probabilities(loss: str, x: Any) -> None:
+    """Warn of a softmax that a program computes itself, whose rows sum up to 1, and likewise of a sigmoid."""
+    if loss == "softmax_cross_entropy":
+        some = x.array[:_LOOKED_AT]
+        is_softmax = isinstance(some, ndarray) and some.ndim > 1 and some.shape[1] > 1 and bool((some >= 0).all())
+        if is_softmax and some.size and bool((abs(some.sum(axis=1) - 1) < 1e-3).all()):
+            warn(f"{loss}: x: expected scores, got probabilities that sum up to 1, {_ITSELF}; leave the softmax out")
+    elif _is_sigmoid(x.node.creator_node):
+        warn(f"{loss}: x: expected scores, got 1 / (1 + exp(-x)), {_ITSELF}; pass x itself")
+
+
+def _is_sigmoid(creator: Any) -> bool:
+    """Whether a function is the last step of 1 / (1 + exp(-x)), or holds a sigmoid within limits."""
+    kinds = ["clip", "sigmoid"] if type(creator).__name__ == "clip" else ["div", "add", "exp"]
+    for kind in kinds:
+        if type(creator).__name__ != kind:
+            return False
+        creators = [v.creator_node for v in creator.inputs if v.creator_node is not None]
+        creator = creators[0] if len(creators) == 1 else None
+    return True
+
+
+def see_targets(loss: str, name: str, t: Any) -> None:
+    """Warn where targets that are probabilities lie outside [0, 1], such as pixels up to 255; some are looked at."""
+    if not isinstance(t, ndarray) or not t.size or t.dtype.kind != "f":
+        return
+    some = t.reshape(-1)[:: -(-t.size // 1024)] if t.flags.c_contiguous else t[:1]
+    low, high = float(some.min()), float(some.max())
+    if low < 0 or high > 1:
+        words = f"expected probabilities from 0 to 1, got numbers from {low:.6g} to {high:.6g}"
+        hint = "divide pixels by 255" if low >= 0 and high > 2 else "bring them to that range first"
+        warn(f"{loss}: {name}: {words}, for which the loss is no likelihood and has no smallest value; {hint}")
 
 
 def _is_along_another_axis(softmax: Any) -> bool:

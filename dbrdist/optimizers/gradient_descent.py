@@ -37,6 +37,10 @@ def _with_velocity(rule: str, hp: Any, t: int, v: Array) -> tuple[str, tuple[Any
     return rule, (hp.lr, hp.momentum)
 
 
+_WITH_RATE = "v contains the learning rate"
+_WITHOUT_RATE = "v does not contain the learning rate"
+
+
 class SGDRule(UpdateRule):
     """p <- p - lr g"""
 
@@ -78,6 +82,7 @@ class MomentumSGDRule(UpdateRule):
     """v <- momentum v - lr g; p <- p + v"""
 
     state_names = ("v",)
+    state_meaning = _WITH_RATE
     keeps_zero = True
 
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
@@ -125,6 +130,7 @@ class CorrectedMomentumSGDRule(UpdateRule):
     """v <- momentum v - g; p <- p + lr v"""
 
     state_names = ("v",)
+    state_meaning = _WITHOUT_RATE
     keeps_zero = True
 
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
@@ -168,6 +174,7 @@ class NesterovAGRule(UpdateRule):
     """v <- momentum v - lr g; p <- p + momentum v - lr g, with the new v"""
 
     state_names = ("v",)
+    state_meaning = _WITH_RATE
     keeps_zero = True
 
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
@@ -215,6 +222,7 @@ class CorrectedNesterovAGRule(UpdateRule):
     """v <- momentum v - g; p <- p + lr (momentum v - g), with the new v"""
 
     state_names = ("v",)
+    state_meaning = _WITHOUT_RATE
     keeps_zero = True
 
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:

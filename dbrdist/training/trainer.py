@@ -18,6 +18,7 @@ from dbrdist.core.model.reporter import Reporter, as_number
 from dbrdist.core.usage.foreign_names import refuse_unknown
 from dbrdist.core.usage.mistakes import given_a_class
 from dbrdist.training.extension import as_extension, subject_of, what_is_called
+from dbrdist.training.first_look import see_triggers
 from dbrdist.training.triggers import can_fire, get_trigger, position_if_each_step
 
 
@@ -30,6 +31,7 @@ class _Entry:
     trigger: Any
     priority: int
     before_training: bool
+    is_told_when: bool  # by who added it
 
 
 class Trainer:
@@ -145,6 +147,7 @@ class Trainer:
             if not getattr(entry.trigger, "finished", False):
                 entry.extension.initialize(self)
         if self.is_before_training:
+            see_triggers(self, entries)
             self.observation = {}
             with self.reporter.scope(self.observation):
                 for entry in entries:
@@ -208,6 +211,7 @@ class Trainer:
             get_trigger(extension.trigger if trigger is None else trigger),
             extension.priority if priority is None else priority,
             call_before_training,
+            trigger is not None,
         )
 
     def _unique(self, name: str) -> str:

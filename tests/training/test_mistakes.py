@@ -209,7 +209,40 @@ class Reports(L.Classifier):
         return loss
 
 
+def runs(extension, stop, **options):
+    def run():
+        made = trainer(stop=stop)
+        made.extend(extension(), **options)
+        made.run()
+
+    return run
+
+
+def manual(*points, unit="epoch"):
+    return triggers.ManualScheduleTrigger(list(points), unit)
+
+
 WARNED = {
+    **{
+        f"never called, {i}": (
+            runs(lambda: training.make_extension()(lambda trainer: None), stop, trigger=trigger, name="mine"),
+            "mine is never called in this run, which ends after",
+        )
+        for i, (stop, trigger) in enumerate(
+            (
+                ((2, "epoch"), (3, "epoch")),
+                ((8, "iteration"), (9, "iteration")),
+                ((2, "epoch"), (100, "iteration")),
+                ((8, "iteration"), (10, "epoch")),
+                ((2, "epoch"), manual(30, 60)),
+                ((3, "iteration"), manual(5, unit="iteration")),
+            )
+        )
+    },
+    "a rate that vanishes": (
+        runs(lambda: extensions.ExponentialShift("lr", 0.5), (10, "epoch")),
+        r"multiplies the rate by 0.5 after each iteration, some 40 times in this run.*trigger=\(1, 'epoch'\)",
+    ),
     "evaluation of nothing": (
         lambda: extensions.Evaluator(iterators.SerialIterator([], 2, repeat=False), L.Classifier(NET))(None),
         "Evaluator: the dataset is empty, so nothing is evaluated and reported",
@@ -268,6 +301,50 @@ def test_a_mistake_is_warned_of_once_at_the_users_line(name, tmp_path, monkeypat
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", UsageWarning)  # which turns them off
         program()
+
+
+NOT_WARNED = {
+    "a slow decay at each iteration": runs(lambda: extensions.ExponentialShift("lr", 0.9999), (10, "epoch")),
+    "a decay with an end": runs(lambda: extensions.ExponentialShift("lr", 0.5, target=0.01), (10, "epoch")),
+    "a decay that was told when": runs(
+        lambda: extensions.ExponentialShift("lr", 0.5), (10, "epoch"), trigger=(1, "iteration")
+    ),
+    "called at the end": runs(extensions.LogReport, (2, "epoch"), trigger=(2, "epoch")),
+    "a short run with the usual log": runs(extensions.LogReport, (2, "iteration")),
+    "some points too late": runs(extensions.LogReport, (2, "epoch"), trigger=manual(1, 30)),
+    "a rate that falls after this part of a run": runs(
+        lambda: extensions.ExponentialShift("lr", 0.5), (2, "epoch"), trigger=(30, "epoch")
+    ),
+    "an epoch that is about as long": runs(extensions.LogReport, (4, "iteration"), trigger=(1, "epoch")),
+}
+
+
+@pytest.mark.parametrize("name", NOT_WARNED)
+def test_what_is_right_is_not_warned_of(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        NOT_WARNED[name]()
+
+
+@pytest.mark.parametrize("saved", ["MomentumSGD", "NesterovAG", "CorrectedMomentumSGD", "CorrectedNesterovAG"])
+def test_velocities_of_other_meaning(saved, tmp_path):
+    """Some contain the learning rate; a file that does not say so, of an earlier version, is taken as it is."""
+    model = Net()
+    optimizer = getattr(optimizers, saved)(0.1).setup(model)
+    F.sum(model(X)).backward()
+    optimizer.update()
+    serializers.save_npz(tmp_path / "a.npz", optimizer)
+    with np.load(tmp_path / "a.npz") as file:
+        np.savez(tmp_path / "old.npz", **{k: v for k, v in file.items() if k != "state_meaning"})
+    for name in ("MomentumSGD", "NesterovAG", "CorrectedMomentumSGD", "CorrectedNesterovAG"):
+        other = getattr(optimizers, name)(0.1).setup(Net())
+        serializers.load_npz(tmp_path / "old.npz", other)
+        if name.startswith("Corrected") == saved.startswith("Corrected"):
+            serializers.load_npz(tmp_path / "a.npz", other)
+        else:
+            with pytest.raises(CheckpointError, match=f"{name}: .*another optimizer, in which v .*rate; here v"):
+                serializers.load_npz(tmp_path / "a.npz", other)
 
 
 def test_two_log_reports_to_one_file_are_warned_of(tmp_path):

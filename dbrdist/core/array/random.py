@@ -83,6 +83,7 @@ class Stream(threading.local):
     """The position of this thread in the random numbers of the run."""
 
     default_seed = 0
+    is_seeded = False  # by the program
 
     def __init__(self) -> None:
         self.seed = Stream.default_seed
@@ -109,9 +110,14 @@ def set_seed(seed: int) -> None:
         raise TypeError(f"set_seed: expected an integer, got {type(seed).__name__} {seed!r}") from None
     if not 0 <= seed <= _MASK:
         raise ValueError(f"expected a seed from 0 to 2**64 - 1, got {seed}")
-    Stream.default_seed = seed
+    Stream.default_seed, Stream.is_seeded = seed, True
     _stream.__init__()  # type: ignore[misc]
     _stream.seed = seed  # between the two lines above another thread may set its own
+
+
+def is_seeded() -> bool:
+    """Whether the program has set a seed."""
+    return Stream.is_seeded
 
 
 def get_seed() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from dbrdist.core.array.chainer_mode import loading
@@ -12,7 +12,7 @@ from dbrdist.core.model.device_resident import DeviceResidentsVisitor
 from dbrdist.core.model.link import Link, _join
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.model.versions import Watch, note_change
-from dbrdist.core.usage.mistakes import given_a_class, refuse
+from dbrdist.core.usage.mistakes import given_a_class, refuse, warn
 
 C = TypeVar("C", bound="_Container")
 
@@ -170,6 +170,21 @@ class Chain(_Container):
         return new
 
 
+def _warn_of_shared(where: str, layers: Sequence[Any]) -> None:
+    """Warn of one link with parameters in several places, as ``[link] * 3`` gives it."""
+    if len(set(map(id, layers))) == len(layers):
+        return
+    first: dict[int, int] = {}
+    for i, layer in enumerate(layers):
+        k = first.setdefault(id(layer), i)
+        if k != i and isinstance(layer, Link) and any(True for _ in layer.params()):
+            warn(
+                f"{where}: layers {k} and {i} are the same {type(layer).__name__}, so that they share their weights; "
+                "link.repeat(n) makes layers with weights of their own, link.repeat(n, 'share') says that they share"
+            )
+            return
+
+
 class ChainList(_Container):
     """A link whose children are a list; it may be indexed, and grows by ``append``.
 
@@ -190,6 +205,7 @@ class ChainList(_Container):
         self._list: list[Link] = []
         for link in links:
             self.add_link(link)
+        _warn_of_shared(type(self).__name__, links)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Link) and self.within_init_scope:
@@ -269,6 +285,7 @@ class Sequential(ChainList):
         self._layers: list[Any] = []
         for layer in layers:
             self.append(layer)
+        _warn_of_shared(type(self).__name__, layers)
 
     def _named_children(self) -> list[tuple[str, Link]]:
         links = self._in_order_of_chainer() if loading.file_of_chainer else self._list

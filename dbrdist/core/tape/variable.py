@@ -22,7 +22,7 @@ from dbrdist.core.array.backend import (
 from dbrdist.core.tape.arithmetic import Arithmetic
 from dbrdist.core.tape.fusion import settle, waiting
 from dbrdist.core.tape.node import make_node
-from dbrdist.core.tape.variable_words import not_assigned, not_compared, statistics, warn_of_zerograd
+from dbrdist.core.tape.variable_words import NoArray, as_float, not_assigned, not_compared, statistics, warn_of_zerograd
 from dbrdist.core.usage.foreign_names import add_hints
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ class Variable(Arithmetic):
 
     __slots__ = ()
     __array_priority__ = 200  # for CuPy: ndarray * Variable asks the Variable
+    __array__ = NoArray()
+    __float__ = as_float
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         """For NumPy: ndarray * Variable, and ndarray *= Variable, which gives a Variable too, as in Chainer."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any, NoReturn
 
 from dbrdist.core.array.backend import Array
+from dbrdist.core.array.chainer_mode import as_chainer
 
 
 class ComparisonError(NotImplementedError, TypeError):
@@ -22,6 +24,29 @@ def not_assigned() -> AttributeError:
         "link.disable_update() freezes the parameters of a link, Variable(array, requires_grad=...) decides for others"
     )
     return AttributeError(f"requires_grad cannot be assigned: {words}", name="requires_grad")
+
+
+def as_float(x: Any) -> float:
+    """The value of a Variable of one number, as of a loss."""
+    if x.size != 1:
+        raise TypeError(f"float: expected a Variable of one number, got shape {x.shape}; x.array has its numbers")
+    return float(x.array.reshape(()))
+
+
+class NoArray:
+    """The attribute by which NumPy asks for an array: it would make one of Variables, element by element."""
+
+    def __get__(self, obj: Any, owner: type) -> Any:
+        if as_chainer[0] or obj is None:  # Chainer's have no such attribute
+            raise AttributeError("__array__")
+        return _refuse_array
+
+
+def _refuse_array(*args: Any, **kwargs: Any) -> NoReturn:
+    raise TypeError(
+        "NumPy takes arrays, got a Variable: write x.array, which has no graph, or take a function of "
+        "dbrdist.functions, such as F.concat or F.stack"
+    )
 
 
 def warn_of_zerograd() -> None:

@@ -56,6 +56,30 @@ class _WatchedGradient:
             watching_backward.remove(self)
 
 
+class _WatchedPasses:
+    """Whether two backward passes start at one loss, and add to a gradient that was not cleared in between."""
+
+    def __init__(self, node: VariableNode) -> None:
+        self._node = node
+        self._thread = threading.get_ident()
+        self._seen: weakref.WeakSet[VariableNode] = weakref.WeakSet()
+        self.is_repeated = False
+
+    def before(self, outputs: Sequence[Any]) -> None:
+        """Note the losses of this pass."""
+        if threading.get_ident() != self._thread:
+            return
+        g = self._node.gradient
+        g = getattr(g, "array", g)
+        ends = [y.node for y in outputs]
+        if any(node in self._seen for node in ends) and g is not None and bool(g.any()):
+            self.is_repeated = True
+        self._seen.update(ends)
+
+    def after(self) -> None:
+        """What the pass adds is of no interest."""
+
+
 _STEPS_OF_GROWTH = 4
 _MANY_PASSES = 16  # of one step: further ones are not looked at, as of a program that makes no second update
 
@@ -118,12 +142,14 @@ class FirstUpdates:
     def __init__(self, optimizer: str) -> None:
         self._optimizer = optimizer
         self._watched: _WatchedGradient | None = None
+        self._passes: _WatchedPasses | None = None
         self._depth: _WatchedDepth | None = None
         self._gradients_are_known = False
 
     def __del__(self) -> None:
         if self._watched is not None:
             self._watched.end()
+        self._end_passes()
         self._end_depth()
 
     def begin(self, target: Any, has_lossfun: bool) -> bool:
@@ -144,6 +170,12 @@ class FirstUpdates:
             return self._gradients_are_known
         return False
 
+    def _end_passes(self) -> bool:
+        """End watching for repeated passes; True where there were some."""
+        if self._passes in watching_backward:
+            watching_backward.remove(self._passes)
+        return self._passes is not None and self._passes.is_repeated
+
     def _end_depth(self) -> None:
         if self._depth in watching_backward:
             watching_backward.remove(self._depth)
@@ -151,6 +183,11 @@ class FirstUpdates:
     def _begin_gradients(self, target: Any, has_lossfun: bool) -> bool:
         """Look at the gradients; True if later updates need not."""
         if self._watched is not None:
+            if self._end_passes():
+                warn(
+                    f"{self._optimizer}.update: backward() was called twice from the same loss, so that its gradients "
+                    "count twice; call it once in each step"
+                )
             if self._watched.is_added_to:
                 warn(
                     f"{self._optimizer}.update: the gradients are added to those of the update before: call "
@@ -176,5 +213,6 @@ class FirstUpdates:
         """Watch a small gradient from this update to the next."""
         nodes = [p.node for p in params if p.grad is not None]
         if nodes and not self._gradients_are_known:
-            self._watched = _WatchedGradient(min(nodes, key=lambda node: int(node.gradient.size)))
-            watching_backward.append(self._watched)
+            least = min(nodes, key=lambda node: int(node.gradient.size))
+            self._watched, self._passes = _WatchedGradient(least), _WatchedPasses(least)
+            watching_backward.extend((self._watched, self._passes))

@@ -34,6 +34,7 @@ from dbrdist.core.update.hyperparameter import Hyperparameter, check_assigned, o
 from dbrdist.core.update.hyperparameter import HyperparameterProxy as HyperparameterProxy
 from dbrdist.core.update.loss_scaling import LossScaling, is_finite
 from dbrdist.core.update.targets import (
+    check_meaning,
     check_parameters,
     check_target,
     loss_of,
@@ -474,6 +475,7 @@ class GradientMethod(Optimizer):
                     raise  # some are there, so that this file is damaged
                 refuse_state_of_another(self, own)
                 break
+        check_meaning(serializer, type(self).__name__, getattr(self.rule_class, "state_meaning", None))
         super().serialize(serializer)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from dbrdist.core.array import random
+from dbrdist.core.array.chainer_mode import as_chainer
+from dbrdist.core.files.serializer import described
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape.variable import Variable
 from dbrdist.core.update.hyperparameter import has_entry
 from dbrdist.core.usage.mistakes import given_a_class, refuse, warn
+from dbrdist.errors import CheckpointError
 
 
 def saved_state(serializer: Any, target: Link, name: str) -> Any:
@@ -41,11 +46,28 @@ def check_target(optimizer: str, link: Any) -> None:
         raise TypeError(f"{where}: optimization target must be a link, got {type(link).__name__}{hint}")
 
 
+def _warn_of_numpys_seed(optimizer: str) -> None:
+    """Warn where ``numpy.random.seed`` was called, nothing was drawn since, and dbrdist was given no seed."""
+    if random.is_seeded() or as_chainer[0] or "numpy.random" not in sys.modules:
+        return
+    state: Any = np.random.get_state(legacy=False)
+    if state["bit_generator"] != "MT19937" or state["state"]["pos"] != len(state["state"]["key"]):
+        return
+    key = state["state"]["key"]
+    seeded: Any = np.random.RandomState(int(key[0])).get_state(legacy=False)
+    if np.array_equal(seeded["state"]["key"], key):
+        warn(
+            f"{optimizer}.setup: numpy.random.seed has no effect on dbrdist, whose initial weights, orders of examples "
+            "and dropout are those of seed 0; write dbrdist.random.set_seed(n)"
+        )
+
+
 # ---- parameters -----------------------------------------------------------------------------------------------------
 
 
 def check_parameters(optimizer: str, link: Link, params: Sequence[Parameter]) -> None:
     """Refuse a target without parameters, and warn of links and parameters in it that are not registered."""
+    _warn_of_numpys_seed(optimizer)
     known = set(params)
     unregistered = [found for owner in link.links() for found in _unregistered(owner, known)]
     words = f"{', '.join(unregistered[:5])}{', ...' if len(unregistered) > 5 else ''}"
@@ -145,6 +167,19 @@ def warn_of_what_is_not_updated(optimizer: Any, params: Sequence[Parameter], kno
             f"{where}: another optimizer was set up for all parameters of {type(optimizer.target).__name__} since, and "
             "its rules and hyperparameters are used; call update() of that one"
         )
+
+
+# ---- saved states ---------------------------------------------------------------------------------------------------
+
+
+def check_meaning(serializer: Any, optimizer: str, meaning: str | None) -> None:
+    """Save what the numbers of a state mean, where other optimizers' have the same names; refuse others' on loading."""
+    if meaning is None:
+        return
+    saved = described(serializer, "state_meaning", meaning)
+    if saved not in (None, meaning):
+        words = f"the saved state is that of another optimizer, in which {saved}; here {meaning}"
+        refuse(CheckpointError(f"{optimizer}: {words}: take the same optimizer, or load the network alone"))
 
 
 # ---- losses ---------------------------------------------------------------------------------------------------------

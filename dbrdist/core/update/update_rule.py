@@ -59,6 +59,7 @@ class UpdateRule:
     """
 
     state_names: ClassVar[tuple[str, ...]] = ()
+    state_meaning: ClassVar[str | None] = None  # of the numbers, where those of other rules have the same names
     keeps_zero: ClassVar[bool] = False  # True: where parameter, gradient and state are 0, step leaves them so
     _is_flat: ClassVar[bool] = True
     _runs_in_pieces: ClassVar[bool] = True  # whether each element follows from those at its place alone

@@ -98,6 +98,8 @@ def _expected(value: Any) -> str | None:
 class _Shift(Extension):
     """Sets `attr` of the optimizer (the trainer's main one if not given) to `value(t)` at the t-th call."""
 
+    may_come_later = True  # its first call, than the end of this part of a run
+
     def __init__(
         self,
         attr: str,
@@ -190,6 +192,7 @@ class ExponentialShift(_Shift):
         if rate < 0:
             raise ValueError(f"ExponentialShift: rate: expected a factor of at least 0, got {rate}")
         super().__init__(attr, init, target, optimizer, lambda init: schedules.exponential(init, rate), rate > 1)
+        self.factor_of_each_call = rate if target is None and attr in ("lr", "alpha") else None
 
 
 class InverseShift(_Shift):

@@ -18,6 +18,7 @@ import dbrdist.links as L
 from dbrdist import datasets, initializers, iterators, optimizers
 from dbrdist.comm import run_threads
 from dbrdist.comm.links import MultiNodeBatchNormalization
+from dbrdist.core.array import random
 from dbrdist.core.tape.backprop import watching_backward
 from dbrdist.core.usage import mistakes
 from dbrdist.errors import UsageWarning
@@ -545,8 +546,85 @@ def exhausted():
             pass
 
 
+def twice(clear=False):
+    """Two backward passes from one loss in each step."""
+    model = Net()
+    optimizer = sgd(model)
+    for _ in range(3):
+        model.cleargrads()
+        loss = F.softmax_cross_entropy(model(X), T)
+        loss.backward()
+        if clear:
+            model.cleargrads()
+        loss.backward()
+        optimizer.update()
+
+
+def seeded(draws=0, own=None):
+    """A program that seeds NumPy, and perhaps dbrdist."""
+    before = random.Stream.is_seeded, random.Stream.default_seed
+    state = np.random.get_state()
+    try:
+        random.Stream.is_seeded = False
+        np.random.seed(3)
+        np.random.rand(draws)
+        if own is not None:
+            random.set_seed(own)
+        sgd(Net())
+    finally:
+        random.Stream.is_seeded, random.Stream.default_seed = before
+        random.set_seed(before[1])
+        random.Stream.is_seeded = before[0]
+        np.random.set_state(state)
+
+
+def softmax_by_hand(x):
+    e = F.exp(x - F.max(x, axis=1, keepdims=True))
+    return e / F.sum(e, axis=1, keepdims=True)
+
+
 LABELS = (np.arange(20) % 2).astype(np.int32)
+GREY = np.linspace(0, 255, 60, dtype=np.float32).reshape(20, 3)
 WARNED = {
+    "two passes from one loss": (twice, "backward\\(\\) was called twice from the same loss"),
+    "NumPy's seed": (seeded, "numpy.random.seed has no effect on dbrdist.*set_seed"),
+    **{
+        f"{name} by hand": (
+            lambda f=f: F.softmax_cross_entropy(f(NET(X)), T),
+            "expected scores, got probabilities that sum up to 1.*leave the softmax out",
+        )
+        for name, f in (
+            ("softmax", softmax_by_hand),
+            ("exp of log_softmax", lambda x: F.exp(F.log_softmax(x))),
+            ("softmax within limits", lambda x: F.clip(F.softmax(x), 1e-7, 1.0)),
+        )
+    },
+    **{
+        f"sigmoid by hand in {loss.__name__}": (
+            lambda loss=loss, order=order, t=t: loss(*(1 / (1 + F.exp(-NET(X)[:, 0])), t)[::order]),
+            r"got 1 / \(1 \+ exp\(-x\)\).*pass x itself",
+        )
+        for loss, order, t in (
+            (F.sigmoid_cross_entropy, 1, LABELS),
+            (F.bernoulli_nll, -1, LABELS.astype("f")),
+        )
+    },
+    "pixels as probabilities": (
+        lambda: F.bernoulli_nll(GREY, NET(X)),
+        "bernoulli_nll: x: expected probabilities from 0 to 1, got numbers from 0 to 255.*divide pixels by 255",
+    ),
+    "targets below 0": (
+        lambda: F.binary_cross_entropy(NET(X), X[:, :3]),
+        "binary_cross_entropy: t: expected probabilities from 0 to 1",
+    ),
+    "one link thrice": (
+        lambda: dbrdist.Sequential(*[L.Linear(4, 4)] * 3),
+        r"Sequential: layers 0 and 1 are the same Linear.*link.repeat\(n\)",
+    ),
+    "one link twice in a list": (
+        lambda: (lambda link: dbrdist.ChainList(link, L.Linear(2, 2), link))(L.Linear(4, 4)),
+        "ChainList: layers 0 and 2 are the same Linear",
+    ),
     "no cleargrads": (lambda: trained(Net(), clear=False), "gradients are added to those of the update before"),
     "training in evaluation mode": (in_evaluation, "config.train is False"),
     "two targets": (another_target, "the first one is not trained; use one optimizer for each"),
@@ -861,6 +939,17 @@ NOT_WARNED = {
     "attributes of an optimizer of one's own": OwnOptimizer,
     "freezing in turns": alternating,
     "normalization in evaluation mode": frozen_normalization,
+    "passes from one loss with cleargrads": lambda: twice(clear=True),
+    "NumPy's seed for draws of one's own": lambda: seeded(draws=1),
+    "both seeds": lambda: seeded(own=0),
+    "scores that happen to be from 0 to 1": lambda: F.sigmoid_cross_entropy(
+        F.clip(NET(X)[:, 0], 0.0, 1.0) / F.sum(NET(X) ** 2), LABELS
+    ),
+    "scores of a division": lambda: F.softmax_cross_entropy(NET(X) / 2.0, T),
+    "probabilities for bernoulli_nll": lambda: F.bernoulli_nll(GREY / 255, NET(X)),
+    "functions in several places": lambda: dbrdist.Sequential(L.Linear(4, 4), F.relu, L.Linear(4, 4), F.relu),
+    "copies that share": lambda: dbrdist.Sequential(L.Linear(4, 4)).repeat(3, "share"),
+    "links without parameters": lambda: dbrdist.ChainList(*[dbrdist.Chain()] * 2),
     "decorated function": lambda: predicted(2),
     "entries of one's own": own_switch,
     "classifier around the same network": lambda: sgd(NET).setup(L.Classifier(NET)),
@@ -895,6 +984,21 @@ def test_what_is_right_is_not_warned_of(name):
         NOT_WARNED[name]()
 
 
+@pytest.mark.parametrize("name", ["asarray", "argmax", "concatenate", "stack", "isnan"])
+def test_numpy_makes_no_array_of_variables(name):
+    y = NET(X)
+    with pytest.raises(TypeError, match=r"takes arrays, got a Variable"):
+        getattr(np, name)([y, y] if name in ("concatenate", "stack") else y)
+
+
+def test_a_variable_of_one_number_is_a_float(as_chainer):
+    assert float(F.sum(NET(X))) == float(F.sum(NET(X)).array)
+    assert float(NET(X)[:1, 0]) == float(NET(X).array[0, 0])
+    with pytest.raises(TypeError, match=r"of one number, got shape \(20, 3\)"):
+        float(NET(X))
+    assert np.asarray(NET(X)[0]).dtype == object  # as Chainer's
+
+
 def test_steps_after_the_first_three_are_not_watched():
     model = Net()
     optimizer = sgd(model)
@@ -910,6 +1014,6 @@ def test_a_backward_pass_of_another_thread_says_nothing_of_this_one():
     other = threading.Thread(target=lambda: F.sum(NET(X)).backward())
     other.start()
     other.join()
-    assert len(watching_backward) == 2
+    assert len(watching_backward) == 3
     steps(optimizer, model, 2)
     assert not watching_backward
