@@ -11,7 +11,6 @@ import numpy as np
 
 from dbrdist.core.array import random
 from dbrdist.core.array.chainer_mode import as_chainer
-from dbrdist.core.files.serializer import described
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape.variable import Variable
@@ -176,8 +175,14 @@ def check_meaning(serializer: Any, optimizer: str, meaning: str | None) -> None:
     """Save what the numbers of a state mean, where other optimizers' have the same names; refuse others' on loading."""
     if meaning is None:
         return
-    saved = described(serializer, "state_meaning", meaning)
-    if saved not in (None, meaning):
+    if not getattr(serializer, "is_loading", True):
+        serializer("state_meaning", meaning)
+        return
+    try:
+        saved = serializer("state_meaning", None)
+    except KeyError:  # an earlier version saved
+        return
+    if saved is not None and str(saved) != meaning:
         words = f"the saved state is that of another optimizer, in which {saved}; here {meaning}"
         refuse(CheckpointError(f"{optimizer}: {words}: take the same optimizer, or load the network alone"))
 
