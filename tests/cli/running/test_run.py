@@ -466,7 +466,8 @@ def test_an_evaluation_ends_what_it_began(monkeypatch, capsys):
         def finalize(self):
             happened.append("finalized")
 
-    made = SimpleNamespace(data=SimpleNamespace(test=[1], classes=None), task="task")
+    made = SimpleNamespace(data=SimpleNamespace(test=[1], classes=None), task="task", recipe={})
+    monkeypatch.setattr(evaluation.preflight, "check_test", lambda *arguments: None)
     monkeypatch.setattr(evaluation.build, "find_images", lambda *arguments: None)
     monkeypatch.setattr(evaluation, "parts", lambda *arguments: made)
     monkeypatch.setattr(evaluation, "find_snapshot", lambda folder: f"{folder}/snapshot")
