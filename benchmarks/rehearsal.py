@@ -115,7 +115,7 @@ def compare(place: Place, ranks: int, is_virtual: bool) -> dict[str, dict[str, f
     seconds, num_bytes = place.run(ranks, words, NUM_STEPS)
     config, _ = load.load(place.folder / "c.yaml", [words])
     per_host = ranks if place.hosts is None else ranks // 2
-    job = rehearsal.Job(ranks, per_host, GIGABITS, MICROSECONDS, rate)
+    job = rehearsal.TargetJob(ranks, per_host, GIGABITS, MICROSECONDS, rate)
     measured = rehearsal.Measured(NUM_PARAMETERS, 4 * NUM_PARAMETERS, 1 / rate, None)
     found = {"seconds": {"measured": seconds, "predicted": rehearsal.predict(config, job, measured).step}}
     if place.hosts is not None:
@@ -136,7 +136,7 @@ def memory(folder: Path) -> dict[str, float]:
         finished(train([], folder, f"memory-{batch}", *words, steps=2))
         resident.append(max(entry["memory_bytes"] for entry in entries(folder / f"memory-{batch}")))
         config, origin = load.load(folder / "c.yaml", words)
-        need = rehearsal.measure(config, origin, rehearsal.Job(1, 1, examples_per_second=1.0)).memory_bytes
+        need = rehearsal.measure(config, origin, rehearsal.TargetJob(1, 1, examples_per_second=1.0)).memory_bytes
         assert need is not None
         predicted.append(need)
     return {"measured": resident[1] - resident[0], "predicted": predicted[1] - predicted[0]}

@@ -84,7 +84,7 @@ class Rank:
 
     def __init__(self, job: Job, rank: int) -> None:
         self.rank, self.size = rank, job.size
-        self.record = call_log.Record(rank, _NOBODY)
+        self.record = call_log.CallLog(rank, _NOBODY)
         self.stop = StopRequests()
         self.reducer = SimpleNamespace(encloses=lambda arrays: False, plans={})
         self.ranks = SimulatedRanks(job, rank)
@@ -137,10 +137,10 @@ class Job:
         self.ranks = [Rank(self, rank) for rank in range(size)]
         with mock.patch.object(mpi, "start", lambda: MODULE):
             for rank in self.ranks:
-                one = channel.Channel(Comm(self.watching, rank.rank), self.members)
+                one = channel.FailureChannel(Comm(self.watching, rank.rank), self.members)
                 rank.watch.channels = [one]
         self.channels = self.ranks[0].watch.channels[0]._comm.group
-        self.ranks[0].watch.judges = {0: judge.Judge(self.ranks[0].watch.channels[0])}
+        self.ranks[0].watch.judges = {0: judge.DeadlockJudge(self.ranks[0].watch.channels[0])}
         self.ended: list[int] = []
 
     @contextlib.contextmanager
@@ -311,7 +311,7 @@ def start(size: int, per_host: int) -> dict[str, float]:
     world = Mirror(size, per_host)
     module = SimpleNamespace(**vars(MODULE), COMM_WORLD=world, COMM_TYPE_SHARED=0, UNDEFINED=-1, COMM_NULL=None)
     saved = call_log.process
-    call_log.process = call_log.Record(0, _NOBODY)
+    call_log.process = call_log.CallLog(0, _NOBODY)
     with contextlib.ExitStack() as stack:
         for name, value in (
             ("start", lambda: module), ("started", lambda: module),

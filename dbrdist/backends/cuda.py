@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dbrdist.core.array import backend
 from dbrdist.core.array.backend import Array, GpuDevice, get_array_module
@@ -142,7 +143,7 @@ class DummyDeviceType(contextlib.AbstractContextManager["DummyDeviceType"]):
 DummyDevice = DummyDeviceType()
 
 
-def get_device_from_id(device_id: int | None) -> Any:
+def get_device_from_id(device_id: int | None) -> DummyDeviceType:
     """CuPy's device with this number; :data:`DummyDevice` for None and negative numbers."""
     if device_id is None or device_id < 0:
         return DummyDevice
@@ -150,7 +151,7 @@ def get_device_from_id(device_id: int | None) -> Any:
     return backend.import_cupy().cuda.Device(int(device_id))
 
 
-def get_device(*args: Any) -> Any:
+def get_device(*args: int) -> Any:
     """CuPy's device of the first GPU number, device or array of a GPU; :data:`DummyDevice` where there is none.
 
     Deprecated: take :func:`get_device_from_id` or :func:`get_device_from_array`.
@@ -261,7 +262,7 @@ def should_use_cudnn(level: str, lowest_version: int = 0) -> bool:
     return _is_available() and config.use_cudnn in allowed
 
 
-def should_use_cudnn_tensor_core(dtype: Any) -> bool:
+def should_use_cudnn_tensor_core(dtype: DTypeLike) -> bool:
     """Whether tensor cores may serve for a type, by ``config.use_cudnn_tensor_core``."""
     use = config.use_cudnn_tensor_core
     return _is_available() and (use == "always" or (use == "auto" and np.dtype(dtype) == np.float16))

@@ -255,7 +255,9 @@ def _write_schedule(settings: Config, origin: Origin, path: str, num_examples: i
     return 0
 
 
-def _rehearse(settings: Config, origin: Origin, job: rehearsal.Job, trial: rehearsal.Trial, num_examples: int) -> int:
+def _rehearse(
+    settings: Config, origin: Origin, job: rehearsal.TargetJob, trial: rehearsal.Trial, num_examples: int,
+) -> int:  # fmt: skip
     size, _, _ = environment.launched()
     if size > 1:
         raise ConfigError("dbrdist-train: --rehearse runs on one process: leave out mpiexec")
@@ -310,7 +312,7 @@ def _run(settings: Config, origin: Origin, mode: str, evaluate: str | None, trac
                 evaluation.evaluate(settings, origin, comm, evaluate)
                 warned.gather(comm)
                 return 0
-            training = run.Run(settings, origin, comm, console, warned, continues=mode == "resume")
+            training = run.TrainingRun(settings, origin, comm, console, warned, continues=mode == "resume")
             training.announce()
             return training.train(trace, profile) if training.start_folder(mode) else 0
     except RefusedHere as reason:

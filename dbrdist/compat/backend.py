@@ -11,5 +11,5 @@ from dbrdist.compat.intel64 import Intel64Device as Intel64Device
 class ChainerxDevice:
     """The class of ChainerX's devices, for ``isinstance``; it cannot be instantiated."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: tuple[int, ...], **kwargs: Any) -> None:
         raise RuntimeError(error("chainerx", "Device").args[0])

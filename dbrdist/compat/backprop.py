@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.core.array.user_line import warn_user
 from dbrdist.core.tape import backprop
 
+if TYPE_CHECKING:
+    from dbrdist.core.tape.variable import Variable
 
-def backward(outputs: Sequence[Any], grad_outputs: Sequence[Any] | None = None, **kwargs: Any) -> None:
+
+def backward(outputs: Sequence[Variable], grad_outputs: Sequence[Any] | None = None, **kwargs: Any) -> None:
     """As :func:`dbrdist.backward`, but an output without a gradient gets none of one: it is left out."""
     if grad_outputs is None:
         backprop.see_that_all_are_variables("outputs", outputs)
@@ -17,7 +20,7 @@ def backward(outputs: Sequence[Any], grad_outputs: Sequence[Any] | None = None, 
     backprop.backward(outputs, grad_outputs, **kwargs)
 
 
-def _starts(outputs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+def _starts(outputs: Sequence[Variable]) -> tuple[Sequence[Any], Sequence[Any]]:
     """Outputs that have a gradient, each once, and these gradients, which Chainer takes out of them."""
     starts = [(y, y.node.gradient) for y in dict.fromkeys(outputs) if y.node.gradient is not None]
     is_short = len(starts) < len(outputs)

@@ -18,7 +18,7 @@ def is_available() -> bool:
 class ndarray:
     """The class of ChainerX's arrays, for ``isinstance``; it cannot be instantiated."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: tuple[int, ...], **kwargs: Any) -> None:
         raise RuntimeError(error("chainerx", "ndarray").args[0])
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.comm import functions
+
+if TYPE_CHECKING:
+    from dbrdist.core.tape.variable import Variable
 
 
 class _One(tuple[Any, ...]):
@@ -21,7 +24,7 @@ class _One(tuple[Any, ...]):
         setattr(self[0], name, value)
 
 
-def pseudo_connect(delegate_variable: Any, *actual_variables: Any) -> tuple[Any, ...]:
+def pseudo_connect(delegate_variable: Variable, *actual_variables: Variable) -> tuple[Any, ...]:
     """As :func:`dbrdist.comm.functions.pseudo_connect`, but a tuple of one for one Variable, too."""
     ys = functions.pseudo_connect(delegate_variable, *actual_variables)
     return ys if isinstance(ys, tuple) else _One((ys,))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.core.files import strict_json
-from dbrdist.core.files.serializer import write_atomically
+from dbrdist.core.files.serializer import AbstractSerializer, write_atomically
 from dbrdist.training import extensions
+
+if TYPE_CHECKING:
+    from dbrdist.training.trainer import Trainer
 
 
 class LogReport(extensions.LogReport):
@@ -31,19 +34,19 @@ class LogReport(extensions.LogReport):
         super().__init__(keys, trigger, postprocess, **kwargs)
         self._log_name = log_name if filename is None else filename
 
-    def initialize(self, trainer: Any) -> None:
+    def initialize(self, trainer: Trainer) -> None:
         """Nothing: the file is written with the first entry."""
 
-    def read_back(self, trainer: Any) -> None:
+    def read_back(self, trainer: Trainer) -> None:
         """Nothing: the entries come from the snapshot."""
 
-    def _write(self, trainer: Any, entry: dict[str, Any]) -> None:
+    def _write(self, trainer: Trainer, entry: dict[str, float]) -> None:
         if self._log_name is not None:
             text = strict_json.dumps(self._log, indent=4).encode()
             path = os.path.join(trainer.out, self._log_name.format(**entry))
             write_atomically(path, lambda file: file.write(text))
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         if hasattr(self._trigger, "serialize"):
             self._trigger.serialize(serializer["_trigger"])
         self._summary.serialize(serializer["_summary"])

@@ -21,6 +21,7 @@ from dbrdist import functions
 from dbrdist.compat import absent, names, nodes
 from dbrdist.core.array.chainer_mode import as_chainer, labels
 from dbrdist.core.array.config import global_config
+from dbrdist.core.array.types import Module
 from dbrdist.core.names import missing_names
 
 _PACKAGES = ("chainer", "chainermn", "chainerx")
@@ -136,7 +137,7 @@ def _is_for_star(path: str, name: str) -> bool:
     return f"{path}.{name}" in paths() or name in missing_names.chainer_names().get(path, ())
 
 
-def _imported(path: str, name: str) -> Any:
+def _imported(path: str, name: str) -> Module | Alias | None:
     """A module that Chainer's module imports, and programs take from there: ``from chainer.backend import cuda``."""
     if not path.startswith("chainer.") or any(other.startswith(path + ".") for other in paths()):  # a package has none
         return None

@@ -9,10 +9,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist import functions as F
+from dbrdist.core.array.types import Array, PerAxis
 from dbrdist.core.tape.function_node import FunctionNode
+
+if TYPE_CHECKING:
+    from dbrdist.core.tape.variable import Operand
 
 _NONE: Any = None
 
@@ -22,10 +26,10 @@ class CallsFunction(FunctionNode):
 
     _make: Callable[..., Callable[..., Any]]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: float | tuple[int, ...], **kwargs: Any) -> None:
         self._function = type(self)._make(*args, **kwargs)
 
-    def apply(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def apply(self, inputs: tuple[Operand, ...]) -> tuple[Any, ...]:
         """The function's result, as a tuple."""
         own = (FunctionNode.forward, FunctionNode.forward_cpu)
         if (type(self).forward, type(self).forward_cpu) != own:
@@ -37,7 +41,7 @@ class CallsFunction(FunctionNode):
 class AbsentFunction(FunctionNode):
     """A class of Chainer's that has no counterpart: no node is an instance of it."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Array, **kwargs: Any) -> None:
         name = type(self).__name__
         raise NotImplementedError(
             f"{name}: dbrdist has no such class of a function; call the function of chainer.functions instead, or "
@@ -49,7 +53,12 @@ class Pooling2D(FunctionNode):
     """Base of a program's own poolings: it keeps the sizes of the window."""
 
     def __init__(
-        self, ksize: Any, stride: Any = None, pad: Any = 0, cover_all: bool = True, return_indices: bool = False
+        self,
+        ksize: PerAxis,
+        stride: int | None = None,
+        pad: int = 0,
+        cover_all: bool = True,
+        return_indices: bool = False,
     ) -> None:
         self.kh, self.kw = _pair(ksize)
         self.sy, self.sx = _pair(ksize if stride is None else stride)
@@ -58,7 +67,7 @@ class Pooling2D(FunctionNode):
         self.return_indices = return_indices
 
 
-def _pair(x: Any) -> tuple[Any, Any]:
+def _pair(x: PerAxis) -> tuple[int, int]:
     return tuple(x) if hasattr(x, "__iter__") else (x, x)  # type: ignore[return-value]
 
 
@@ -73,7 +82,7 @@ def _after(function: Callable[..., Any], count: int = 1) -> Callable[..., Any]:
 
 
 def _average_pooling_nd(
-    ndim: int, ksize: Any, stride: Any = None, pad: Any = 0, cover_all: bool = False, pad_value: Any = 0
+    ndim: int, ksize: int, stride: int | None = None, pad: int = 0, cover_all: bool = False, pad_value: int | None = 0
 ) -> Callable[..., Any]:
     if cover_all:
         raise ValueError("AveragePoolingND: cover_all: expected False, got True")

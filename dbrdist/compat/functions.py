@@ -8,16 +8,17 @@ from collections.abc import Callable
 from typing import Any
 
 from dbrdist import functions
+from dbrdist.core.array.types import Array, Number
 from dbrdist.core.files.serializer import saved_state
 from dbrdist.core.tape.checks import ArgumentError
-from dbrdist.core.tape.variable import as_array
+from dbrdist.core.tape.variable import Operand, Variable, as_array
 
 
 def _of_one_type(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of two operands, which must be of one type, as in Chainer."""
 
     @functools.wraps(function)
-    def checked(x1: Any, x2: Any) -> Any:
+    def checked(x1: Operand, x2: Operand | Number) -> Variable:
         first, second = (getattr(as_array(x), "dtype", None) for x in (x1, x2))
         if first != second and first is not None and second is not None:
             raise ArgumentError(f"{function.__name__}: x2: expected type {first} as that of x1, got {second}")
@@ -30,7 +31,7 @@ def _deprecated(function: Callable[..., Any], instead: str) -> Callable[..., Any
     """A function that warns, as in Chainer, that another one took its place."""
 
     @functools.wraps(function)
-    def warned(*args: Any, **kwargs: Any) -> Any:
+    def warned(*args: Array, **kwargs: Any) -> Variable:
         warnings.warn(f"{function.__name__} is deprecated. Use {instead} instead.", DeprecationWarning, stacklevel=2)
         return function(*args, **kwargs)
 

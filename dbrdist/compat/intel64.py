@@ -37,6 +37,6 @@ def should_use_ideep(level: str) -> bool:
     return False
 
 
-def inputs_all_ready(inputs: Any, supported_ndim: Any = (2, 4)) -> bool:
+def inputs_all_ready(inputs: Any, supported_ndim: tuple[int, ...] = (2, 4)) -> bool:
     """False: no input is an array of iDeep."""
     return False

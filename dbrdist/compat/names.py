@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import collections.abc
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from dbrdist import optimizers
 from dbrdist.compat import windows
+from dbrdist.core.array.types import Array, PerAxis
 from dbrdist.core.model import pickles_of_chainer
 from dbrdist.core.tape.node import VariableNode
 from dbrdist.datasets.loading.convert import stack
@@ -30,7 +31,7 @@ def _set_max_workspace_size(size: int) -> None:
     _workspace_bytes[0] = int(size)
 
 
-def _pair(x: Any) -> Any:
+def _pair(x: PerAxis) -> Any:
     """(x, x) of a number; a sequence as it is."""
     return x if hasattr(x, "__getitem__") else (x, x)
 
@@ -45,12 +46,12 @@ def _log_softmax(x: Any, axis: int = 1) -> Any:
     return log_softmax(x, axis).array
 
 
-def _argsort_list_descent(xs: Any) -> Any:
+def _argsort_list_descent(xs: Sequence[Array]) -> Array:
     """The places of sequences, the longest first."""
     return np.argsort([-len(x) for x in xs]).astype(np.int32)
 
 
-def _permutate_list(xs: Any, places: Any, inv: bool) -> list[Any]:
+def _permutate_list(xs: Any, places: Any, inv: bool) -> list[Any] | None:
     """A list in another order; ``inv`` undoes that."""
     if not inv:
         return [xs[i] for i in places]
@@ -66,12 +67,12 @@ def _linear_filter(size: int, ndim: int, upsampling: bool = True) -> Any:
     return functools.reduce(np.multiply.outer, [kind().window(size)] * ndim, np.ones(()))
 
 
-def _ravel(a: Any) -> Any:
+def _ravel(a: Array) -> Array:
     """An array with one axis."""
     return a.ravel() if a.ndim != 1 else a
 
 
-def _rows(a: Any) -> Any:
+def _rows(a: Array) -> Any:
     """An array with two axes: each example is a row."""
     return a.reshape(len(a), -1) if a.ndim != 2 else a
 

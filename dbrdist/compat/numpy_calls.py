@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
+from dbrdist.core.array.types import Array
 
 _PREFIX = "_dbrdist_compat_"
 _NUMBER_NAMES = ("int", "float", "complex", "round")
@@ -32,7 +34,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
 # ---- what the changed expressions call ------------------------------------------------------------------------------
 
 
-def _scalar(x: Any) -> Any:
+def _scalar(x: Array | str | Sequence[int]) -> Any:
     """An array of one element as a number, and anything else as it is."""
     return x.reshape(-1)[0] if isinstance(x, np.ndarray) and x.ndim and x.size == 1 else x
 

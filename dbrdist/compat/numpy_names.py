@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dbrdist.compat.program import is_own
+from dbrdist.core.array.types import Array
 
 
 def _asscalar(a: Any) -> Any:
     return a.item()
 
 
-def _asfarray(a: Any, dtype: Any = np.float64) -> Any:
+def _asfarray(a: Sequence[int], dtype: DTypeLike = np.float64) -> Array:
     return np.asarray(a, dtype if np.issubdtype(dtype, np.inexact) else np.float64)
 
 
 class _Casts(Mapping[Any, Callable[[Any], Any]]):
     """``numpy.cast``: for each type the function that converts to it."""
 
-    def __getitem__(self, dtype: Any) -> Callable[[Any], Any]:
+    def __getitem__(self, dtype: DTypeLike) -> Callable[[Any], Any]:
         return lambda x: np.asarray(x, dtype)
 
     def __iter__(self) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dbrdist.core.array.backend import get_array_module
+from dbrdist.core.array.types import Array, PerAxis
 from dbrdist.utils.conv import get_conv_outsize
 
 AxisSizes = Sequence[int]
@@ -16,7 +17,7 @@ class WrongLength(ValueError, AssertionError):
     """Another number of values than there are axes, about which Chainer raises AssertionError."""
 
 
-def as_tuple(x: Any, n: int) -> tuple[Any, ...]:
+def as_tuple(x: Any, n: int) -> tuple[int, ...]:
     """A number n times, or a sequence of n values as a tuple."""
     if hasattr(x, "__getitem__"):
         if len(x) != n:
@@ -34,9 +35,9 @@ def _places(
 
 
 def im2col_nd_cpu(
-    img: Any, ksize: AxisSizes, stride: AxisSizes, pad: AxisSizes, pval: float = 0, cover_all: bool = False,
-    dilate: Any = 1, outs: AxisSizes | None = None,
-) -> Any:  # fmt: skip
+    img: Array, ksize: AxisSizes, stride: AxisSizes, pad: AxisSizes, pval: float = 0, cover_all: bool = False,
+    dilate: PerAxis = 1, outs: AxisSizes | None = None,
+) -> Array:  # fmt: skip
     """The windows of images (N, C, d...), padded with ``pval``: (N, C, k..., out...)."""
     dims = img.shape[2:]
     ksize, stride, pad, dilate = (as_tuple(x, len(dims)) for x in (ksize, stride, pad, dilate))
@@ -52,13 +53,13 @@ def im2col_nd_cpu(
 
 
 def im2col_nd(
-    img: Any, ksize: AxisSizes, stride: AxisSizes, pad: AxisSizes, cover_all: bool = False, dilate: Any = 1
-) -> Any:
+    img: Array, ksize: AxisSizes, stride: AxisSizes, pad: AxisSizes, cover_all: bool = False, dilate: int = 1
+) -> Array:
     """As :func:`im2col_nd_cpu`, padded with zeros."""
     return im2col_nd_cpu(img, ksize, stride, pad, 0, cover_all, dilate)
 
 
-def col2im_nd(col: Any, stride: AxisSizes, pad: AxisSizes, dims: AxisSizes, dilate: Any = 1) -> Any:
+def col2im_nd(col: Array, stride: AxisSizes, pad: AxisSizes, dims: AxisSizes, dilate: PerAxis = 1) -> Array:
     """The sum of windows (N, C, k..., out...) where they lie in images (N, C, dims...)."""
     ndim = len(dims)
     ksize, outs = col.shape[2:-ndim], col.shape[-ndim:]
@@ -72,9 +73,9 @@ def col2im_nd(col: Any, stride: AxisSizes, pad: AxisSizes, dims: AxisSizes, dila
 
 
 def im2col_cpu(
-    img: Any, kh: int, kw: int, sy: int, sx: int, ph: int, pw: int, pval: float = 0, cover_all: bool = False,
+    img: Array, kh: int, kw: int, sy: int, sx: int, ph: int, pw: int, pval: float = 0, cover_all: bool = False,
     dy: int = 1, dx: int = 1, out_h: int | None = None, out_w: int | None = None,
-) -> Any:  # fmt: skip
+) -> Array:  # fmt: skip
     """The windows of images (N, C, H, W), padded with ``pval``: (N, C, kh, kw, out_h, out_w)."""
     h, w = img.shape[2:]
     out_h = get_conv_outsize(h, kh, sy, ph, cover_all, dy) if out_h is None else out_h
@@ -83,14 +84,14 @@ def im2col_cpu(
 
 
 def im2col(
-    img: Any, kh: int, kw: int, sy: int, sx: int, ph: int, pw: int, cover_all: bool = False, dy: int = 1, dx: int = 1,
+    img: Array, kh: int, kw: int, sy: int, sx: int, ph: int, pw: int, cover_all: bool = False, dy: int = 1, dx: int = 1,
     out_h: int | None = None, out_w: int | None = None,
-) -> Any:  # fmt: skip
+) -> Array:  # fmt: skip
     """As :func:`im2col_cpu`, padded with zeros."""
     return im2col_cpu(img, kh, kw, sy, sx, ph, pw, 0, cover_all, dy, dx, out_h, out_w)
 
 
-def col2im(col: Any, sy: int, sx: int, ph: int, pw: int, h: int, w: int, dy: int = 1, dx: int = 1) -> Any:
+def col2im(col: Array, sy: int, sx: int, ph: int, pw: int, h: int, w: int, dy: int = 1, dx: int = 1) -> Array:
     """The sum of windows (N, C, kh, kw, out_h, out_w) where they lie in images (N, C, h, w)."""
     return col2im_nd(col, (sy, sx), (ph, pw), (h, w), (dy, dx))
 

@@ -9,15 +9,17 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 import dbrdist.functions as F
 from dbrdist.core.array import backend, random
 from dbrdist.core.array.backend import Array, get_array_module
+from dbrdist.core.array.types import Number
 from dbrdist.core.tape.checks import expected
-from dbrdist.core.tape.variable import Variable, as_array, as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.core.usage.mistakes import refuse
 
-Shape = int | Sequence[int]
+SampleShape = int | Sequence[int]
 
 
 class Distribution:
@@ -97,11 +99,11 @@ class Distribution:
         """The logarithm of the density or probability at x."""
         raise self._not_there("log_prob")
 
-    def prob(self, x: Any) -> Variable:
+    def prob(self, x: Operand | Number) -> Variable:
         """The density or probability at x."""
         return F.exp(self.log_prob(x))
 
-    def cdf(self, x: Any) -> Variable:
+    def cdf(self, x: Operand | Number) -> Variable:
         """The probability of an outcome up to x."""
         raise self._not_there("cdf")
 
@@ -123,11 +125,11 @@ class Distribution:
         """The outcome at which :meth:`cdf` is x; NaN where x is no probability."""
         raise self._not_there("icdf")
 
-    def perplexity(self, x: Any) -> Variable:
+    def perplexity(self, x: Operand | Number) -> Variable:
         """exp(-log_prob(x))"""
         return F.exp(-self.log_prob(x))
 
-    def sample(self, sample_shape: Shape = ()) -> Variable:
+    def sample(self, sample_shape: SampleShape = ()) -> Variable:
         """Independent outcomes: shape ``sample_shape + batch_shape + event_shape``."""
         shape = (sample_shape,) if isinstance(sample_shape, (int, np.integer)) else tuple(sample_shape)
         drawn = self.sample_n(prod(shape))
@@ -150,14 +152,16 @@ class Distribution:
         x = as_variable(x)
         return x if backend.is_floating(x.dtype) else F.cast(x, self._like().dtype)
 
-    def _drawn(self, draw: Callable[[np.random.Generator], Any], dtype: Any = None) -> Variable:
+    def _drawn(self, draw: Callable[[np.random.Generator], Any], dtype: DTypeLike | None = None) -> Variable:
         """What ``draw`` makes of a generator, on the device of the parameters and in their type or ``dtype``."""
         like = self._like()
         words = random.raw_words(1, 4)[0]
         a = np.asarray(draw(np.random.Generator(np.random.Philox(key=words[:2], counter=words))))
         return as_variable(backend.device_of(like.array).send(a.astype(like.dtype if dtype is None else dtype)))
 
-    def _within(self, holds: Array, y: Any, otherwise: float = -np.inf, x: Any = None) -> Variable:
+    def _within(
+        self, holds: Array, y: Variable, otherwise: float = -np.inf, x: Operand | Number | None = None
+    ) -> Variable:
         """y where ``holds``, NaN where ``x`` is, else a constant; a gradient comes from y alone."""
         y, rest = as_variable(y), self.xp.asarray(otherwise)
         if x is not None:
@@ -165,8 +169,9 @@ class Distribution:
         return F.where(holds, y, rest.astype(y.dtype))
 
     def _quantile(
-        self, x: Any, formula: Callable[[Variable], Variable], at_0: float | None = None, at_1: float | None = None
-    ) -> Variable:
+        self, x: Operand | Number, formula: Callable[[Variable], Variable], at_0: float | None = None,
+        at_1: float | None = None,
+    ) -> Variable:  # fmt: skip
         """``formula`` at the probabilities x, NaN where x is none, and these values where it has no finite one."""
         p = self._outcome(x)
         value = value_of(p)
@@ -190,7 +195,7 @@ def log_1m_exp(y: Variable) -> Variable:
     return F.where(is_near, near, F.log1p(-F.exp(F.where(is_near, xp.full_like(y.array, -1.0), y))))
 
 
-def as_parameter(x: Any, dtype: Any = np.float32) -> Variable:
+def as_parameter(x: Any, dtype: DTypeLike = np.float32) -> Variable:
     """A parameter of a distribution as a Variable of a floating type; numbers, lists and integers in ``dtype``."""
     if not isinstance(x, Variable):
         x = x if backend.is_array(x) else np.asarray(x, None if hasattr(x, "dtype") else dtype)
@@ -209,7 +214,7 @@ def parameters(*xs: Any) -> list[Variable]:
     return list(F.broadcast(*in_one_type(*xs))) if len(xs) > 1 else [as_parameter(xs[0])]
 
 
-def see_parameters(distribution: Any, highest: float = np.inf, **given: Any) -> None:
+def see_parameters(distribution: Distribution, highest: float = np.inf, **given: Variable) -> None:
     """Refuse parameters below 0 or, beyond rounding, above ``highest``; on a GPU nobody waits for a look."""
     for name, value in given.items():
         a = value_of(value)
@@ -218,7 +223,7 @@ def see_parameters(distribution: Any, highest: float = np.inf, **given: Any) -> 
             refuse(expected(type(distribution).__name__, name, words, f"numbers from {a.min()} to {a.max()}"))
 
 
-def one_of(name: str, **given: Any) -> tuple[str, Any]:
+def one_of(name: str, **given: Operand | Number | None) -> tuple[str, Any]:
     """The one parameter that was given of several, as (name, value)."""
     found = [(key, value) for key, value in given.items() if value is not None]
     if len(found) != 1:
@@ -227,7 +232,7 @@ def one_of(name: str, **given: Any) -> tuple[str, Any]:
     return found[0]
 
 
-def value_of(x: Any) -> Any:
+def value_of(x: Any) -> Array:
     """The array of a Variable, or x."""
     return as_array(x)
 
@@ -310,7 +315,7 @@ def cross_entropy(dist1: Distribution, dist2: Distribution) -> Variable:
     return dist1.entropy + kl_divergence(dist1, dist2)
 
 
-class Elementwise(Distribution):
+class UnivariateDistribution(Distribution):
     """One number per distribution."""
 
     @property

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 import dbrdist.functions as F
-from dbrdist.core.tape.variable import Variable, as_variable
+from dbrdist.core.array.types import Number
+from dbrdist.core.tape.variable import Operand, Variable, as_variable
 from dbrdist.core.usage.mistakes import refuse
 from dbrdist.distributions.base import (
-    Elementwise,
+    UnivariateDistribution,
     log_1m_exp,
     log_beta,
     on_host,
@@ -32,7 +33,7 @@ _EULER = float(np.euler_gamma)
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
-class Uniform(Elementwise):
+class Uniform(UnivariateDistribution):
     """Equal density from ``low`` to ``high``, or from ``loc`` to ``loc + scale``.
 
     Args:
@@ -50,7 +51,14 @@ class Uniform(Elementwise):
         (0.25, 2.0)
     """
 
-    def __init__(self, *, loc: Any = None, scale: Any = None, low: Any = None, high: Any = None) -> None:
+    def __init__(
+        self,
+        *,
+        loc: Operand | Number | None = None,
+        scale: Operand | Number | None = None,
+        low: Operand | Number | None = None,
+        high: Operand | Number | None = None,
+    ) -> None:
         by_ends = low is not None and high is not None and loc is None and scale is None
         by_scale = loc is not None and scale is not None and low is None and high is None
         if not (by_ends or by_scale):
@@ -88,21 +96,21 @@ class Uniform(Elementwise):
     def entropy(self) -> Variable:
         return F.log(self.scale)
 
-    def log_prob(self, x: Any) -> Variable:
+    def log_prob(self, x: Operand | Number) -> Variable:
         value = value_of(self._outcome(x))
         inside = (value >= self.low.array) & (value <= self.high.array)
         return self._within(inside, F.broadcast_to(-F.log(self.scale), inside.shape), x=value)
 
-    def cdf(self, x: Any) -> Variable:
+    def cdf(self, x: Operand | Number) -> Variable:
         return F.clip((self._outcome(x) - self.low) / self.scale, 0.0, 1.0)
 
-    def survival_function(self, x: Any) -> Variable:
+    def survival_function(self, x: Operand | Number) -> Variable:
         return F.clip((self.high - self._outcome(x)) / self.scale, 0.0, 1.0)
 
-    def log_cdf(self, x: Any) -> Variable:
+    def log_cdf(self, x: Operand | Number) -> Variable:
         return self._log_of_share(self.cdf(x), self.survival_function(x))
 
-    def log_survival_function(self, x: Any) -> Variable:
+    def log_survival_function(self, x: Operand | Number) -> Variable:
         return self._log_of_share(self.survival_function(x), self.cdf(x))
 
     def _log_of_share(self, share: Variable, rest: Variable) -> Variable:
@@ -112,19 +120,19 @@ class Uniform(Elementwise):
         with np.errstate(divide="ignore"):
             return F.where(is_small, F.log(F.where(is_small, share, half)), F.log1p(-F.where(is_small, half, rest)))
 
-    def icdf(self, x: Any) -> Variable:
+    def icdf(self, x: Operand | Number) -> Variable:
         return self._quantile(x, lambda p: self.low + self.scale * p)
 
     def sample_n(self, n: int) -> Variable:
         return self.low + self.scale * self._drawn(lambda rng: rng.random(self._shape(n)))
 
 
-class _Positive(Elementwise):
+class _Positive(UnivariateDistribution):
     """Outcomes above 0."""
 
     support = "positive"
 
-    def log_prob(self, x: Any) -> Variable:
+    def log_prob(self, x: Operand | Number) -> Variable:
         x = self._outcome(x)
         inside = (value_of(x) >= 0) & (value_of(x) < np.inf)
         return self._within(inside, self._log_density(F.where(inside, x, self.xp.ones_like(x.array))), x=x)
@@ -148,7 +156,7 @@ class Exponential(_Positive):
         (0.5, 0.25)
     """
 
-    def __init__(self, lam: Any) -> None:
+    def __init__(self, lam: Operand | Number) -> None:
         (self.lam,) = parameters(lam)
         see_parameters(self, lam=self.lam)
 
@@ -175,19 +183,19 @@ class Exponential(_Positive):
     def _log_density(self, x: Variable) -> Variable:
         return F.log(self.lam) - self.lam * x
 
-    def cdf(self, x: Any) -> Variable:
+    def cdf(self, x: Operand | Number) -> Variable:
         return -F.expm1(self.log_survival_function(x))
 
-    def log_cdf(self, x: Any) -> Variable:
+    def log_cdf(self, x: Operand | Number) -> Variable:
         return log_1m_exp(self.log_survival_function(x))
 
-    def survival_function(self, x: Any) -> Variable:
+    def survival_function(self, x: Operand | Number) -> Variable:
         return F.exp(self.log_survival_function(x))
 
-    def log_survival_function(self, x: Any) -> Variable:
+    def log_survival_function(self, x: Operand | Number) -> Variable:
         return -self.lam * F.relu(self._outcome(x))
 
-    def icdf(self, x: Any) -> Variable:
+    def icdf(self, x: Operand | Number) -> Variable:
         return self._quantile(x, lambda p: -F.log1p(-p) / self.lam, at_1=np.inf)
 
     def sample_n(self, n: int) -> Variable:
@@ -212,7 +220,7 @@ class Gamma(_Positive):
         (6.0, 18.0)
     """
 
-    def __init__(self, k: Any, theta: Any) -> None:
+    def __init__(self, k: Operand | Number, theta: Operand | Number) -> None:
         self.k, self.theta = parameters(k, theta)
         see_parameters(self, k=self.k, theta=self.theta)
 
@@ -258,7 +266,7 @@ class Chisquare(_Positive):
         (3.0, 6.0)
     """
 
-    def __init__(self, k: Any) -> None:
+    def __init__(self, k: Operand | Number) -> None:
         (self.k,) = parameters(k)
         see_parameters(self, k=self.k)
 
@@ -291,7 +299,7 @@ class Chisquare(_Positive):
         return self._drawn(lambda rng: rng.chisquare(on_host(self.k), self._shape(n)))
 
 
-class Beta(Elementwise):
+class Beta(UnivariateDistribution):
     """The beta distribution with density x^(a - 1) (1 - x)^(b - 1) / B(a, b) on [0, 1].
 
     Samples carry no gradient.
@@ -310,7 +318,7 @@ class Beta(Elementwise):
 
     support = "[0, 1]"
 
-    def __init__(self, a: Any, b: Any) -> None:
+    def __init__(self, a: Operand | Number, b: Operand | Number) -> None:
         self.a, self.b = parameters(a, b)
         see_parameters(self, a=self.a, b=self.b)
 
@@ -338,7 +346,7 @@ class Beta(Elementwise):
         sums = (self.a - 1.0) * F.digamma(self.a) + (self.b - 1.0) * F.digamma(self.b)
         return log_beta(self.a, self.b) - sums + (total - 2.0) * F.digamma(total)
 
-    def log_prob(self, x: Any) -> Variable:
+    def log_prob(self, x: Operand | Number) -> Variable:
         given = self._outcome(x)
         inside = (value_of(given) >= 0) & (value_of(given) <= 1)
         x = F.where(inside, given, self.xp.full_like(given.array, 0.5))
@@ -349,7 +357,7 @@ class Beta(Elementwise):
         return self._drawn(lambda rng: rng.beta(on_host(self.a), on_host(self.b), self._shape(n)))
 
 
-class Pareto(Elementwise):
+class Pareto(UnivariateDistribution):
     """The Pareto distribution with density alpha scale^alpha / x^(alpha + 1) for x >= scale.
 
     Args:
@@ -367,7 +375,7 @@ class Pareto(Elementwise):
 
     support = "[scale, inf]"
 
-    def __init__(self, scale: Any, alpha: Any) -> None:
+    def __init__(self, scale: Operand | Number, alpha: Operand | Number) -> None:
         self.scale, self.alpha = parameters(scale, alpha)
         see_parameters(self, scale=self.scale, alpha=self.alpha)
 
@@ -393,31 +401,31 @@ class Pareto(Elementwise):
     def entropy(self) -> Variable:
         return F.log(self.scale) - F.log(self.alpha) + 1.0 / self.alpha + 1.0
 
-    def log_prob(self, x: Any) -> Variable:
+    def log_prob(self, x: Operand | Number) -> Variable:
         inside, seen = self._seen(x)
         density = F.log(self.alpha) + self.alpha * F.log(self.scale) - (self.alpha + 1.0) * F.log(seen)
         return self._within(inside, density, x=self._outcome(x))
 
-    def cdf(self, x: Any) -> Variable:
+    def cdf(self, x: Operand | Number) -> Variable:
         return -F.expm1(self.log_survival_function(x))
 
-    def log_cdf(self, x: Any) -> Variable:
+    def log_cdf(self, x: Operand | Number) -> Variable:
         return log_1m_exp(self.log_survival_function(x))
 
-    def survival_function(self, x: Any) -> Variable:
+    def survival_function(self, x: Operand | Number) -> Variable:
         return F.exp(self.log_survival_function(x))
 
-    def log_survival_function(self, x: Any) -> Variable:
+    def log_survival_function(self, x: Operand | Number) -> Variable:
         inside, seen = self._seen(x)
         return self._within(inside, self.alpha * (F.log(self.scale) - F.log(seen)), 0.0, self._outcome(x))
 
-    def _seen(self, x: Any) -> tuple[Any, Variable]:
+    def _seen(self, x: Operand | Number) -> tuple[Any, Variable]:
         """Which outcomes are possible, and x with ``scale`` for those that are not."""
         x = self._outcome(x)
         inside = value_of(x) >= self.scale.array
         return inside, F.where(inside, x, F.broadcast_to(self.scale, inside.shape))
 
-    def icdf(self, x: Any) -> Variable:
+    def icdf(self, x: Operand | Number) -> Variable:
         return self._quantile(x, lambda p: self.scale * F.exp(-F.log1p(-p) / self.alpha), at_1=np.inf)
 
     def sample_n(self, n: int) -> Variable:

@@ -8,10 +8,11 @@ import numpy as np
 
 import dbrdist.functions as F
 from dbrdist.core.array.backend import get_array_module
-from dbrdist.core.tape.variable import Variable, as_variable
+from dbrdist.core.array.types import Array, Number
+from dbrdist.core.tape.variable import Operand, Variable, as_variable
 from dbrdist.distributions.base import (
     Distribution,
-    Elementwise,
+    UnivariateDistribution,
     kept,
     on_host,
     one_of,
@@ -35,14 +36,14 @@ def _xlog1my(a: Variable, p: Variable) -> Variable:
     return a * F.log1p(-F.where(is_void, get_array_module(p).zeros_like(p.array), p))
 
 
-def _times(x: Any, y: Variable) -> Variable:
+def _times(x: Variable, y: Variable) -> Variable:
     """x y, and 0 where x is 0 though y is infinite"""
     xp = get_array_module(y)
     is_void = (value_of(x) == 0) & xp.isinf(y.array)
     return x * F.where(is_void, xp.zeros_like(y.array), y)
 
 
-class Bernoulli(Elementwise):
+class Bernoulli(UnivariateDistribution):
     """1 with probability p, else 0.
 
     Args:
@@ -62,7 +63,9 @@ class Bernoulli(Elementwise):
 
     support = "{0, 1}"
 
-    def __init__(self, p: Any = None, logit: Any = None, binary_check: bool = False) -> None:
+    def __init__(
+        self, p: Operand | Number | None = None, logit: Operand | Number | None = None, binary_check: bool = False
+    ) -> None:
         name, value = one_of("Bernoulli", p=p, logit=logit)
         (value,) = parameters(value)
         if name == "p":
@@ -111,13 +114,13 @@ class Bernoulli(Elementwise):
             return xlogy(x, self.p) + _xlog1my(y, self.p)
         return -(_times(x, F.softplus(-self.logit)) + _times(y, F.softplus(self.logit)))
 
-    def log_prob(self, x: Any) -> Variable:
+    def log_prob(self, x: Operand | Number) -> Variable:
         x = self._outcome(x)
         inside = self._is_outcome(x)
         held = F.where(inside, x, self.xp.zeros_like(x.array))  # what is infinite would be added to its opposite
         return self._within(inside, self._mixed(held, 1.0 - held), x=x)
 
-    def _is_outcome(self, x: Any) -> Any:
+    def _is_outcome(self, x: Any) -> Array:
         values = value_of(x)
         return (values == 0) | (values == 1) if self.binary_check else (values >= 0) & (values <= 1)
 
@@ -131,7 +134,7 @@ class Bernoulli(Elementwise):
         return self._drawn(lambda rng: rng.random(self._shape(n)) < on_host(self.p))
 
 
-class Geometric(Elementwise):
+class Geometric(UnivariateDistribution):
     """The number of trials up to the first success: 1, 2, ...
 
     Args:
@@ -148,7 +151,7 @@ class Geometric(Elementwise):
 
     support = "positive integer"
 
-    def __init__(self, p: Any) -> None:
+    def __init__(self, p: Operand | Number) -> None:
         (self.p,) = parameters(p)
         see_parameters(self, highest=1.0, p=self.p)
 
@@ -172,7 +175,7 @@ class Geometric(Elementwise):
     def entropy(self) -> Variable:
         return -(_xlogx(self.p) + _xlog1my(1.0 - self.p, self.p)) / self.p
 
-    def log_prob(self, x: Any) -> Variable:
+    def log_prob(self, x: Operand | Number) -> Variable:
         value = value_of(self._outcome(x))
         inside = (value >= 1) & (value < np.inf) & (value == self.xp.floor(value))
         failures = as_variable(self.xp.where(inside, value - 1, 0).astype(self.p.dtype))
@@ -182,7 +185,7 @@ class Geometric(Elementwise):
         return self._drawn(lambda rng: rng.geometric(on_host(self.p), self._shape(n)))
 
 
-class Poisson(Elementwise):
+class Poisson(UnivariateDistribution):
     """The number of independent events: 0, 1, ...
 
     Args:
@@ -199,7 +202,7 @@ class Poisson(Elementwise):
 
     support = "non negative integer"
 
-    def __init__(self, lam: Any) -> None:
+    def __init__(self, lam: Operand | Number) -> None:
         (self.lam,) = parameters(lam)
         see_parameters(self, lam=self.lam)
 
@@ -219,7 +222,7 @@ class Poisson(Elementwise):
     def variance(self) -> Variable:
         return self.lam
 
-    def log_prob(self, x: Any) -> Variable:
+    def log_prob(self, x: Operand | Number) -> Variable:
         value = value_of(self._outcome(x))
         inside = (value >= 0) & (value < np.inf) & (value == self.xp.floor(value))
         count = as_variable(self.xp.where(inside, value, 0).astype(self.lam.dtype))
@@ -248,7 +251,7 @@ class Categorical(Distribution):
 
     support = "{0, ..., n - 1}"
 
-    def __init__(self, p: Any = None, *, logit: Any = None) -> None:
+    def __init__(self, p: Operand | Number | None = None, *, logit: Operand | Number | None = None) -> None:
         name, value = one_of(type(self).__name__, p=p, logit=logit)
         (value,) = parameters(value)
         if not value.ndim:
@@ -283,7 +286,7 @@ class Categorical(Distribution):
     def entropy(self) -> Variable:
         return -F.sum(_xlogx(self.p), axis=-1)
 
-    def log_prob(self, x: Any) -> Variable:
+    def log_prob(self, x: Operand | Number) -> Variable:
         xp = self.xp
         value = xp.asarray(value_of(x))
         table = self.p if "p" in self._given else self.log_p
@@ -325,7 +328,7 @@ class OneHotCategorical(Categorical):
 
     support = "unit vectors"
 
-    def __init__(self, p: Any) -> None:
+    def __init__(self, p: Operand | Number) -> None:
         super().__init__(p)
 
     @property
@@ -344,7 +347,7 @@ class OneHotCategorical(Categorical):
     def variance(self) -> Variable:
         return self.p * (1.0 - self.p)
 
-    def _one_hot(self, index: Any) -> Any:
+    def _one_hot(self, index: Any) -> Array:
         xp = self.xp
         return (index[..., None] == xp.arange(self.p.shape[-1])).astype(self.p.dtype)
 

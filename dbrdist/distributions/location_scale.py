@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 import dbrdist.functions as F
+from dbrdist.core.array.types import Number
 from dbrdist.core.array.user_line import warn_user
-from dbrdist.core.tape.variable import Variable, as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_variable
 from dbrdist.distributions.base import (
-    Elementwise,
+    UnivariateDistribution,
     kept,
     log_1m_exp,
     one_of,
@@ -25,12 +26,12 @@ _EULER = float(np.euler_gamma)
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
-class _LocationScale(Elementwise):
+class _LocationScale(UnivariateDistribution):
     """loc + scale z, where z has the standard form of the family."""
 
     support = "real"
 
-    def __init__(self, loc: Any, scale: Any) -> None:
+    def __init__(self, loc: Operand | Number, scale: Operand | Number) -> None:
         self.loc, self.scale = parameters(loc, scale)
         see_parameters(self, scale=self.scale)
 
@@ -38,7 +39,7 @@ class _LocationScale(Elementwise):
     def params(self) -> dict[str, Variable]:
         return {"loc": self.loc, "scale": self.scale}
 
-    def _standard(self, x: Any) -> Variable:
+    def _standard(self, x: Operand | Number) -> Variable:
         return (self._outcome(x) - self.loc) / self.scale
 
     def sample_n(self, n: int) -> Variable:
@@ -65,7 +66,9 @@ class Normal(_LocationScale):
         (array([-0.9189, -1.6121]), array([1., 4.]))
     """
 
-    def __init__(self, loc: Any, scale: Any = None, *, log_scale: Any = None) -> None:
+    def __init__(
+        self, loc: Operand | Number, scale: Operand | Number | None = None, *, log_scale: Operand | Number | None = None
+    ) -> None:
         name, value = one_of("Normal", scale=scale, log_scale=log_scale)
         loc, value = parameters(loc, value)
         self.loc = loc
@@ -97,22 +100,22 @@ class Normal(_LocationScale):
     def entropy(self) -> Variable:
         return self.log_scale + (0.5 + _HALF_LOG_2PI)
 
-    def log_prob(self, x: Any) -> Variable:
+    def log_prob(self, x: Operand | Number) -> Variable:
         return -0.5 * F.square(self._standard(x)) - self.log_scale - _HALF_LOG_2PI
 
-    def cdf(self, x: Any) -> Variable:
+    def cdf(self, x: Operand | Number) -> Variable:
         return F.ndtr(self._standard(x))
 
-    def log_cdf(self, x: Any) -> Variable:
+    def log_cdf(self, x: Operand | Number) -> Variable:
         return F.log_ndtr(self._standard(x))
 
-    def survival_function(self, x: Any) -> Variable:
+    def survival_function(self, x: Operand | Number) -> Variable:
         return F.ndtr(-self._standard(x))
 
-    def log_survival_function(self, x: Any) -> Variable:
+    def log_survival_function(self, x: Operand | Number) -> Variable:
         return F.log_ndtr(-self._standard(x))
 
-    def icdf(self, x: Any) -> Variable:
+    def icdf(self, x: Operand | Number) -> Variable:
         return self._quantile(x, lambda p: self.loc + self.scale * F.ndtri(p), -np.inf, np.inf)
 
     def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
@@ -149,19 +152,19 @@ class Laplace(_LocationScale):
     def entropy(self) -> Variable:
         return F.log(self.scale) + (1.0 + math.log(2.0))
 
-    def log_prob(self, x: Any) -> Variable:
+    def log_prob(self, x: Operand | Number) -> Variable:
         return -F.absolute(self._standard(x)) - F.log(2.0 * self.scale)
 
-    def cdf(self, x: Any) -> Variable:
+    def cdf(self, x: Operand | Number) -> Variable:
         return self._below(self._standard(x))
 
-    def log_cdf(self, x: Any) -> Variable:
+    def log_cdf(self, x: Operand | Number) -> Variable:
         return self._log_below(self._standard(x))
 
-    def survival_function(self, x: Any) -> Variable:
+    def survival_function(self, x: Operand | Number) -> Variable:
         return self._below(-self._standard(x))
 
-    def log_survival_function(self, x: Any) -> Variable:
+    def log_survival_function(self, x: Operand | Number) -> Variable:
         return self._log_below(-self._standard(x))
 
     def _below(self, z: Variable) -> Variable:
@@ -174,7 +177,7 @@ class Laplace(_LocationScale):
         reach = F.where(is_low, z, -z)  # no absolute value: its slope at 0 is 0
         return F.where(is_low, reach - math.log(2.0), F.log1p(-0.5 * F.exp(reach)))
 
-    def icdf(self, x: Any) -> Variable:
+    def icdf(self, x: Operand | Number) -> Variable:
         def standard(p: Variable) -> Variable:
             is_low = value_of(p) < 0.5
             tail = F.log(2.0 * F.where(is_low, p, 1.0 - p))
@@ -224,23 +227,23 @@ class Cauchy(_LocationScale):
     def entropy(self) -> Variable:
         return F.log(4 * math.pi * self.scale)
 
-    def log_prob(self, x: Any) -> Variable:
+    def log_prob(self, x: Operand | Number) -> Variable:
         z = self._standard(x)
         is_far = abs(value_of(z)) > 1  # whose square may be more than the type holds
         near, far = (F.where(is_far == holds, z, self.xp.ones_like(z.array)) for holds in (False, True))
         beyond = 2.0 * F.log(F.absolute(far)) + F.log1p(F.square(1.0 / far))
         return -F.where(is_far, beyond, F.log1p(F.square(near))) - F.log(math.pi * self.scale)
 
-    def cdf(self, x: Any) -> Variable:
+    def cdf(self, x: Operand | Number) -> Variable:
         return self._below(self._standard(x))
 
-    def survival_function(self, x: Any) -> Variable:
+    def survival_function(self, x: Operand | Number) -> Variable:
         return self._below(-self._standard(x))
 
-    def log_cdf(self, x: Any) -> Variable:
+    def log_cdf(self, x: Operand | Number) -> Variable:
         return self._log_below(self._standard(x))
 
-    def log_survival_function(self, x: Any) -> Variable:
+    def log_survival_function(self, x: Operand | Number) -> Variable:
         return self._log_below(-self._standard(x))
 
     def _log_below(self, z: Variable) -> Variable:
@@ -252,7 +255,7 @@ class Cauchy(_LocationScale):
     def _below(self, z: Variable) -> Variable:
         return F.arctan2(self.xp.ones_like(z.array), -z) / math.pi  # arctan(z) / pi + 1/2, exact in the tail
 
-    def icdf(self, x: Any) -> Variable:
+    def icdf(self, x: Operand | Number) -> Variable:
         return self._quantile(x, lambda p: self.loc + self.scale * self._standard_quantile(p), -np.inf, np.inf)
 
     def _standard_quantile(self, p: Variable) -> Variable:
@@ -300,36 +303,36 @@ class Gumbel(_LocationScale):
     def entropy(self) -> Variable:
         return F.log(self.scale) + (_EULER + 1.0)
 
-    def log_prob(self, x: Any) -> Variable:
+    def log_prob(self, x: Operand | Number) -> Variable:
         z = self._standard(x)
         inside = value_of(z) > -np.inf
         z = F.where(inside, z, self.xp.ones_like(z.array))
         with np.errstate(over="ignore"):
             return self._within(inside, -(z + F.exp(-z)) - F.log(self.scale), x=self._outcome(x))
 
-    def cdf(self, x: Any) -> Variable:
+    def cdf(self, x: Operand | Number) -> Variable:
         return F.exp(self.log_cdf(x))
 
-    def log_cdf(self, x: Any) -> Variable:
+    def log_cdf(self, x: Operand | Number) -> Variable:
         return -F.exp(-self._standard(x))
 
-    def survival_function(self, x: Any) -> Variable:
+    def survival_function(self, x: Operand | Number) -> Variable:
         return -F.expm1(self.log_cdf(x))
 
-    def log_survival_function(self, x: Any) -> Variable:
+    def log_survival_function(self, x: Operand | Number) -> Variable:
         z = self._standard(x)
         far = F.maximum(z, self.xp.full_like(z.array, 15.0))  # ln(1 - exp(-u)) = ln u - u / 2 + ..., u = exp(-z)
         near = log_1m_exp(-F.exp(-F.minimum(z, self.xp.full_like(z.array, 15.0))))
         return F.where(value_of(z) > 15, -far - F.exp(-far) * 0.5, near)
 
-    def icdf(self, x: Any) -> Variable:
+    def icdf(self, x: Operand | Number) -> Variable:
         return self._quantile(x, lambda p: self.loc - self.scale * F.log(-F.log(p)), -np.inf, np.inf)
 
     def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
         return rng.gumbel(size=shape)
 
 
-class LogNormal(Elementwise):
+class LogNormal(UnivariateDistribution):
     """The distribution of exp(y) for a normal y.
 
     Args:
@@ -347,7 +350,7 @@ class LogNormal(Elementwise):
 
     support = "positive"
 
-    def __init__(self, mu: Any, sigma: Any) -> None:
+    def __init__(self, mu: Operand | Number, sigma: Operand | Number) -> None:
         self.mu, self.sigma = parameters(mu, sigma)
         see_parameters(self, sigma=self.sigma)
 
@@ -375,28 +378,28 @@ class LogNormal(Elementwise):
     def entropy(self) -> Variable:
         return self._normal.entropy + self.mu
 
-    def log_prob(self, x: Any) -> Variable:
+    def log_prob(self, x: Operand | Number) -> Variable:
         return self._at_log(lambda log_x: self._normal.log_prob(log_x) - log_x, x, -np.inf)
 
-    def cdf(self, x: Any) -> Variable:
+    def cdf(self, x: Operand | Number) -> Variable:
         return self._at_log(self._normal.cdf, x, 0.0)
 
-    def log_cdf(self, x: Any) -> Variable:
+    def log_cdf(self, x: Operand | Number) -> Variable:
         return self._at_log(self._normal.log_cdf, x, -np.inf)
 
-    def survival_function(self, x: Any) -> Variable:
+    def survival_function(self, x: Operand | Number) -> Variable:
         return self._at_log(self._normal.survival_function, x, 1.0)
 
-    def log_survival_function(self, x: Any) -> Variable:
+    def log_survival_function(self, x: Operand | Number) -> Variable:
         return self._at_log(self._normal.log_survival_function, x, 0.0)
 
-    def _at_log(self, function: Callable[[Variable], Variable], x: Any, otherwise: float) -> Variable:
+    def _at_log(self, function: Callable[[Variable], Variable], x: Operand | Number, otherwise: float) -> Variable:
         """``function`` at log(x), ``otherwise`` where x is not above 0."""
         x = self._outcome(x)
         inside = value_of(x) > 0
         return self._within(inside, function(F.log(F.where(inside, x, self.xp.ones_like(x.array)))), otherwise, x)
 
-    def icdf(self, x: Any) -> Variable:
+    def icdf(self, x: Operand | Number) -> Variable:
         return F.exp(self._normal.icdf(x))
 
     def sample_n(self, n: int) -> Variable:

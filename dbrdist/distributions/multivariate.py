@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 import dbrdist.functions as F
-from dbrdist.core.tape.variable import Variable
+from dbrdist.core.array.types import Number
+from dbrdist.core.tape.variable import Operand, Variable
 from dbrdist.distributions.base import (
     Distribution,
     as_parameter,
@@ -43,7 +44,7 @@ class Dirichlet(Distribution):
 
     support = "[0, 1]"
 
-    def __init__(self, alpha: Any) -> None:
+    def __init__(self, alpha: Operand | Number) -> None:
         self.alpha = as_parameter(alpha)
         if not self.alpha.ndim:
             raise ValueError("Dirichlet: alpha: expected at least one axis, the last over the components")
@@ -272,20 +273,20 @@ class Independent(Distribution):
     def entropy(self) -> Variable:
         return self._summed(self.distribution.entropy)
 
-    def log_prob(self, x: Any) -> Variable:
+    def log_prob(self, x: Operand | Number) -> Variable:
         return self._summed(self.distribution.log_prob(x))
 
-    def cdf(self, x: Any) -> Variable:
+    def cdf(self, x: Operand | Number) -> Variable:
         return self._multiplied(self.distribution.cdf(x))
 
-    def log_cdf(self, x: Any) -> Variable:
+    def log_cdf(self, x: Operand | Number) -> Variable:
         return self._summed(self.distribution.log_cdf(x))
 
-    def survival_function(self, x: Any) -> Variable:
+    def survival_function(self, x: Operand | Number) -> Variable:
         """The probability of an outcome above x in all its parts."""
         return self._multiplied(self.distribution.survival_function(x))
 
-    def log_survival_function(self, x: Any) -> Variable:
+    def log_survival_function(self, x: Operand | Number) -> Variable:
         return self._summed(self.distribution.log_survival_function(x))
 
     def icdf(self, x: Any) -> Variable:

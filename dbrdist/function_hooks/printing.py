@@ -6,6 +6,7 @@ from typing import Any, TextIO
 
 from dbrdist.core.array.backend import get_array_module
 from dbrdist.core.array.chainer_mode import as_chainer
+from dbrdist.core.array.types import Array
 from dbrdist.core.files.standard_streams import stdout
 from dbrdist.core.tape.function_node import FunctionHook, FunctionNode
 from dbrdist.core.tape.variable import Variable
@@ -31,19 +32,19 @@ class PrintHook(FunctionHook):
         self.sep, self.end, self.flush = sep, end, flush
         self.file = file
 
-    def _print(self, *words: Any) -> None:
+    def _print(self, *words: str) -> None:
         print(*words, sep=self.sep, end=self.end, file=self.file or stdout, flush=self.flush)
 
-    def forward_preprocess(self, function: FunctionNode, in_data: Any) -> None:
+    def forward_preprocess(self, function: FunctionNode, in_data: tuple[Array, ...]) -> None:
         self._print(f"function\t{function.label}")
         self._print_arrays("input data", in_data)
 
-    def backward_preprocess(self, function: FunctionNode, in_data: Any, out_grad: Any) -> None:
+    def backward_preprocess(self, function: FunctionNode, in_data: Any, out_grad: tuple[Array, ...]) -> None:
         self._print(f"function\t{function.label}")
         self._print_arrays("input data", in_data)
         self._print_arrays("output gradient", out_grad)
 
-    def _print_arrays(self, title: str, arrays: Any) -> None:
+    def _print_arrays(self, title: str, arrays: tuple[Array | None, ...]) -> None:
         self._print(title)
         for a in arrays:
             if a is None:
@@ -54,7 +55,7 @@ class PrintHook(FunctionHook):
                 self._print(f"<variable of shape {a.shape}, {a.dtype}>\n{a}")
 
 
-def _described(a: Any, is_gradient: bool) -> str:
+def _described(a: Array, is_gradient: bool) -> str:
     """An array as Chainer prints it: place, type, shape and statistics of a Variable, or of its gradient."""
     v = Variable(get_array_module(a).zeros_like(a) if is_gradient else a)
     if is_gradient:

@@ -18,15 +18,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from dbrdist.core.array import spans
+from dbrdist.core.array.types import Array
 from dbrdist.core.files.serializer import write_atomically
 from dbrdist.core.files.standard_streams import stdout
 from dbrdist.core.model.link import Link
 from dbrdist.core.tape.function_node import FunctionNode
-from dbrdist.core.update.optimizer import Optimizer
+from dbrdist.core.update.optimizer import GradientMethod, Optimizer
 from dbrdist.function_hooks.report import in_units
+
+if TYPE_CHECKING:
+    from dbrdist.core.tape.variable import Operand, Variable
 
 _PHASES = ("forward", "backward", "update")
 MAX_EVENTS = 1 << 18  # calls that the trace shows: of a longer run the last ones
@@ -176,7 +180,7 @@ class Profile:
         """The path of the innermost link that is being called."""
         return self._layers[-1] if self._layers else ""
 
-    def within(self, link: Any, run: Callable[[], Any]) -> Any:
+    def within(self, link: Link, run: Callable[[], Any]) -> Any:
         """Run a link's call; its path is known from the outermost link that contains it."""
         if not self._layers:
             for path, inner in link.namedlinks():
@@ -394,7 +398,7 @@ def _seconds_of_a_call(profile: Profile, times: int = 200) -> float:
 
 def _around_apply(apply: Any) -> Any:
     @functools.wraps(apply)
-    def profiled(self: Any, inputs: tuple[Any, ...]) -> Any:
+    def profiled(self: FunctionNode, inputs: tuple[Any, ...]) -> Any:
         profile = _here()
         if profile is None:
             return apply(self, inputs)
@@ -424,7 +428,7 @@ def _new_bytes(array: Any, inputs: tuple[Any, ...]) -> int:
     return int(array.nbytes)
 
 
-def _root(array: Any) -> Any:
+def _root(array: Array) -> Any:
     """The array that owns the memory of a view."""
     base = getattr(array, "base", None)
     while base is not None and hasattr(base, "shape"):
@@ -434,7 +438,7 @@ def _root(array: Any) -> Any:
 
 def _around_derive(derive: Any) -> Any:
     @functools.wraps(derive)
-    def profiled(self: Any, *args: Any) -> Any:
+    def profiled(self: FunctionNode, *args: Any) -> Any:
         profile = _here()
         if profile is None:
             return derive(self, *args)
@@ -449,7 +453,7 @@ def _around_derive(derive: Any) -> Any:
 
 def _around_link(call: Any) -> Any:
     @functools.wraps(call)
-    def profiled(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def profiled(self: Link, *args: Operand, **kwargs: Any) -> Variable:
         profile = _here()
         if profile is None:
             return call(self, *args, **kwargs)
@@ -460,7 +464,7 @@ def _around_link(call: Any) -> Any:
 
 def _around_update(update: Any) -> Any:
     @functools.wraps(update)
-    def profiled(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def profiled(self: GradientMethod, *args: Any, **kwargs: Any) -> Any:
         profile = _here()
         if profile is None:
             return update(self, *args, **kwargs)

@@ -8,6 +8,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from dbrdist.core.array import backend
+from dbrdist.core.array.types import Module
 from dbrdist.core.tape.function_node import FunctionHook, FunctionNode
 from dbrdist.function_hooks.report import Report, in_units, print_table
 
@@ -22,7 +23,7 @@ class Stopwatch(Report):
         self._started: list[Any] = []
         self._events: list[tuple[int, Any, Any]] = []
 
-    def start(self, xp: Any) -> None:
+    def start(self, xp: Module) -> None:
         """Begin a call that computes with ``xp``."""
         self._started.append(time.perf_counter() if xp is np else _recorded_event())
 

@@ -11,6 +11,7 @@ from dbrdist import kernels
 from dbrdist.core.array.backend import Array, empty_as, get_array_module
 from dbrdist.core.array.elementwise import elementwise, fused
 from dbrdist.core.array.observed import observed
+from dbrdist.core.array.types import Number
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import Operands, expected, floating, one_of
 from dbrdist.core.tape.elementwise_table import function, public, row, together
@@ -28,7 +29,7 @@ sigmoid = function(
 )
 
 
-def _logistic(x: Any) -> Any:
+def _logistic(x: Any) -> Array:
     """Not by tanh(x / 2) / 2 + 1 / 2, which has no right digit where the result is small."""
     with np.errstate(over="ignore"):  # 1 / inf is the right result
         return np.reciprocal(np.exp(-x) + 1)
@@ -50,7 +51,7 @@ class Softmax(FunctionNode):
         self.retain_outputs((0,))
         return (kernels.softmax(xs[0], self.axis),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         (y,), gy = self.retained_outputs(), gys[0]
         if not self._on_variables:
             return (kernels.softmax_backward(y, gy, self.axis),)
@@ -71,14 +72,14 @@ class LogSoftmax(FunctionNode):
         self.retain_outputs((0,))
         return (kernels.log_softmax(xs[0], self.axis),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         (y,), gy = self.retained_outputs(), gys[0]
         if not self._on_variables:
             return (kernels.log_softmax_backward(y, gy, self.axis),)
         return (ops.sub(gy, ops.mul(ops.exp(y), ops.sum(gy, self.axis, True))),)
 
 
-def _axis_of(function: str, x: Any, axis: int) -> int:
+def _axis_of(function: str, x: Operand, axis: int) -> int:
     ndim = len(x.shape)
     if not -ndim <= axis < ndim:
         raise expected(function, "axis", f"from {-ndim} to {ndim - 1} for x of shape {x.shape}", axis)
@@ -177,15 +178,15 @@ hard_sigmoid = function(
 )
 
 
-def _is_positive(x: Any) -> Array:
+def _is_positive(x: Operand) -> Array:
     return elementwise(lambda v: v >= 0, as_array(x))
 
 
-def _is_at_most(x: Any, high: float) -> Array:
+def _is_at_most(x: Operand, high: float) -> Array:
     return elementwise(lambda v: v <= high, as_array(x))
 
 
-def _lies_within(x: Any, low: float, high: float) -> Array:
+def _lies_within(x: Operand, low: float, high: float) -> Array:
     return elementwise(lambda v: (v > low) & (v < high), as_array(x))
 
 
@@ -194,7 +195,7 @@ def _elu_of(x: Array, below: Array, alpha: float) -> Array:
     return np.maximum(x, below) if alpha == 1 else np.maximum(x, 0.0) + below * alpha
 
 
-def _elu_slope(x: Any, alpha: float) -> Any:
+def _elu_slope(x: Operand, alpha: float) -> Operand:
     """1 for x from 0 on, alpha exp(x) below, without overflow above."""
     slope = ops.exp(minimum.primitive(x, 0.0))
     return slope if alpha == 1 else ops.where(_is_positive(x), slope, ops.mul(slope, alpha))
@@ -240,12 +241,12 @@ class Swish(FunctionNode):
         return tuple(rules[i]() for i in wanted)
 
 
-def _in_steps(formula: Any, *xs: Any) -> Any:
+def _in_steps(formula: Any, *xs: Operand) -> Operand:
     """A formula of primitives: of arrays block by block where they are large, of Variables as it stands."""
     return formula(*xs) if any(isinstance(x, Variable) for x in xs) else fused(formula, *xs)
 
 
-def _swish_slope(z: Any) -> Any:
+def _swish_slope(z: Operand) -> Operand:
     """d/dx of x s(z), s the logistic function and z = beta x: s + z s (1 - s)."""
     s = sigmoid.primitive(z)
     return ops.mul(s, ops.add(ops.mul(z, ops.sub(1.0, s)), 1.0))
@@ -311,7 +312,7 @@ _gelu_by_tanh = row(
 )
 
 
-def _mish_slope(x: Any, t: Any) -> Any:
+def _mish_slope(x: Operand, t: Operand) -> Operand:
     """d/dx of x t, t = tanh(ln(1 + exp x)): t + x (1 - t^2) sigmoid(x)."""
     return ops.add(t, ops.mul(x, ops.mul(ops.sub(1.0, ops.mul(t, t)), sigmoid.primitive(x))))
 
@@ -319,12 +320,12 @@ def _mish_slope(x: Any, t: Any) -> Any:
 _TWICE = 2 * math.sqrt(2 / math.pi)
 
 
-def _gelu_argument(x: Any) -> Any:
+def _gelu_argument(x: Operand) -> Operand | Number:
     """z with (1 + tanh(z / 2)) / 2 = sigmoid(z)"""
     return ops.mul(x, ops.add(ops.mul(ops.mul(x, x), 0.044715 * _TWICE), _TWICE))
 
 
-def _gelu_slope(x: Any, s: Any) -> Any:
+def _gelu_slope(x: Operand, s: Operand) -> Operand:
     """d/dx of x s, s = sigmoid(a x + b x^3): s (1 + x (1 - s) (a + 3 b x^2))."""
     inner = ops.add(ops.mul(ops.mul(x, x), 3 * 0.044715 * _TWICE), _TWICE)
     return ops.mul(s, ops.add(ops.mul(ops.mul(x, inner), ops.sub(1.0, s)), 1.0))
@@ -356,7 +357,7 @@ class CReLU(FunctionNode):
     def __init__(self, axis: int) -> None:
         self.axis = axis
 
-    def halves(self, y: Any) -> tuple[Any, Any]:
+    def halves(self, y: Operand) -> tuple[Operand, Operand]:
         """The parts of y for x and for -x."""
         n, lead = y.shape[self.axis] // 2, (slice(None),) * self.axis
         return ops.getitem(y, (*lead, slice(None, n))), ops.getitem(y, (*lead, slice(n, None)))
@@ -372,7 +373,7 @@ class CReLU(FunctionNode):
         xp.maximum(below, zero, out=below)
         return (y,)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         parts = zip(self.halves(as_array(self.retained_outputs()[0])), self.halves(gys[0]))
         above, below = (call(ReLUGradient(y), gy) for y, gy in parts)
         return (ops.sub(above, below),)

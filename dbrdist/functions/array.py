@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dbrdist.core.array.array_operations import are_images
 from dbrdist.core.array.backend import (
     Array,
+    DeviceSpec,
     as_dtype,
     channels_last,
     device_of,
@@ -22,6 +24,7 @@ from dbrdist.core.array.backend import (
 )
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.elementwise import elementwise
+from dbrdist.core.array.types import PerAxis
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, wrong_type
 from dbrdist.core.tape.elementwise_table import matched
@@ -77,7 +80,7 @@ def concat(xs: Sequence[Any], axis: int = 1) -> Variable:
     return ops.concat(xs, axis)
 
 
-def stack(xs: Sequence[Any], axis: int = 0) -> Variable:
+def stack(xs: Sequence[Operand], axis: int = 0) -> Variable:
     """Arrays of one shape along a new axis.
 
     Args:
@@ -99,7 +102,7 @@ def stack(xs: Sequence[Any], axis: int = 0) -> Variable:
     return ops.concat(tuple(expand_dims(x, axis) for x in xs), axis)
 
 
-def vstack(xs: Sequence[Any]) -> Variable:
+def vstack(xs: Sequence[Operand]) -> Variable:
     """Concatenated along the first axis; vectors count as rows.
 
     Args:
@@ -116,7 +119,7 @@ def vstack(xs: Sequence[Any]) -> Variable:
     return concat([reshape(x, (1, -1)) if x.ndim < 2 else x for x in xs], axis=0)
 
 
-def hstack(xs: Sequence[Any]) -> Variable:
+def hstack(xs: Sequence[Operand]) -> Variable:
     """Concatenated along the second axis; vectors along their only one.
 
     Args:
@@ -130,7 +133,7 @@ def hstack(xs: Sequence[Any]) -> Variable:
     return concat(xs, axis=0 if xs and xs[0].ndim == 1 else 1)
 
 
-def dstack(xs: Sequence[Any]) -> Variable:
+def dstack(xs: Sequence[Operand]) -> Variable:
     """Concatenated along the third axis; (N,) counts as (1, N, 1) and (M, N) as (M, N, 1).
 
     Args:
@@ -163,7 +166,7 @@ class SplitAxis(FunctionNode):
         lead = (slice(None),) * self.axis
         return tuple(xs[0][(*lead, slice(i, j))] for i, j in zip(self.bounds, self.bounds[1:]))
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         node, axis = self.inputs[0], self.axis
         like = next(as_array(g) for g in gys if g is not None)
         pieces = []
@@ -231,7 +234,7 @@ def separate(x: Operand, axis: int = 0) -> tuple[Variable, ...]:
 # ---- repeating ------------------------------------------------------------------------------------------------------
 
 
-def repeat(x: Operand, repeats: Any, axis: int | None = None) -> Variable:
+def repeat(x: Operand, repeats: PerAxis, axis: int | None = None) -> Variable:
     """Each element repeated along an axis.
 
     Args:
@@ -267,7 +270,7 @@ def repeat(x: Operand, repeats: Any, axis: int | None = None) -> Variable:
     return ops.getitem(x, (*(slice(None),) * axis, order))
 
 
-def tile(x: Operand, reps: Any) -> Variable:
+def tile(x: Operand, reps: tuple[int, ...]) -> Variable:
     """The whole array repeated, a number of times along each axis, the last first.
 
     Args:
@@ -306,14 +309,14 @@ class Pad(FunctionNode):
         y[self._inside(x.shape)] = x
         return (y,)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (ops.getitem(gys[0], self._inside(self.inputs[0].shape)),)
 
     def _inside(self, shape: tuple[int, ...]) -> tuple[slice, ...]:
         return tuple(slice(a, a + n) for n, (a, _) in zip(shape, self.widths))
 
 
-def pad(x: Operand, pad_width: Any, mode: str, **keywords: Any) -> Variable:
+def pad(x: Operand, pad_width: int | tuple[tuple[int, ...], ...], mode: str, **keywords: Any) -> Variable:
     """x within a frame of a constant.
 
     Args:
@@ -344,7 +347,7 @@ def pad(x: Operand, pad_width: Any, mode: str, **keywords: Any) -> Variable:
 # ---- copies ---------------------------------------------------------------------------------------------------------
 
 
-def cast(x: Operand, typ: Any) -> Variable:
+def cast(x: Operand, typ: DTypeLike) -> Variable:
     """x in another floating-point type; x itself if it has that type.
 
     Args:
@@ -361,7 +364,7 @@ def cast(x: Operand, typ: Any) -> Variable:
 class Copy(FunctionNode):
     """y = x on another device, or a copy on its own; gx = gy on the device of x"""
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: DeviceSpec) -> None:
         self.device = device
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -370,12 +373,12 @@ class Copy(FunctionNode):
             return (elementwise(lambda x: x.copy(), xs[0]),)
         return (to_device(xs[0], self.device),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         gy = gys[0]
         return (Copy(self.source).apply((gy,))[0] if isinstance(gy, Variable) else to_device(gy, self.source),)
 
 
-def copy(x: Operand, dst: Any) -> Variable:
+def copy(x: Operand, dst: DeviceSpec) -> Variable:
     """A copy of x on device ``dst``: a Device, its name, or a GPU's number (-1: host).
 
     Args:
@@ -389,7 +392,7 @@ def copy(x: Operand, dst: Any) -> Variable:
     return Copy(get_device(dst)).apply((x,))[0]
 
 
-def identity(*inputs: Any) -> Any:
+def identity(*inputs: Operand) -> Any:
     """The inputs as they are.
 
     Args:

@@ -13,6 +13,7 @@ import numpy as np
 from dbrdist.core.array.backend import Array, accumulation_dtype, to_device
 from dbrdist.core.array.config import config
 from dbrdist.core.array.random import Lines
+from dbrdist.core.array.types import DType
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.elementwise_table import together
@@ -78,7 +79,13 @@ def scaled_dot_product_attention(
     return ops.matmul(weights, value)
 
 
-def _seen(name: str, shape: tuple[int, ...], dtype: Any, mask: Any, is_causal: bool) -> Seen:
+def _seen(
+    name: str,
+    shape: tuple[int, ...],
+    dtype: DType,
+    mask: Any,
+    is_causal: bool,
+) -> Seen:
     """What a mask of scores of a shape and type means."""
     if mask is None:
         return Seen(None, None, is_causal)
@@ -109,7 +116,7 @@ def _dropped(shape: tuple[int, ...], ratio: float) -> Dropped | None:
     return Dropped(lines, np.uint32(ratio * 2.0**32), 1.0 / (1.0 - ratio))
 
 
-def _broadcasts(shape: Any, to: tuple[int, ...]) -> bool:
+def _broadcasts(shape: tuple[int, ...] | None, to: tuple[int, ...]) -> bool:
     if shape is None or len(shape) > len(to):
         return False
     return all(n in (1, m) for n, m in zip(shape[::-1], to[::-1]))
@@ -166,13 +173,13 @@ class RMSNormalization(FunctionNode):
         x, gamma = xs
         return (ops.cast(ops.mul(self.normalized(x)[0], gamma), x.dtype),)
 
-    def normalized(self, x: Any) -> tuple[Any, Any, float]:
+    def normalized(self, x: Operand) -> tuple[Any, Any, float]:
         """x_hat and s in the wider type, and 1 / K."""
         wide, part = ops.cast(x, accumulation_dtype(x.dtype)), 1 / max(x.shape[1], 1)
         s = ops.power(ops.add(ops.mul(ops.sum(ops.mul(wide, wide), 1, True), part), self.eps), -0.5)
         return ops.mul(wide, s), s, part
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         x, gamma = self.retained_inputs()
         x_hat, s, part = self.normalized(x)
         gy = ops.cast(gys[0], x_hat.dtype)

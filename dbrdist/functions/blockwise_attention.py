@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from dbrdist import kernels
 from dbrdist.core.array.backend import Array, empty, get_array_module
 from dbrdist.core.array.random import Lines
+from dbrdist.core.array.types import DType, Module
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.function_node import FunctionNode
 from dbrdist.functions.activation import softmax
+
+if TYPE_CHECKING:
+    from dbrdist.core.tape.variable import Variable
 
 _BLOCK_QUERIES = 512
 # Scores of a head from which on they are made in blocks. Forward and backward take as long as at once, on one core with
@@ -39,7 +43,7 @@ class Seen(NamedTuple):
     added: Any
     is_causal: bool
 
-    def all_keys(self, num: int, size: int, xp: Any = np) -> Array | None:
+    def all_keys(self, num: int, size: int, xp: Module = np) -> Array | None:
         """As ``keys``, with the causal ones among them; for L queries and S keys."""
         if not self.is_causal:
             return self.keys
@@ -77,7 +81,7 @@ class Dropped(NamedTuple):
         """0 and the scale for lines of a row, shape (stop - start, S)."""
         return (self.lines.bits(row, start, stop) >= self.threshold).astype(dtype) * dtype.type(self.scale)
 
-    def whole_mask(self, shape: tuple[int, ...], dtype: Any) -> Array:
+    def whole_mask(self, shape: tuple[int, ...], dtype: DType) -> Array:
         """0 and the scale for all weights."""
         lines = prod(shape[1:-1])
         mask = np.empty((shape[0], lines, shape[-1]), dtype)
@@ -86,7 +90,7 @@ class Dropped(NamedTuple):
         return mask.reshape(shape)
 
 
-def serves(query: Any, key: Any, value: Any, mask: Any) -> bool:
+def serves(query: Variable, key: Variable, value: Variable, mask: Variable | None) -> bool:
     """Whether :class:`Attention` takes these operands: large float32 or float64 arrays of the host with as many heads.
 
     A mask of floating numbers that wants a gradient needs the scores.
@@ -149,7 +153,9 @@ class Attention(FunctionNode):
             gq[head] *= self.scale
         return gq, gk, gv
 
-    def _of_variables_at_once(self, q: Any, k: Any, v: Any, gy: Any) -> tuple[Any, Any, Any]:
+    def _of_variables_at_once(
+        self, q: Variable, k: Variable, v: Variable, gy: Any
+    ) -> tuple[Variable, Variable, Variable]:
         """The same with Variables, for passes of higher order; these store all scores."""
         scaled = ops.mul(q, self.scale)
         scores = ops.matmul(scaled, ops.swap(k))
@@ -196,7 +202,7 @@ def _add_product(a: Array, b: Array, to: Array, block: slice) -> None:
         to += kernels.matmul(a, b)
 
 
-def weights_of(scores: Any, seen: Seen) -> Any:
+def weights_of(scores: Variable, seen: Seen) -> Variable:
     """The softmax of scores (..., L, S) over the keys that are seen, at once; zeros for a query that sees none."""
     xp, (num, size) = get_array_module(scores.array), scores.shape[-2:]
     if not scores.size:
@@ -213,7 +219,7 @@ def weights_of(scores: Any, seen: Seen) -> Any:
     return weights if bool(sees_some.all()) else ops.where(keys, weights, scores.dtype.type(0))
 
 
-def _softmax(scores: Any) -> Any:
+def _softmax(scores: Variable) -> Variable:
     """Over the last axis; kernels take rows."""
     rows = ops.reshape(scores, (int(np.prod(scores.shape[:-1])), scores.shape[-1]))
     return ops.reshape(softmax(rows), scores.shape)

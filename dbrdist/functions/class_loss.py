@@ -14,6 +14,7 @@ from numpy import ndarray
 from dbrdist import kernels
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, is_array, is_floating
 from dbrdist.core.array.config import config
+from dbrdist.core.array.types import Module
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating, one_of
 from dbrdist.core.tape.function_node import FunctionNode, call
@@ -70,18 +71,18 @@ class LabelCrossEntropy(FunctionNode):
             losses -= _product(xp, self.spread, rows - shift - logs).sum(axis=1)
         return (self._only_valid(losses).reshape(self.shape[:-1]),)
 
-    def _rows(self, x: Any) -> Any:
+    def _rows(self, x: Operand) -> Any:
         """(N, K, D...) as (M, K) in the wider type: as it lies in memory for (N, K) and for channels-last images."""
         rows = ops.transpose(x, (0, *range(2, x.ndim), 1)) if x.ndim > 2 else x
         return ops.cast(ops.reshape(rows, (self.t.size, x.shape[1])), accumulation_dtype(x.dtype))
 
-    def _only_valid(self, rows: Any) -> Any:
+    def _only_valid(self, rows: Operand) -> Any:
         """Zero for ignored labels, whatever stands there: of scores that are all -inf comes NaN."""
         if self.valid is None:
             return rows
         return ops.where(self.valid.reshape(-1, *(1,) * (rows.ndim - 1)), rows, 0.0)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Any, ...]:
         gy, (x,) = gys[0], self.retained_inputs()
         total = self.at_label + self.spread.sum() * (1 if self.weight is not None else self.shape[-1])
         if self._on_variables:
@@ -98,7 +99,7 @@ class LabelCrossEntropy(FunctionNode):
             get_array_module(gx).copyto(gx, 0, where=~self.valid.reshape(-1, 1))  # a mask as an index would wait
         return (_class_second(gx.reshape(self.shape).astype(x.dtype, copy=False)),)
 
-    def _derive_again(self, x: Any, gy: Any, total: Array) -> Any:
+    def _derive_again(self, x: Variable, gy: Any, total: Array) -> Any:
         """The same of Variables, whose graph holds the sums as well."""
         rows = self._only_valid(self._rows(x))  # 0 times NaN would be NaN in the next derivative
         gy = ops.reshape(gy, (len(self.at), 1))
@@ -116,12 +117,12 @@ class LabelCrossEntropy(FunctionNode):
         return self._only_valid(q + self.spread)
 
 
-def _class_second(x: Any) -> Any:
+def _class_second(x: Operand) -> Any:
     """(N, D..., K) as (N, K, D...)"""
     return ops.transpose(x, (0, x.ndim - 1, *range(1, x.ndim - 1))) if x.ndim > 2 else x
 
 
-def _product(xp: Any, weight: Array, logs: Array) -> Array:
+def _product(xp: Module, weight: Array, logs: Array) -> Array:
     """Weights times logarithms; what has no weight adds nothing, also where the logarithm is -inf."""
     if xp is not np or not weight.all():  # a look at weights on a GPU would wait for them
         logs = xp.where(weight == 0, logs.dtype.type(0), logs)
@@ -147,7 +148,7 @@ class MeanOverLabels(FunctionNode):
         y, self.saved = kernels.cross_entropy(self._rows(x), self.t, self.ignore_label, self.divisor)
         return (y,)
 
-    def _rows(self, x: Any) -> Any:
+    def _rows(self, x: Operand) -> Any:
         """(N, K, D...) as (M, K)"""
         if x.ndim > 2:
             x = ops.reshape(ops.transpose(x, (0, *range(2, x.ndim), 1)), (self.t.size, x.shape[1]))
@@ -187,7 +188,7 @@ class WeightedCrossEntropy(FunctionNode):
         logs = kernels.log_softmax(xs[0].astype(self.q.dtype, copy=False), 1)
         return (-_product(get_array_module(logs), self.q, logs).sum(axis=1),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Any, ...]:
         (x,), q = self.retained_inputs(), self.q
         p = call(Softmax(1), ops.cast(x, q.dtype))
         gy = ops.reshape(gys[0], (x.shape[0], 1, *x.shape[2:]))
@@ -268,7 +269,7 @@ def _bad_labels(t: Array, num_classes: int, ignore_label: int) -> Exception:
 
 def _of_labels(
     x: Any, t: Array, normalize: bool, class_weight: Array, ignore_label: int, reduce: str, smoothing: float
-) -> Any:
+) -> Variable:
     """The general path: any axes, types, weights and labels to be ignored."""
     xp = get_array_module(x.array)
     num_classes, dtype = x.shape[1], accumulation_dtype(x.dtype)
@@ -298,7 +299,7 @@ def _of_labels(
     return ops.cast(ops.div(ops.sum(losses), count), x.dtype)
 
 
-def _of_probabilities(x: Any, t: Array, reduce: str, soft_target_loss: str) -> Any:
+def _of_probabilities(x: Variable, t: Array, reduce: str, soft_target_loss: str) -> Variable:
     q = t.astype(accumulation_dtype(x.dtype))
     losses = WeightedCrossEntropy(q).apply((x,))[0]
     if soft_target_loss == "kl-divergence":

@@ -5,8 +5,6 @@ N examples, K classes; t are integer labels, shape (N,), or weights of the class
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, is_floating
@@ -55,7 +53,7 @@ def binary_cross_entropy(
     return ops.cast(ops.div(total, float(max(count, 1))), x.dtype)
 
 
-def _weights(function: str, x: Any, t: Array) -> Array:
+def _weights(function: str, x: Variable, t: Array) -> Array:
     """The weights of the classes: one-hot rows for integer labels."""
     num_examples, num_classes = x.shape
     if t.shape == x.shape and is_floating(t.dtype):

@@ -6,8 +6,9 @@ N examples, I inputs, O outputs.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy import ndarray
@@ -18,14 +19,18 @@ from dbrdist.core.array.backend import Array, empty, is_array
 from dbrdist.core.array.config import config
 from dbrdist.core.array.observed import observed
 from dbrdist.core.array.sums import ones, sum_rows
+from dbrdist.core.array.types import DType
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import Operands, OperandTypeError, describe, expected
 from dbrdist.core.tape.elementwise_table import together
 from dbrdist.core.tape.function_node import FunctionNode
-from dbrdist.core.tape.node import Value
+from dbrdist.core.tape.node import Value, VariableNode
 from dbrdist.core.tape.variable import Operand, Variable, as_variable
 from dbrdist.core.usage.mistakes import refuse
 from dbrdist.kernels.small_arrays.small import add_to_rows
+
+if TYPE_CHECKING:
+    pass
 
 # From this many multiplications on, the call of the fastest kernel pays.
 _LARGE_PRODUCT = 1 << 19
@@ -59,7 +64,9 @@ class LinearFunction(FunctionNode):
             return (y,)
         return (kernels.linear(x, W, b),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    def derive(
+        self, wanted: tuple[int, ...], gys: tuple[Array, ...], out: Sequence[Array | None] | None
+    ) -> tuple[Any, ...]:
         gy = gys[0]
         gxs = _small_gradients(self, wanted, gy, out)
         if gxs is not None:
@@ -91,7 +98,7 @@ class LinearFunction(FunctionNode):
         return tuple(grads)
 
 
-def _small_product(call: Any, xs: tuple[Array, ...]) -> Any:
+def _small_product(call: FunctionNode, xs: tuple[Array, ...]) -> Array | None:
     """The output on the host, of one type with x and W, where NumPy's own product takes the least time; else None."""
     x, W = xs[0], xs[1]
     dtype = x.dtype
@@ -116,7 +123,7 @@ def _small_product(call: Any, xs: tuple[Array, ...]) -> Any:
     return y
 
 
-def _plan(plans: dict[Any, Any], shape: tuple[int, ...], sizes: tuple[int, ...], dtype: Any) -> Any:
+def _plan(plans: dict[Any, Any], shape: tuple[int, ...], sizes: tuple[int, ...], dtype: DType) -> Any:
     """What small products of x and W of these shapes need, or None where another way takes less time: the index that
     spreads a bias over the rows, ones to sum the rows, and the shape of a bias."""
     if len(shape) != 2 or len(sizes) != 2 or shape[1] != sizes[1]:
@@ -130,7 +137,9 @@ def _plan(plans: dict[Any, Any], shape: tuple[int, ...], sizes: tuple[int, ...],
     return plan
 
 
-def _small_gradients(call: Any, wanted: tuple[int, ...], gy: Any, out: Any) -> Any:
+def _small_gradients(
+    call: FunctionNode, wanted: tuple[int, ...], gy: Any, out: Sequence[Array | None] | None
+) -> tuple[Array, ...] | None:
     """The gradients after a small product, where gy is of its type; else None."""
     plan = call._for_rule
     if plan is None or call._on_variables:
@@ -153,7 +162,7 @@ def _small_gradients(call: Any, wanted: tuple[int, ...], gy: Any, out: Any) -> A
     return tuple(grads)
 
 
-def _row_sum(gy: Any, b: Any, out: Array | None = None) -> Any:
+def _row_sum(gy: Operand, b: VariableNode, out: Array | None = None) -> Any:
     """The gradient of the bias, summed and kept in its own type where that is the wider one."""
     if not isinstance(gy, (ndarray, Variable)):
         return kernels.column_sums(gy, b.dtype if b.dtype.itemsize > gy.dtype.itemsize else gy.dtype, out)
@@ -162,11 +171,11 @@ def _row_sum(gy: Any, b: Any, out: Array | None = None) -> Any:
     return sum_rows(gy, out) if type(gy) is ndarray else ops.sum_to(gy, b.shape, out)
 
 
-def _in_type(g: Any, dtype: Any) -> Any:
+def _in_type(g: Operand, dtype: DType) -> Any:
     return g if g.dtype == dtype else ops.cast(g, dtype)
 
 
-def activation(x: Any) -> Any:
+def activation(x: Operand) -> Operand:
     """A 16-bit array as a Variable: it decides the type of the computation, as float32 weights beside it do not."""
     if isinstance(x, Value):
         return x
@@ -205,7 +214,7 @@ def linear(x: Operand, W: Operand, b: Operand | None = None, n_batch_axes: int =
     return LinearFunction().apply((x, W) if b is None else (x, W, b))[0]
 
 
-def whole_batch_axes(n_batch_axes: Any) -> int:
+def whole_batch_axes(n_batch_axes: int) -> int:
     """As an integer; an array is probably a second input of a network that takes one."""
     try:
         return operator.index(n_batch_axes)
@@ -214,7 +223,7 @@ def whole_batch_axes(n_batch_axes: Any) -> int:
         raise OperandTypeError("linear", "n_batch_axes", "an integer", describe(n_batch_axes), hint) from None
 
 
-def _linear_of_batch_axes(x: Any, W: Any, b: Any, n_batch_axes: int) -> Any:
+def _linear_of_batch_axes(x: Operand, W: Any, b: Any, n_batch_axes: int) -> Variable:
     x = as_variable(x)
     batch = x.shape[:n_batch_axes]
     width = int(np.prod(x.shape[n_batch_axes:]))

@@ -8,6 +8,7 @@ are again among the three, so that derivatives of any order come from these para
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -17,8 +18,8 @@ from numpy import ndarray
 from dbrdist import kernels
 from dbrdist.core.array.backend import Array, is_floating
 from dbrdist.core.array.config import config
-from dbrdist.core.array.types import PerAxis
-from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.array.types import DType, Number, PerAxis
+from dbrdist.core.model.parameter import Kept, Parameter
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import ArgumentError, Given, Operands, expected
 from dbrdist.core.tape.function_node import FunctionNode, call, is_observed
@@ -56,7 +57,9 @@ class Convolution2D(FunctionNode):
                 return (y,)
         return (kernels.conv_forward(xs[0], xs[1], b, self.geometry),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    def derive(
+        self, wanted: tuple[int, ...], gys: tuple[Array, ...], out: Sequence[Array | None] | None
+    ) -> tuple[Array, ...]:
         on_variables = self._on_variables  # else the kernels themselves, without a node for each
         gy, (x, W), g = gys[0], self.retained_inputs() if on_variables else self._kept_xs, self.geometry
         gxs = []
@@ -82,7 +85,7 @@ class Convolution2D(FunctionNode):
         return kernels.conv_backward_data(gy, W, x_shape, g)
 
 
-def _sees_a_part(g: ConvGeometry, W_shape: tuple[int, ...], size: int, creator: Any) -> bool:
+def _sees_a_part(g: ConvGeometry, W_shape: tuple[int, ...], size: int, creator: FunctionNode | None) -> bool:
     """Does a 1x1 convolution look at a part of the pixels that a ReLU made, whose rule takes their gradients alone?"""
     if g.sh * g.sw == 1 or size < _LARGE or W_shape[2:] != (1, 1) or creator is None or creator.defer_sum is None:
         return False
@@ -106,7 +109,7 @@ class ConvolutionData(FunctionNode):
             y = ops.add(y, _per_channel(xs[2], y.dtype))
         return (y,)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...], out: Any) -> tuple[Array, ...]:
         (ggx,), (gy, W), g = gys, self.retained_inputs(), self.geometry
         gxs = []
         for k, i in enumerate(wanted):
@@ -122,7 +125,9 @@ class ConvolutionData(FunctionNode):
 class ConvolutionWeight(FunctionNode):
     """The gradient of a convolution with respect to W, into ``out`` where given."""
 
-    def __init__(self, geometry: ConvGeometry, W_shape: tuple[int, ...], dtype: Any, out: Array | None = None) -> None:
+    def __init__(
+        self, geometry: ConvGeometry, W_shape: tuple[int, ...], dtype: DType, out: Array | None = None
+    ) -> None:
         self.geometry = geometry
         self.W_shape = W_shape
         self.dtype = dtype
@@ -132,17 +137,17 @@ class ConvolutionWeight(FunctionNode):
         self.retain_inputs((0, 1))
         return (kernels.conv_backward_weight(*xs, self.W_shape, self.geometry, self.dtype, self.out),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         (ggW,), (x, gy), g = gys, self.retained_inputs(), self.geometry
         rules = (lambda: call(ConvolutionData(g, x.shape), gy, ggW), lambda: call(Convolution2D(g), x, ggW))
         return tuple(rules[i]() for i in wanted)
 
 
-def _per_channel(b: Array, dtype: Any) -> Array:
+def _per_channel(b: Array, dtype: DType) -> Array:
     return b.reshape(1, -1, 1, 1).astype(dtype, copy=False)
 
 
-def _bias_gradient(gy: Any, dtype: Any) -> Any:
+def _bias_gradient(gy: Operand, dtype: DType) -> Operand:
     """Summed and kept in the type of the bias where that is the wider one."""
     if dtype.itemsize > gy.dtype.itemsize:
         gy = ops.cast(gy, dtype)
@@ -183,7 +188,7 @@ def convolution_2d(
     return node.apply(arguments)[0]
 
 
-def _kept(W: Parameter) -> Any:
+def _kept(W: Parameter) -> Kept | None:
     """Where what is made of weights may stay until they change: at inference, where nobody else sees the array."""
     if not config.enable_backprop and not is_observed():
         return W.keep()
@@ -193,8 +198,8 @@ def _kept(W: Parameter) -> Any:
 
 
 def convolution_bn_2d(
-    x: Any, W: Any, b: Any, vectors: tuple[Any, ...], eps: float, added: Any, relu: bool, *, stride: Any,
-    pad: Any, dilate: Any, groups: int,
+    x: Any, W: Any, b: Any, vectors: tuple[Any, ...], eps: float, added: Any, relu: bool, *, stride: tuple[int, ...],
+    pad: tuple[int, ...], dilate: tuple[int, ...], groups: int,
 ) -> Any:  # fmt: skip
     """:func:`convolution_2d`, normalization with given statistics, an addition and :func:`relu` at once.
 
@@ -219,7 +224,16 @@ def convolution_bn_2d(
     return Variable(y, requires_grad=False)
 
 
-def _are_at_hand(W: Any, x: Any, added: Any, b: Any, gamma: Any, beta: Any, mean: Any, var: Any) -> bool:
+def _are_at_hand(
+    W: Any,
+    x: Any,
+    added: Operand | Number | None,
+    b: Parameter | None,
+    gamma: Any,
+    beta: Parameter | None,
+    mean: Operand,
+    var: Array | None,
+) -> bool:
     """Are these arrays on the host, of types that the functions would not cast first, and vectors of W's length?
 
     Some may be None, but a parameter that has no array yet is not at hand.
@@ -280,7 +294,7 @@ def pair(value: Any) -> tuple[int, int]:
     return (n := operator.index(value)), n
 
 
-def _hashable(value: Any) -> Any:
+def _hashable(value: PerAxis) -> int | tuple[int, int]:
     return value if type(value) is tuple or type(value) is int else pair(value)
 
 

@@ -34,7 +34,7 @@ def out_size(size: int, k: int, s: int, p: int, d: int, cover_all: bool) -> int:
     return (room + s - 1) // s + 1 if cover_all else room // s + 1
 
 
-def _operands(function: str, ndim: int | None, x: Any, W: Any, b: Any) -> tuple[Any, Any, Any]:
+def _operands(function: str, ndim: int | None, x: Operand, W: Operand, b: Any) -> tuple[Any, Any, Any]:
     floating(function, **{"x": x, "W": W, **({} if b is None else {"b": b})})
     x = activation(x)
     ndim = x.ndim - 2 if ndim is None else ndim
@@ -45,7 +45,7 @@ def _operands(function: str, ndim: int | None, x: Any, W: Any, b: Any) -> tuple[
     return x, W, b
 
 
-def _geometry(function: str, stride: Any, pad: Any, dilate: Any, ndim: int) -> tuple[tuple[int, ...], ...]:
+def _geometry(function: str, stride: Any, pad: Any, dilate: PerAxis, ndim: int) -> tuple[tuple[int, ...], ...]:
     """Steps, padding and distances within a window for each axis."""
     s, p, d = (each_axis(function, name, v, ndim) for name, v in (("stride", stride), ("pad", pad), ("dilate", dilate)))
     if min(*s, *d) < 1 or min(p) < 0:
@@ -53,7 +53,7 @@ def _geometry(function: str, stride: Any, pad: Any, dilate: Any, ndim: int) -> t
     return s, p, d
 
 
-def _check_channels(function: str, x: Any, W: Any, b: Any, groups: int, outputs: int) -> None:
+def _check_channels(function: str, x: Operand, W: Operand, b: Operand | None, groups: int, outputs: int) -> None:
     """Check that W (inputs and outputs in either order) and b fit x; ``outputs``: the axis of W with the outputs."""
     num_in, num_out = W.shape[1 - outputs], W.shape[outputs]
     num_in, num_out = (num_in, num_out * groups) if outputs else (num_in * groups, num_out)
@@ -64,7 +64,7 @@ def _check_channels(function: str, x: Any, W: Any, b: Any, groups: int, outputs:
         raise expected(function, "b", f"shape ({num_out},) to match W", b)
 
 
-def _with_bias(y: Any, b: Any) -> Any:
+def _with_bias(y: Variable, b: Variable | None) -> Variable:
     return y if b is None else ops.add(y, ops.reshape(ops.cast(b, y.dtype), (-1, *(1,) * (y.ndim - 2))))
 
 
@@ -140,9 +140,9 @@ def convolution_3d(
 
 
 def _convolution(
-    function: str, ndim: int | None, x: Any, W: Any, b: Any, stride: Any, pad: Any, cover_all: bool, dilate: Any,
-    groups: int,
-) -> Any:  # fmt: skip
+    function: str, ndim: int | None, x: Operand, W: Operand, b: Operand | None, stride: Any, pad: Any,
+    cover_all: bool, dilate: PerAxis, groups: int,
+) -> Variable:  # fmt: skip
     x, W, b = _operands(function, ndim, x, W, b)
     ndim = x.ndim - 2
     s, p, d = _geometry(function, stride, pad, dilate, ndim)
@@ -153,7 +153,9 @@ def _convolution(
     return _with_bias(_windows(x, W, s, p, d, cover_all, groups), b)
 
 
-def _windows(x: Any, W: Any, s: Any, p: Any, d: Any, cover_all: bool, groups: int) -> Any:
+def _windows(
+    x: Operand, W: Operand, s: tuple[int, ...], p: tuple[int, ...], d: tuple[int, ...], cover_all: bool, groups: int
+) -> Any:
     """The convolution without bias."""
     ndim = x.ndim - 2
     if ndim == 1:
@@ -177,13 +179,13 @@ def _windows(x: Any, W: Any, s: Any, p: Any, d: Any, cover_all: bool, groups: in
     return _moved(ops.reshape(y, (n, num, *y.shape[1:])), 1, 2)
 
 
-def _moved(x: Any, source: int, target: int) -> Any:
+def _moved(x: Operand, source: int, target: int) -> Any:
     axes = list(range(x.ndim))
     axes.insert(target, axes.pop(source))
     return ops.transpose(x, tuple(axes))
 
 
-def _padded(x: Any, before: int, after: int) -> Any:
+def _padded(x: Operand, before: int, after: int) -> Operand:
     """Zeros in front of the third axis and behind it."""
     if not before and not after:
         return x
@@ -265,9 +267,10 @@ def deconvolution_3d(
 
 
 def _deconvolution(
-    function: str, ndim: int | None, x: Any, W: Any, b: Any, stride: Any, pad: Any, outsize: Any, dilate: Any,
-    groups: int,
-) -> Any:  # fmt: skip
+    function: str, ndim: int | None, x: Operand, W: Operand, b: Any, stride: PerAxis,
+    pad: PerAxis, outsize: PerAxis | None,
+    dilate: PerAxis, groups: int,
+) -> Variable:  # fmt: skip
     x, W, b = _operands(function, ndim, x, W, b)
     ndim = x.ndim - 2
     s, p, d = _geometry(function, stride, pad, dilate, ndim)
@@ -281,7 +284,15 @@ def _deconvolution(
     return _with_bias(_spread_windows(x, W, s, p, d, out, groups), b)
 
 
-def _spread_windows(x: Any, W: Any, s: Any, p: Any, d: Any, out: tuple[int, ...], groups: int) -> Any:
+def _spread_windows(
+    x: Operand,
+    W: Operand,
+    s: tuple[int, ...],
+    p: tuple[int, ...],
+    d: tuple[int, ...],
+    out: tuple[int, ...],
+    groups: int,
+) -> Variable:
     """The transposed convolution without bias."""
     ndim = x.ndim - 2
     if ndim == 1:

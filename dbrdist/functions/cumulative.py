@@ -32,7 +32,7 @@ class CumSum(FunctionNode):
         y = wide[order].cumsum(axis=self.axis)[order].astype(x.dtype, copy=False)
         return (channels_last(y) if are_images(x) else y,)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (call(CumSum(self.axis, not self.backwards), gys[0]),)
 
 
@@ -73,14 +73,14 @@ class Recurrence(FunctionNode):
         return tuple(gb if i else ops.mul(gb, before) for i in wanted)
 
 
-def _accumulated(a: Any, g: Any) -> Any:
+def _accumulated(a: Variable, g: Any) -> Variable:
     """s_j = g_j + a_{j+1} s_{j+1} along axis 0."""
     turned = slice(None, None, -1)
     later = ops.getitem(ops.concat((ops.getitem(a, slice(1, None)), ops.getitem(a, slice(1))), 0), turned)
     return ops.getitem(call(Recurrence(), later, ops.getitem(g, turned)), turned)
 
 
-def _shifted(y: Any) -> Any:
+def _shifted(y: Variable) -> Variable:
     """1, y_0, y_1, ... along axis 0."""
     like = as_array(y)
     return ops.concat((get_array_module(like).ones((1, *y.shape[1:]), y.dtype), ops.getitem(y, slice(-1))), 0)
@@ -98,7 +98,7 @@ class CumProd(FunctionNode):
         x = xs[0]
         return (x.astype(accumulation_dtype(x.dtype), copy=False).cumprod(axis=0).astype(x.dtype, copy=False),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         (x,), (y,) = self.retained_inputs(), self.retained_outputs()
         if not x.shape[0]:
             return gys
@@ -140,7 +140,7 @@ class Prod(FunctionNode):
         x = xs[0]
         return (x.astype(accumulation_dtype(x.dtype), copy=False).prod(axis=0).astype(x.dtype, copy=False),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         (x,) = self.retained_inputs()
         if not x.shape[0]:
             return (ops.mul(x, 0.0),)

@@ -9,6 +9,8 @@ import math
 import operator
 from typing import Any
 
+import numpy as np
+
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module
 from dbrdist.core.array.sums import square_sum
 from dbrdist.core.tape import ops
@@ -20,7 +22,7 @@ from dbrdist.functions.loss import check_labels, same_shapes
 from dbrdist.functions.rectifier import relu
 
 
-def _embeddings(function: str, margin: float, reduce: str, **xs: Any) -> tuple[Any, ...]:
+def _embeddings(function: str, margin: float, reduce: str, **xs: Operand) -> tuple[Variable, ...]:
     """The arguments as Variables of one shape (N, K)."""
     one_of(function, "reduce", ("mean", "no"), reduce)
     if not margin > 0:
@@ -31,13 +33,13 @@ def _embeddings(function: str, margin: float, reduce: str, **xs: Any) -> tuple[A
     return variables
 
 
-def _squared_distances(a: Any, b: Any) -> Any:
+def _squared_distances(a: Variable, b: Variable) -> Variable:
     """|a - b|^2 for each row (N, K), in the wider type"""
     difference = ops.sub(a, b)
     return ops.sum(ops.power(ops.cast(difference, accumulation_dtype(difference.dtype)), 2), 1)
 
 
-def _finished(losses: Any, reduce: str, like: Any) -> Any:
+def _finished(losses: Variable, reduce: str, like: Variable) -> Variable:
     """One loss for each example, or their mean (0 for none), in the type of ``like``."""
     if reduce == "mean":
         losses = ops.div(ops.sum(losses), float(max(losses.shape[0], 1)))
@@ -100,7 +102,7 @@ def triplet(
     return _finished(relu(ops.add(excess, float(margin))), reduce, anchor)
 
 
-def _deviations(function: str, reduce: str, **xs: Any) -> tuple[Any, ...]:
+def _deviations(function: str, reduce: str, **xs: Any) -> tuple[Variable, ...]:
     """Features (N, K) less their means over N, in the wider type."""
     one_of(function, "reduce", ("half_squared_sum", "no"), reduce)
     variables = together(function, **xs)
@@ -112,7 +114,7 @@ def _deviations(function: str, reduce: str, **xs: Any) -> tuple[Any, ...]:
     return tuple(ops.sub(x, ops.mean(x, 0)) for x in wide)
 
 
-def _half_squared_sum(covariance: Any, reduce: str, like: Any) -> Any:
+def _half_squared_sum(covariance: Variable, reduce: str, like: Any) -> Variable:
     if reduce == "half_squared_sum":
         covariance = ops.mul(ops.sum(ops.power(covariance, 2)), 0.5)
     return ops.cast(covariance, like.dtype)
@@ -152,7 +154,7 @@ def decov(h: Operand, reduce: str = "half_squared_sum") -> Variable:
     return ops.cast(y, h.dtype)
 
 
-def _covariances(a: Any) -> Any:
+def _covariances(a: Operand) -> Operand:
     """a^T a / N with 0 on the diagonal, for a (N, K)."""
     xp, num_features = get_array_module(a), a.shape[1]
     c = ops.matmul(ops.swap(ops.mul(a, 1 / max(a.shape[0], 1))), a)
@@ -174,7 +176,7 @@ class SquaredCovariances(FunctionNode):
         flat = self.c.reshape(-1)
         return (get_array_module(flat).asarray(square_sum(flat) * 0.5, flat.dtype),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         (a,) = self.retained_inputs()
         c = _covariances(a) if self._on_variables else self.c
         return (ops.mul(ops.matmul(a, c), ops.mul(gys[0], 2 / max(a.shape[0], 1))),)
@@ -237,7 +239,7 @@ def discriminative_margin_based_clustering_loss(
     return tuple(ops.cast(ops.mul(loss, float(factor)), embeddings.dtype) for loss, factor in losses)
 
 
-def _means_apart(means: Any, is_there: Any, delta_d: float, norm: int) -> Any:
+def _means_apart(means: Variable, is_there: Array, delta_d: float, norm: int) -> Variable:
     """How much too close the means (N, K, C) of objects are that are in one image."""
     n, k, c = means.shape
     xp = get_array_module(is_there)
@@ -247,11 +249,11 @@ def _means_apart(means: Any, is_there: Any, delta_d: float, norm: int) -> Any:
     return ops.div(ops.sum(ops.where(pairs, ops.mul(close, close), close.dtype.type(0))), _at_least_one(pairs))
 
 
-def _at_least_one(pairs: Any) -> Any:
+def _at_least_one(pairs: Array) -> np.generic:
     return pairs.sum().clip(1, None).astype("d")
 
 
-def _length(v: Any, axis: int, norm: int) -> Any:
+def _length(v: Variable, axis: int, norm: int) -> Variable:
     """The norm along an axis; the gradient of a Euclidean one is 0 at 0."""
     if norm == 1:
         return ops.sum(ops.absolute(v), axis)

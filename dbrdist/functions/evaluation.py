@@ -12,6 +12,7 @@ import numpy as np
 from numpy import ndarray
 
 from dbrdist.core.array.backend import accumulation_dtype, get_array_module, is_floating
+from dbrdist.core.array.types import Array
 from dbrdist.core.tape.call import variable
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
@@ -43,7 +44,7 @@ def accuracy(y: Operand, t: Operand, ignore_label: int | None = None) -> Variabl
     return variable(hit_fraction(as_array(y), as_array(t), ignore_label), False)
 
 
-def hit_fraction(y: Any, t: Any, ignore_label: int | None = None) -> Any:
+def hit_fraction(y: Any, t: Any, ignore_label: int | None = None) -> Array:
     """:func:`accuracy` of arrays, as an array."""
     is_usual = type(y) is ndarray and type(t) is ndarray and y.ndim == 2 and t.shape == y.shape[:1] and t.size > 0
     if (
@@ -134,7 +135,7 @@ def classification_summary(
     return *(as_variable(v.astype(p)) for v in (precise, recalled, score)), as_variable(support.astype(np.int64))
 
 
-def _predictions(y: Any, t: Any, label_num: int | None, ignore_label: int) -> tuple[Any, Any, Any, int]:
+def _predictions(y: Array, t: Array, label_num: int | None, ignore_label: int) -> tuple[Any, Any, Any, int]:
     """Predicted and true labels that count, the type of y and the number of classes."""
     name = "classification_summary"
     if y.ndim < 2 or t.dtype.kind not in "iu" or t.size * y.shape[1] != y.size:

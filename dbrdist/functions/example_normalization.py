@@ -40,7 +40,7 @@ class LayerNormalization(FunctionNode):
         y, self.mean, self.var = kernels.ln_forward(*xs, self.eps)
         return (y,)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Any, ...]:
         x, gamma = self.retained_inputs()
         node = LayerNormalizationGradient(self.mean, self.var, self.eps)
         grads = (node.apply if self._on_variables else node.forward)((x, gamma, gys[0]))
@@ -60,7 +60,7 @@ class LayerNormalizationGradient(FunctionNode):
         x, gamma, gy = xs
         return kernels.ln_backward(x, gamma, self.mean, self.var, gy, self.eps)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         higher = self._on_variables
         inputs = [x if higher else Variable(x) for x in self.retained_inputs()]
         with using_config("enable_backprop", True):
@@ -71,7 +71,7 @@ class LayerNormalizationGradient(FunctionNode):
         )
         return tuple([grads[i] if higher or grads[i] is None else grads[i].array for i in wanted])
 
-    def composed(self, x: Any, gamma: Any, gy: Any) -> tuple[Any, Any, Any]:
+    def composed(self, x: Variable, gamma: Variable, gy: Variable) -> tuple[Variable, Variable, Variable]:
         """The formula in primitives."""
         centered = ops.sub(x, ops.mean(x, 1, True))
         s = ops.power(ops.add(ops.mean(ops.mul(centered, centered), 1, True), self.eps), -0.5)
@@ -135,7 +135,7 @@ def group_normalization(x: Operand, groups: int, gamma: Operand, beta: Operand, 
     return ops.cast(y, x.dtype)
 
 
-def _per_channel(v: Any, shape: tuple[int, ...]) -> Any:
+def _per_channel(v: Variable, shape: tuple[int, ...]) -> Variable:
     """A value for each group (N, G, 1), beside the channels of x."""
     n, groups, _ = v.shape
     return ops.reshape(ops.broadcast_to(v, (n, groups, shape[1] // groups)), (*shape[:2], *(1,) * (len(shape) - 2)))
@@ -186,7 +186,7 @@ class ChannelWindow(FunctionNode):
             y[:, :-i] += x[:, i:]
         return (y,)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (call(ChannelWindow(self.reach), gys[0]),)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from dbrdist.core.array.backend import Array
@@ -55,7 +53,7 @@ class Extremum(FunctionNode):
             self.chosen[..., i] = _is_same(x[..., i], y)
         return y[..., None]
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         gy = ops.reshape(gys[0], self.kept_shape)
         if not self._on_variables and type(gy) is np.ndarray and self._is_short(self.chosen):
             gx = np.empty(self.chosen.shape, gy.dtype)

@@ -31,7 +31,7 @@ from dbrdist.functions.convolution import pair
 from dbrdist.kernels.geometry import out_size
 
 
-def _images(function: str, x: Any, name: str = "x") -> Variable:
+def _images(function: str, x: Operand, name: str = "x") -> Variable:
     floating(function, **{name: x})
     x = as_variable(x)
     if x.ndim != 4:
@@ -65,7 +65,7 @@ class Rearranged(FunctionNode):
             _copy(y.reshape((n, r, r, c, h // r, w // r)), _blocks(x, r))
         return (y,)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (call(Rearranged(self.r, not self.to_pixels), gys[0]),)
 
 
@@ -177,7 +177,7 @@ class Im2Col(FunctionNode):
                 part[..., i, j, :, :] = image[..., rows, columns]
         return (y,)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (call(Col2Im(self.windows, self.inputs[0].shape), gys[0]),)
 
 
@@ -200,7 +200,7 @@ class Col2Im(FunctionNode):
         inner = frame[:, :, g.p[0] : g.p[0] + h, g.p[1] : g.p[1] + w]
         return (elementwise(lambda v: v.astype(x.dtype), inner),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (call(Im2Col(self.windows), gys[0]),)
 
 
@@ -252,7 +252,7 @@ class Interpolation(FunctionNode):
         with np.errstate(invalid="ignore"):
             return (elementwise(mixed, w, *(ops.getitem(x, (*lead, xp.asarray(i))) for i in (self.low, self.high))),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         length = self.inputs[0].shape[self.axis]
         return (call(Spread(self.axis, self.low, self.high, self.weight, length), gys[0]),)
 
@@ -278,7 +278,7 @@ class Spread(FunctionNode):
                 y[(*lead, high)] += w * part
         return (elementwise(lambda v: v.astype(x.dtype, copy=False), y),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (call(Interpolation(self.axis, self.low, self.high, self.weight), gys[0]),)
 
 
@@ -378,7 +378,7 @@ def spatial_transformer_sampler(x: Operand, grid: Operand) -> Variable:
     return ops.cast(ops.transpose(sampled(ops.cast(x, wide), rows, columns), (0, 3, 1, 2)), dtype)
 
 
-def sampled(x: Any, rows: Any, columns: Any) -> Any:
+def sampled(x: Operand, rows: Operand, columns: Operand) -> Variable:
     """x at places between its pixels, bilinear, 0 beyond the border.
 
     ``rows`` and ``columns``: the places in pixels from the first, both (N, ...). Returns (N, ..., C).
@@ -395,7 +395,7 @@ def sampled(x: Any, rows: Any, columns: Any) -> Any:
     return y
 
 
-def _neighbours(at: Any, length: int) -> list[tuple[Array, Any]]:
+def _neighbours(at: Variable, length: int) -> list[tuple[Array, Any]]:
     """The two pixels beside each place along one axis, with their weights: 0 for pixels beyond the border."""
     below = elementwise(lambda v: np.clip(np.floor(np.where(v == v, v, -2.0)), -2, length), as_array(at))
     part = ops.sub(at, below)

@@ -14,7 +14,7 @@ from dbrdist.core.array.array_operations import mean_weights, per_row, row_start
 from dbrdist.core.array.backend import Array, number
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.function_node import FunctionNode, call
-from dbrdist.core.tape.variable import Variable
+from dbrdist.core.tape.variable import Operand, Variable
 from dbrdist.functions.activation import Softmax
 from dbrdist.kernels.small_arrays.small import are_classes, below_largest, cross_entropy_gradient, divide_rows
 
@@ -44,7 +44,7 @@ class MeanCrossEntropy(FunctionNode):
         _subtract(_log(total, total), losses, losses).dot(weights, y)
         return (y,)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         at, p, scale = self._for_rule
         gy = gys[0]
         if self._on_variables:
@@ -56,7 +56,7 @@ class MeanCrossEntropy(FunctionNode):
         return (cross_entropy_gradient(p, at, gy, scale),)
 
 
-def lean_cross_entropy(x: Any, t: Any) -> Any:
+def lean_cross_entropy(x: Operand, t: Array) -> Variable | None:
     """The mean of -ln softmax(x)[n, t_n] as a Variable, or None where x and t are not for the lean path."""
     a = x._array if isinstance(x, Variable) else x
     if type(t) is not ndarray or type(a) is not ndarray:

@@ -17,13 +17,13 @@ from dbrdist.functions.math import exp
 from dbrdist.functions.scores import see_scores, see_targets
 
 
-def _reduced(function: str, losses: Any, reduce: str, choices: tuple[str, ...]) -> Any:
+def _reduced(function: str, losses: Variable, reduce: str, choices: tuple[str, ...]) -> Variable:
     """``losses`` as they are ('no'), or their 'sum' or 'mean'."""
     one_of(function, "reduce", choices, reduce)
     return losses if reduce == "no" else losses.sum() if reduce == "sum" else losses.mean()
 
 
-def _see_order(x: Any, y: Any) -> None:
+def _see_order(x: Operand, y: Operand) -> None:
     see_scores("bernoulli_nll", y)
     if isinstance(x, Variable) and x.node.creator_node is not None and not isinstance(y, Variable):
         words = "the data x depend on parameters and the scores y do not"

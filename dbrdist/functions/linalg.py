@@ -48,7 +48,7 @@ class EinSum(FunctionNode):
         y = get_array_module(*xs).einsum(f"{','.join(self.terms)}->{self.out}", *xs, optimize=is_large)
         return (y.astype(dtype),)  # a copy, where the sum is a view
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         xs, gxs = self.retained_inputs(), []
         for i in wanted:
             terms = (*self.terms[:i], self.out, *self.terms[i + 1 :])
@@ -131,7 +131,7 @@ def _named_axes(i: int, labels: Labels, ndim: int) -> Labels:
     return [label for a in labels for label in (free if a is Ellipsis else [a])]
 
 
-def _lengths(named: list[Labels], xs: Sequence[Any]) -> dict[Hashable, int]:
+def _lengths(named: list[Labels], xs: Sequence[Variable]) -> dict[Hashable, int]:
     """The length of each label's axes; those of ``...`` may be 1 beside others."""
     lengths: dict[Hashable, int] = {}
     for i, (labels, x) in enumerate(zip(named, xs)):
@@ -162,7 +162,7 @@ def _result(named: list[Labels], out: Labels | None) -> Labels:
     return result
 
 
-def _simplified(x: Any, labels: Labels, lengths: dict[Hashable, int]) -> tuple[Any, Labels]:
+def _simplified(x: Variable, labels: Labels, lengths: dict[Hashable, int]) -> tuple[Any, Labels]:
     """x without axes of ``...`` that are repeated, and with the diagonal in the place of axes of one name."""
     kept = [i for i, (a, n) in enumerate(zip(labels, x.shape)) if n == lengths[a]]
     x, labels = ops.reshape(x, tuple(x.shape[i] for i in kept)), [labels[i] for i in kept]
@@ -175,7 +175,7 @@ def _simplified(x: Any, labels: Labels, lengths: dict[Hashable, int]) -> tuple[A
     return x, labels
 
 
-def _summed(x: Any, labels: Labels, kept: Labels) -> tuple[Any, Labels]:
+def _summed(x: Variable, labels: Labels, kept: Labels) -> tuple[Any, Labels]:
     """x summed over the axes that neither the result nor another term has."""
     axes = tuple(i for i, a in enumerate(labels) if a not in kept)
     return (ops.sum(x, axes) if axes else x), kept
@@ -221,7 +221,7 @@ class Inv(FunctionNode):
         self.retain_outputs((0,))
         return (_computed("inv", xs[0], "matrices that are not singular"),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         (y,) = self.retained_outputs()
         turned = ops.swap(y)
         return (ops.neg(ops.matmul(ops.matmul(turned, gys[0]), turned)),)
@@ -237,7 +237,7 @@ class Det(FunctionNode):
         self.retain_outputs((0,))
         return (get_array_module(xs[0]).asarray(_computed("det", xs[0], "square matrices")),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array | None, ...]:
         (a,), (y,) = self.retained_inputs(), self.retained_outputs()
         along = ops.reshape(ops.mul(gys[0], y), (*y.shape, 1, 1))
         return (ops.mul(along, ops.swap(call(Inv(), a))),)
@@ -255,7 +255,7 @@ class Cholesky(FunctionNode):
         self.retain_outputs((0,))
         return (_computed("cholesky", xs[0], "a positive definite matrix"),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         (y,) = self.retained_outputs()
         xp, n, dtype = get_array_module(as_array(y)), y.shape[-1], y.dtype
         part = (xp.tri(n) - 0.5 * xp.eye(n)).astype(dtype)
@@ -265,7 +265,7 @@ class Cholesky(FunctionNode):
         return (ops.mul(ops.add(s, ops.swap(s)), 0.5),)
 
 
-def _square(function: str, a: Any, ndim: int) -> Variable:
+def _square(function: str, a: Operand, ndim: int) -> Variable:
     floating(function, a=a)
     a = as_variable(a)
     if a.ndim != ndim or a.shape[-1] != a.shape[-2]:
@@ -365,7 +365,7 @@ class Fourier(FunctionNode):
         y = getattr(get_array_module(real).fft, self.name)(real + 1j * imag) * self.scale
         return y.real.astype(xs[0].dtype), y.imag.astype(xs[1].dtype)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         like = next(g for g in gys if g is not None)
         real, imag = (ops.mul(like, 0.0) if g is None else g for g in gys)
         n = like.shape[-1]
@@ -374,7 +374,7 @@ class Fourier(FunctionNode):
         return tuple(grads[i] for i in wanted)
 
 
-def _transformed(name: str, x: Any) -> tuple[Any, Any]:
+def _transformed(name: str, x: Any) -> tuple[Variable, Variable]:
     if not isinstance(x, (tuple, list)) or len(x) != 2:
         raise expected(name, "x", "a pair (real, imag)", x if hasattr(x, "shape") else repr(x))
     real, imag = together(name, real=x[0], imag=x[1])

@@ -6,6 +6,7 @@ result; x (N, C, H, W).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,9 @@ def deformable_convolution_2d_sampler(
     return y if b is None else ops.add(y, ops.reshape(b, (1, o, 1, 1)))
 
 
-def _moved_windows(x: Any, offset: Any, k: Any, s: Any, p: Any, out: Any) -> Any:
+def _moved_windows(
+    x: Any, offset: Any, k: Sequence[int], s: tuple[int, ...], p: tuple[int, ...], out: Sequence[int]
+) -> Variable:
     """What the moved windows see, (N OH OW, kh kw C), in the wider type."""
     xp, wide, (n, c) = get_array_module(x.array), accumulation_dtype(x.dtype), x.shape[:2]
     moved = ops.reshape(ops.cast(offset, wide), (n, 2, k[0] * k[1], *out))
@@ -114,7 +117,7 @@ def _moved_windows(x: Any, offset: Any, k: Any, s: Any, p: Any, out: Any) -> Any
     return ops.reshape(seen, (n * out[0] * out[1], k[0] * k[1] * c))
 
 
-def _as_matrix(W: Any) -> Any:
+def _as_matrix(W: Any) -> Variable:
     """Filters (O, C, kh, kw) as (kh kw C, O), in the wider type."""
     o, c, kh, kw = W.shape
     W = ops.cast(W, accumulation_dtype(W.dtype))
@@ -138,7 +141,7 @@ class Shift(FunctionNode):
             y[(slice(None), channels, *target)] = x[(slice(None), channels, *source)]
         return (y,)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         back = [(channels, tuple(-m for m in moves)) for channels, moves in self.groups]
         return (call(Shift(back), gys[0]),)
 

@@ -5,6 +5,7 @@ N examples, K classes, D further axes; t are the targets.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from dbrdist.functions.math import (
 from dbrdist.functions.scores import see_scores
 
 
-def same_shapes(function: str, **xs: Any) -> tuple[Any, ...]:
+def same_shapes(function: str, **xs: Any) -> tuple[Variable, ...]:
     """The arguments as Variables; an error unless all have the shape of the first."""
     variables = together(function, **xs)
     if as_chainer[0] and len({isinstance(x, Variable) for x in xs.values()}) == 1:
@@ -58,7 +59,7 @@ class MeanSquaredError(FunctionNode):
         difference = difference.astype(accumulation_dtype(dtype), copy=False)
         return ((square_sum(difference) / max(difference.size, 1)).astype(dtype),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         a, b = self.retained_inputs()
         scaled = ops.mul(ops.cast(gys[0], accumulation_dtype(gys[0].dtype)), 2.0 / max(a.size, 1))
         g = ops.mul(ops.sub(a, b), scaled)
@@ -159,7 +160,7 @@ _huber = row(
 )
 
 
-def _focal_slope(x: Any, gamma: float) -> Any:
+def _focal_slope(x: Operand, gamma: float) -> Operand:
     """d/dx of -q^gamma ln p, p = sigmoid(x), q = 1 - p: q^gamma (gamma p ln p - q)."""
     minus = ops.neg(x)
     ln_p = ops.neg(softplus.primitive(minus, 1.0))
@@ -174,7 +175,7 @@ def _huber_of(a: Array, delta: float) -> Array:
     return within * (a - within * 0.5)
 
 
-def _of_two_classes(function: str, x: Any, t: Any) -> tuple[Any, Any]:
+def _of_two_classes(function: str, x: Operand, t: Array | Sequence[int]) -> tuple[Variable, Array]:
     """Scores as a Variable, and labels as an array of their shape."""
     floating(function, x=x)
     x, t = as_variable(x), as_array(t)

@@ -18,6 +18,7 @@ from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.elementwise import elementwise
 from dbrdist.core.array.observed import observed, observed_index
 from dbrdist.core.array.sums import wide_sum
+from dbrdist.core.array.types import Number
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating, wrong_shape, wrong_type
 from dbrdist.core.tape.elementwise_table import function, public, row, together
@@ -148,12 +149,12 @@ linear_interpolate = function(
 exp, log, sqrt, absolute = (public(r) for r in (ops.exp, ops.log, ops.sqrt, ops.absolute))
 
 
-def _holds(relation: Any, *xs: Any) -> Array:
+def _holds(relation: Any, *xs: Operand | Number | None) -> Array:
     """A relation between the values of arrays or Variables, as an array of bool."""
     return elementwise(relation, *(as_array(x) for x in xs))
 
 
-def _constant(formula: Any, x: Any) -> Variable:
+def _constant(formula: Any, x: Operand) -> Variable:
     """A step function: its derivative is zero wherever there is one, so no graph is kept."""
     y = observed(formula, as_array(x))
     return as_variable(y if is_array(y) else np.asarray(y))  # without axes NumPy gives a number
@@ -214,7 +215,7 @@ def fix(x: Operand) -> Variable:
 # ---- arithmetic -----------------------------------------------------------------------------------------------------
 
 
-def add(*xs: Any) -> Variable:
+def add(*xs: Variable) -> Variable:
     """The sum of one or more arguments that broadcast; arrays alone are promoted to their common type.
 
     Args:
@@ -234,12 +235,12 @@ def add(*xs: Any) -> Variable:
     return y
 
 
-def _between(x: Array, low: Any, high: Any) -> Array:
+def _between(x: Array, low: float, high: float | None) -> Array:
     inside = np.ones_like(x, bool) if low is None else x >= low
     return inside if high is None else inside & (x <= high)
 
 
-def _between_bounds(x: Array, low: Any, high: Any) -> Array:
+def _between_bounds(x: Array, low: float, high: float | None) -> Array:
     if low is None:
         return np.minimum(x, x.dtype.type(high))
     return np.maximum(x, x.dtype.type(low)) if high is None else np.clip(x, x.dtype.type(low), x.dtype.type(high))
@@ -264,7 +265,7 @@ def clip(x: Operand, x_min: float | None, x_max: float | None) -> Variable:
     return clipped.row.applied((x,), (x_min, x_max))
 
 
-def fmod(x: Operand, divisor: Any) -> Variable:
+def fmod(x: Operand, divisor: Operand | Number) -> Variable:
     """The exact remainder of x / divisor with the sign of x, elementwise; ``x % divisor`` has that of the divisor.
 
     Args:
@@ -312,7 +313,7 @@ def bias(x: Operand, y: Operand, axis: int = 1) -> Variable:
     return ops.add(x, _aligned("bias", x, y, axis))
 
 
-def _aligned(function: str, x: Variable, y: Any, axis: int) -> Any:
+def _aligned(function: str, x: Variable, y: Variable, axis: int) -> Variable:
     stop = axis + len(y.shape)
     if x.shape[axis:stop] != tuple(y.shape):
         raise wrong_shape(function, "y", f"the axes of x (shape {x.shape}) from {axis} on", y)
@@ -322,7 +323,7 @@ def _aligned(function: str, x: Variable, y: Any, axis: int) -> Any:
 # ---- reductions -----------------------------------------------------------------------------------------------------
 
 
-def checked_axis(function: str, x: Any, axis: Any) -> Any:
+def checked_axis(function: str, x: Operand, axis: Any) -> Any:
     """None, or the axes as a tuple of numbers from 0."""
     if axis is None:
         return None
@@ -493,7 +494,7 @@ class LogSumExp(FunctionNode):
         axes = tuple(range(x.ndim)) if self.axis is None else self.axis
         return (y.reshape([n for i, n in enumerate(x.shape) if i not in axes]).astype(x.dtype, copy=False),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         (x,), total = self.retained_inputs(), self.total
         x, gy = (ops.cast(v, total.dtype) for v in (x, ops.reshape(gys[0], total.shape)))
         if self._on_variables:
@@ -515,7 +516,7 @@ class SumOfExp(FunctionNode):
         self.retain_inputs((0,))
         return (sum_of_exp(xs[0], self.shift, self.axis),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         (x,) = self.retained_inputs()
         return (scaled_exp_difference(x, self.shift, gys[0]),)
 

@@ -14,12 +14,13 @@ import numpy as np
 from dbrdist import kernels
 from dbrdist.core.array.array_operations import summed_to
 from dbrdist.core.array.backend import Array, get_array_module
+from dbrdist.core.array.types import DType
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.backprop import grad
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.elementwise_table import together
 from dbrdist.core.tape.function_node import FunctionNode
-from dbrdist.core.tape.variable import Operand
+from dbrdist.core.tape.variable import Operand, Variable
 from dbrdist.functions.activation import sigmoid, tanh
 from dbrdist.functions.array import concat, split_axis
 from dbrdist.functions.array import stack as stacked
@@ -60,7 +61,7 @@ class _LSTMCell(_Cell):
         return [o * t, c], (z, t, states[1])
 
     @staticmethod
-    def pull(saved: Any, gs: list[Array], gzx: Array, gzh: Array) -> list[Any]:
+    def pull(saved: tuple[Array, ...], gs: list[Array], gzx: Array, gzh: Array) -> list[Any]:
         z, t, c_prev = saved
         a, i, f, o = z
         gh, gc = gs
@@ -86,7 +87,7 @@ class _LSTMCell(_Cell):
         return [0.0, gc * f]
 
     @staticmethod
-    def composed(zx: Any, zh: Any, states: list[Any]) -> list[Any]:
+    def composed(zx: Variable, zh: Variable, states: list[Variable]) -> list[Variable]:
         a, i, f, o = _blocks(ops.add(zx, zh), 4)
         c = ops.add(ops.mul(_sigmoid(f), states[1]), ops.mul(_tanh(a), _sigmoid(i)))
         return [ops.mul(_sigmoid(o), _tanh(c)), c]
@@ -110,7 +111,7 @@ class _GRUCell(_Cell):
         return [y + z * (h - y)], (r, z, w, y, h)
 
     @staticmethod
-    def pull(saved: Any, gs: list[Array], gzx: Array, gzh: Array) -> list[Any]:
+    def pull(saved: tuple[Array, ...], gs: list[Array], gzx: Array, gzh: Array) -> list[Array]:
         r, z, w, y, h = saved
         (gh,) = gs
         units = h.shape[1]
@@ -123,7 +124,7 @@ class _GRUCell(_Cell):
         return [gh * z]
 
     @staticmethod
-    def composed(zx: Any, zh: Any, states: list[Any]) -> list[Any]:
+    def composed(zx: Variable, zh: Variable, states: list[Variable]) -> list[Variable]:
         (x_new, x_r, x_z), (h_new, h_r, h_z) = _blocks(zx, 3), _blocks(zh, 3)
         r, z = _sigmoid(ops.add(x_r, h_r)), _sigmoid(ops.add(x_z, h_z))
         y = _tanh(ops.add(x_new, ops.mul(r, h_new)))
@@ -144,7 +145,7 @@ class _TanhCell(_Cell):
         return [0.0]
 
     @staticmethod
-    def composed(zx: Any, zh: Any, states: list[Any]) -> list[Any]:
+    def composed(zx: Variable, zh: Variable, states: list[Variable]) -> list[Variable]:
         return [_tanh(ops.add(zx, zh))]
 
 
@@ -157,16 +158,16 @@ class _ReLUCell(_Cell):
         return [y], y
 
     @staticmethod
-    def pull(saved: Any, gs: list[Array], gzx: Array, gzh: Array) -> list[Any]:
+    def pull(saved: Array, gs: list[Array], gzx: Array, gzh: Array) -> list[Array]:
         gzx[...] = gs[0] * (saved > 0)
         return [0.0]
 
     @staticmethod
-    def composed(zx: Any, zh: Any, states: list[Any]) -> list[Any]:
+    def composed(zx: Variable, zh: Variable, states: list[Variable]) -> list[Variable]:
         return [relu(ops.add(zx, zh))]
 
 
-def _blocks(z: Any, n: int) -> list[Any]:
+def _blocks(z: Variable, n: int) -> list[Variable]:
     """The n gates of z (N, n U), one after another."""
     units = z.shape[1] // n
     return [ops.getitem(z, (slice(None), slice(k * units, (k + 1) * units))) for k in range(n)]
@@ -227,12 +228,12 @@ class RecurrentLayer(FunctionNode):
         self.before = before
         return (y, *[s.astype(old.dtype) for s, old in zip(states, xs)])
 
-    def _products(self, V: Array, dtype: Any) -> dict[int, Callable[[Array, Array], None]]:
+    def _products(self, V: Array, dtype: DType) -> dict[int, Callable[[Array, Array], None]]:
         """By the number of examples in a step: a function of a and out that adds the product of a and V to out."""
         V = V.astype(dtype, copy=False)
         return {n: kernels.packed(V, n, times > _OFTEN) for n, times in Counter(n for _, n in self.steps).items()}
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Any, ...]:
         if self._on_variables:
             return self._derive_variables(wanted, gys)
         k = self.cell.num_states
@@ -274,7 +275,7 @@ class RecurrentLayer(FunctionNode):
             add_product[n](gzh[here], now[0])
         return gzx, gzh
 
-    def _derive_variables(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _derive_variables(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Variable, ...]:
         """The gradient of the same layer made of primitives."""
         inputs = self.retained_inputs()
         k = self.cell.num_states
@@ -302,7 +303,7 @@ class RecurrentLayer(FunctionNode):
 
 def _n_step(
     name: str, cell: Any, is_both: bool, n_layers: int, dropout_ratio: float, states: tuple[Any, ...], ws: Any, bs: Any,
-    xs: Any, kwargs: dict[str, Any],
+    xs: Sequence[Operand], kwargs: dict[str, bool],
 ) -> tuple[Any, ...]:  # fmt: skip
     """Layers over sequences; see the public functions."""
     if kwargs:
@@ -350,7 +351,15 @@ def _n_step(
 
 
 def _layer(
-    name: str, cell: Any, k: int, counts: list[int], is_backward: bool, states: list[Any], x: Any, ws: Any, bs: Any
+    name: str,
+    cell: Any,
+    k: int,
+    counts: list[int],
+    is_backward: bool,
+    states: list[Variable],
+    x: Any,
+    ws: Any,
+    bs: Any,
 ) -> tuple[Any, ...]:
     units, gates = states[0].shape[1], cell.num_gates
     for j, (w, b) in enumerate(zip(ws, bs)):
@@ -361,7 +370,7 @@ def _layer(
             raise expected(name, f"bs[{k}][{j}]", f"shape {(units,)}", b)
     order = cell.order
 
-    def joined(table: Any, offset: int) -> Any:
+    def joined(table: Sequence[Variable], offset: int) -> Variable:
         parts = [table[offset + j] for j in order]
         return concat(parts, axis=0) if len(parts) > 1 else parts[0]
 
@@ -427,38 +436,78 @@ def _documented(function: Any, text: str, is_both: bool, n: int) -> Any:
 
 
 def n_step_lstm(
-    n_layers: int, dropout_ratio: float, hx: Operand, cx: Operand, ws: Any, bs: Any, xs: Any, **kwargs: Any
-) -> tuple[Any, ...]:
+    n_layers: int,
+    dropout_ratio: float,
+    hx: Operand,
+    cx: Operand,
+    ws: Sequence[Sequence[Operand]],
+    bs: Sequence[Sequence[Operand]],
+    xs: Sequence[Operand],
+    **kwargs: Any,
+) -> tuple[Variable, Variable, list[Variable]]:
     return _n_step("n_step_lstm", _LSTMCell, False, n_layers, dropout_ratio, (hx, cx), ws, bs, xs, kwargs)
 
 
 def n_step_bilstm(
-    n_layers: int, dropout_ratio: float, hx: Operand, cx: Operand, ws: Any, bs: Any, xs: Any, **kwargs: Any
-) -> tuple[Any, ...]:
+    n_layers: int,
+    dropout_ratio: float,
+    hx: Operand,
+    cx: Operand,
+    ws: Sequence[Sequence[Operand]],
+    bs: Sequence[Sequence[Operand]],
+    xs: Sequence[Operand],
+    **kwargs: Any,
+) -> tuple[Variable, Variable, list[Variable]]:
     return _n_step("n_step_bilstm", _LSTMCell, True, n_layers, dropout_ratio, (hx, cx), ws, bs, xs, kwargs)
 
 
 def n_step_gru(
-    n_layers: int, dropout_ratio: float, hx: Operand, ws: Any, bs: Any, xs: Any, **kwargs: Any
-) -> tuple[Any, ...]:
+    n_layers: int,
+    dropout_ratio: float,
+    hx: Operand,
+    ws: Sequence[Sequence[Operand]],
+    bs: Sequence[Sequence[Operand]],
+    xs: Sequence[Operand],
+    **kwargs: Any,
+) -> tuple[Variable, list[Variable]]:
     return _n_step("n_step_gru", _GRUCell, False, n_layers, dropout_ratio, (hx,), ws, bs, xs, kwargs)
 
 
 def n_step_bigru(
-    n_layers: int, dropout_ratio: float, hx: Operand, ws: Any, bs: Any, xs: Any, **kwargs: Any
-) -> tuple[Any, ...]:
+    n_layers: int,
+    dropout_ratio: float,
+    hx: Operand,
+    ws: Sequence[Sequence[Operand]],
+    bs: Sequence[Sequence[Operand]],
+    xs: Sequence[Operand],
+    **kwargs: Any,
+) -> tuple[Variable, list[Variable]]:
     return _n_step("n_step_bigru", _GRUCell, True, n_layers, dropout_ratio, (hx,), ws, bs, xs, kwargs)
 
 
 def n_step_rnn(
-    n_layers: int, dropout_ratio: float, hx: Operand, ws: Any, bs: Any, xs: Any, activation: str = "tanh", **kwargs: Any
-) -> tuple[Any, ...]:
+    n_layers: int,
+    dropout_ratio: float,
+    hx: Operand,
+    ws: Sequence[Sequence[Operand]],
+    bs: Sequence[Sequence[Operand]],
+    xs: Sequence[Operand],
+    activation: str = "tanh",
+    **kwargs: Any,
+) -> tuple[Variable, list[Variable]]:
     return _n_step("n_step_rnn", _plain(activation), False, n_layers, dropout_ratio, (hx,), ws, bs, xs, kwargs)
 
 
 def n_step_birnn(
-    n_layers: int, dropout_ratio: float, hx: Operand, ws: Any, bs: Any, xs: Any, activation: str = "tanh", **kwargs: Any
-) -> tuple[Any, ...]:
+    n_layers: int,
+    dropout_ratio: float,
+    hx: Operand,
+    ws: Sequence[Sequence[Operand]],
+    bs: Sequence[Sequence[Operand]],
+    xs: Sequence[Operand],
+    activation: str = "tanh",
+    **kwargs: Any,
+) -> tuple[Variable, list[Variable]]:
     return _n_step("n_step_birnn", _plain(activation), True, n_layers, dropout_ratio, (hx,), ws, bs, xs, kwargs)
 
 

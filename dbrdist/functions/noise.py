@@ -22,6 +22,7 @@ from dbrdist.core.array.config import config
 from dbrdist.core.array.elementwise import elementwise, fused
 from dbrdist.core.array.observed import observed
 from dbrdist.core.array.random import Lines, drawn, next_draw, raw_words
+from dbrdist.core.array.types import DType
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating
 from dbrdist.core.tape.elementwise_table import from_kernel, together
@@ -61,7 +62,7 @@ class Dropout(FunctionNode):
             return (y,)
         return (elementwise(np.multiply, xs[0], self.mask),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (call(Dropout(self.mask), gys[0]),)
 
 
@@ -136,7 +137,9 @@ def dropout_of_lines(x: Variable, ratio: float, lines: Lines) -> Variable | None
     return None if made is None else Dropout(made[1], made[0]).apply((x,))[0]
 
 
-def rrelu(x: Operand, l: float = 1 / 8, u: float = 1 / 3, *, r: Array | None = None, return_r: bool = False) -> Any:
+def rrelu(
+    x: Operand, l: float = 1 / 8, u: float = 1 / 3, *, r: Array | None = None, return_r: bool = False,
+) -> Variable | tuple[Variable, Array]:  # fmt: skip
     """x where x >= 0, else r x with a random slope r for each element (Xu et al. 2015).
 
     What is drawn depends on the row in the global batch, as in :func:`dropout`.
@@ -185,7 +188,7 @@ def _normal_numbers(radius_bits: Array, angle_bits: Array, dtype: Any) -> Array:
     return fused(lambda a, b: _normal(a, b, dtype), radius_bits, angle_bits)
 
 
-def _normal(radius_bits: Array, angle_bits: Array, dtype: Any) -> Array:
+def _normal(radius_bits: Array, angle_bits: Array, dtype: DType) -> Array:
     """Normal numbers from 32 bits twice (Box and Muller 1958).
 
     The radius is a matter of float64, since 1 - 2^-32 is 1 in float32. NumPy's cosine takes 15 us for 1000 angles in
@@ -197,7 +200,9 @@ def _normal(radius_bits: Array, angle_bits: Array, dtype: Any) -> Array:
     return (radius.astype(wide) * np.cos(angle.astype(wide))).astype(dtype)
 
 
-def gaussian(mean: Operand, ln_var: Operand, *, eps: Array | None = None, return_eps: bool = False) -> Any:
+def gaussian(
+    mean: Operand, ln_var: Operand, *, eps: Array | None = None, return_eps: bool = False,
+) -> Variable | tuple[Variable, Array]:  # fmt: skip
     """A reparametrized sample mean + exp(ln_var / 2) eps, eps from N(0, 1) (Kingma and Welling 2014).
 
     It is differentiable in mean and variance. What is drawn depends on the row in the global batch.

@@ -25,6 +25,7 @@ from dbrdist.core.array.backend import (
     unwritten,
 )
 from dbrdist.core.array.ownership import is_private
+from dbrdist.core.array.types import PerAxis, Shape
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import Given, expected
@@ -35,7 +36,6 @@ from dbrdist.core.tape.variable import Operand, Variable, as_array
 from dbrdist.functions.rectified import Mask, MaskedGradient, PendingNormalization, expects_relu
 from dbrdist.functions.rectifier import ReLU
 
-Axis = tuple[int, ...]
 Share = Callable[[Array], Array]
 _LARGE = 4096  # elements; below, a ReLU costs less than looking for it
 _add, _multiply = np.add, np.multiply
@@ -50,7 +50,7 @@ class Normalization(FunctionNode):
     rectifies = False  # whether forward computed the rectified output
     saved: Any = None  # what the kernel kept for backward
 
-    def __init__(self, eps: float, axis: Axis, key: Any = None) -> None:
+    def __init__(self, eps: float, axis: Shape, key: Parameter | None = None) -> None:
         self.eps = eps
         self.axis = axis
         self.key = key
@@ -61,7 +61,7 @@ class Normalization(FunctionNode):
         self.rectifies = key is not None and expects_relu(key, isinstance(key, Parameter))
         return key, self.rectifies
 
-    def offered(self, key: Any, y: Array, x: Array, *vectors: Array) -> Array:
+    def offered(self, key: Variable | None, y: Array, x: Array, *vectors: Array) -> Array:
         """The output for ``y``, which is rectified where that is expected: then the output is written when asked for.
 
         ``vectors`` are gamma, beta, mean and variance, as they are now: the caller may change them.
@@ -82,7 +82,7 @@ class Normalization(FunctionNode):
         return None
 
 
-def _normalize(x: Array, vectors: Callable[[], Any], eps: float, axis: Axis, out: Array) -> None:
+def _normalize(x: Array, vectors: Callable[[], Any], eps: float, axis: Shape, out: Array) -> None:
     kernels.bn_inference(x, *vectors(), eps, False, axis, out)
 
 
@@ -162,7 +162,7 @@ class SharedBatchNormalization(BatchNormalization):
     (m, m mean, m (var + mean^2)) and with (sum gy x_hat, sum gy). The gradients of gamma and beta are of this part.
     """
 
-    def __init__(self, eps: float, axis: Axis, share: Share) -> None:
+    def __init__(self, eps: float, axis: Shape, share: Share) -> None:
         super().__init__(eps, axis)
         self.share = share
 
@@ -213,7 +213,7 @@ class BatchNormalizationGradient(FunctionNode):
         self.retain_inputs((0, 1, 2))
         return self.forward_node.backward_kernel(*xs)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Any, ...]:
         if isinstance(self.forward_node, SharedBatchNormalization):
             raise NotImplementedError("batch normalization over several parts of a batch has first derivatives only")
         terms = _SecondOrder(self.forward_node, *self.retained_inputs(), *gys)
@@ -225,7 +225,10 @@ class _SecondOrder:
     """The terms of :class:`BatchNormalizationGradient`'s gradients; an object, since closures that are compiled make
     reference cycles."""
 
-    def __init__(self, node: Normalization, x: Any, gamma: Any, gy: Any, u: Any, a: Any, b: Any) -> None:
+    def __init__(
+        self, node: Normalization, x: Operand, gamma: Operand, gy: Operand, u: Operand | None, a: Operand | None,
+        b: Operand | None,
+    ) -> None:  # fmt: skip
         self.axis, self.shape = node.axis, gamma.shape
         self.m = max(prod(x.shape[i] for i in node.axis), 1)
         kept = _kept_shape(x.shape, node.axis)
@@ -242,23 +245,23 @@ class _SecondOrder:
         self.d = ops.sub(self.total(ops.mul(self.u, gy)), ops.mul(inner, 1.0 / self.m))  # <u, gx> = gamma s d
         self.scale = ops.mul(gamma, self.s)
 
-    def total(self, v: Any) -> Any:
+    def total(self, v: Operand) -> Any:
         return ops.sum(v, self.axis, True)
 
-    def mean(self, v: Any) -> Any:
+    def mean(self, v: Operand) -> Any:
         return ops.mul(self.total(v), 1.0 / self.m)
 
-    def of_x(self) -> Any:
+    def of_x(self) -> Operand:
         q = ops.add(ops.mul(self.gy, self.sum_ux), ops.mul(self.u, self.ggamma))
         q = ops.sub(ops.mul(self.a, self.gy), ops.mul(q, ops.mul(self.scale, 1.0 / self.m)))  # the gradient of x_hat
         along = ops.add(self.total(ops.mul(q, self.x_hat)), ops.mul(self.scale, self.d))  # of s, with its direct share
         spread = ops.mul(ops.add(self.total(q), ops.mul(self.x_hat, along)), 1.0 / self.m)
         return ops.mul(self.s, ops.sub(q, spread))
 
-    def of_gamma(self) -> Any:
+    def of_gamma(self) -> Array:
         return ops.reshape(ops.mul(self.s, self.d), self.shape)
 
-    def of_gy(self) -> Any:
+    def of_gy(self) -> Operand:
         spread = ops.mul(ops.add(self.sum_u, ops.mul(self.x_hat, self.sum_ux)), 1.0 / self.m)
         direct = ops.add(ops.mul(self.a, self.x_hat), self.b)
         return ops.add(ops.mul(self.scale, ops.sub(self.u, spread)), direct)
@@ -286,11 +289,11 @@ class FixedBatchNormalization(Normalization):
         grads = (gx, ops.mul(along, s), gbeta, ops.neg(ops.mul(gbeta, scale)), gvar)
         return in_types_of_inputs(self, wanted, [grads[i] for i in wanted])
 
-    def total(self, v: Any, shape: tuple[int, ...]) -> Any:
+    def total(self, v: Operand, shape: tuple[int, ...]) -> Any:
         return ops.reshape(ops.sum(v, self.axis, True), shape)
 
 
-def in_types_of_inputs(node: FunctionNode, wanted: tuple[int, ...], grads: Any) -> tuple[Any, ...]:
+def in_types_of_inputs(node: FunctionNode, wanted: tuple[int, ...], grads: Sequence[Operand]) -> tuple[Any, ...]:
     """Gradients in the types of their inputs."""
     nodes = node.inputs
     for i, g in zip(wanted, grads):
@@ -304,17 +307,17 @@ def _view(out: Any, wanted: tuple[int, ...], i: int) -> Array:
     return None if out is None or i not in wanted else out[wanted.index(i)]
 
 
-def _kept_shape(shape: tuple[int, ...], axis: Axis) -> tuple[int, ...]:
+def _kept_shape(shape: tuple[int, ...], axis: Shape) -> tuple[int, ...]:
     return tuple(1 if i in axis else n for i, n in enumerate(shape))
 
 
 @lru_cache(maxsize=64)
-def default_axis(ndim: int, num_kept: int = 1) -> Axis:
+def default_axis(ndim: int, num_kept: int = 1) -> Shape:
     """All axes but the ``num_kept`` after the first: what batch normalization averages over."""
     return (0, *range(num_kept + 1, ndim))
 
 
-def _key(x: Any, gamma: Any) -> Any:
+def _key(x: Operand, gamma: Any) -> Any:
     """gamma, where a ReLU that follows may be computed along with the normalization of x, else None."""
     if not (isinstance(x, Variable) and isinstance(gamma, Variable)) or x._array.size < _LARGE:
         return None
@@ -407,7 +410,7 @@ def fixed_batch_normalization(
     return FixedBatchNormalization(eps, axis, key).apply((x, gamma, beta, mean, var))[0]
 
 
-def checked_axis(name: str, x: Any, gamma: Any, axis: Any, **others: Any) -> Axis:
+def checked_axis(name: str, x: Operand, gamma: Any, axis: Any, **others: Operand) -> Shape:
     """The axes as a sorted tuple of numbers from 0 on; refuses shapes that do not fit them."""
     if axis is not None and type(axis) is not tuple and not isinstance(axis, int):
         axis = tuple(axis)
@@ -415,7 +418,9 @@ def checked_axis(name: str, x: Any, gamma: Any, axis: Any, **others: Any) -> Axi
 
 
 @lru_cache(maxsize=1024)
-def _checked_axis(name: str, axis: Any, x: tuple[Any, DType], names: tuple[str, ...], *vectors: Any) -> Axis:
+def _checked_axis(
+    name: str, axis: PerAxis | None, x: tuple[Any, DType], names: tuple[str, ...], *vectors: Any,
+) -> Shape:  # fmt: skip
     """Remembered, since a network asks the same at each step; x and ``vectors`` are shapes and types."""
     shape, dtype = x
     ndim = len(shape)

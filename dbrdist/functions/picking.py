@@ -17,6 +17,7 @@ from dbrdist.core.array.backend import (
     zeros_as,
 )
 from dbrdist.core.array.config import config
+from dbrdist.core.array.types import Index
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.elementwise_table import matched, together
@@ -38,7 +39,7 @@ from dbrdist.functions.shapes import transpose as transpose
 # ---- picking --------------------------------------------------------------------------------------------------------
 
 
-def get_item(x: Operand, slices: Any) -> Variable:
+def get_item(x: Operand, slices: Index) -> Variable:
     """x[slices], with numbers, slices, None, Ellipsis and integer or boolean arrays.
 
     Args:
@@ -89,7 +90,7 @@ class Permutation(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         return (xs[0].take(self.order, self.axis),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (call(Permutation(self.axis, self.inverse, self.order), gys[0]),)
 
 
@@ -181,7 +182,7 @@ class Diagonal(FunctionNode):
         self.was_images = are_images(xs[0])
         return (xs[0].diagonal(self.offset, *self.axes),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (call(OntoDiagonal(self.offset, self.axes, self.inputs[0].shape, self.was_images), gys[0]),)
 
 
@@ -206,7 +207,7 @@ class OntoDiagonal(FunctionNode):
         )
         return (y,)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (call(Diagonal(self.offset, self.axes), gys[0]),)
 
 
@@ -232,7 +233,7 @@ def diagonal(x: Operand, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Var
     return Diagonal(operator.index(offset), axes).apply((x,))[0]
 
 
-def where(condition: Any, x: Any, y: Any) -> Variable:
+def where(condition: Array, x: Any, y: Operand) -> Variable:
     """x where ``condition`` (bool) holds, else y, with broadcasting; the condition gets no gradient.
 
     Args:
@@ -253,7 +254,7 @@ def where(condition: Any, x: Any, y: Any) -> Variable:
     return as_variable(ops.where(condition, x, y))
 
 
-def scatter_add(a: Operand, slices: Any, b: Operand) -> Variable:
+def scatter_add(a: Operand, slices: Index, b: Operand) -> Variable:
     """a with b added at ``slices``; repeated indices add up.
 
     Args:

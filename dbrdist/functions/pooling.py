@@ -32,7 +32,7 @@ class MaxPooling2D(FunctionNode):
         self.y_shape = y.shape
         return (y,)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (call(MaxPoolingGradient(self), gys[0]),)
 
     def indices(self) -> Array:
@@ -50,7 +50,7 @@ class MaxPoolingGradient(FunctionNode):
         p = self.pooling
         return (kernels.pool_backward(xs[0], p.x_shape, p.saved, p.geometry),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (call(ChosenElements(self.pooling), gys[0]),)
 
 
@@ -63,7 +63,7 @@ class ChosenElements(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         return (kernels.pool_gather(xs[0], self.pooling.indices(), self.pooling.geometry),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (call(MaxPoolingGradient(self.pooling), gys[0]),)
 
 
@@ -80,7 +80,7 @@ class AveragePooling2D(FunctionNode):
         y, self.saved = kernels.pool_forward(xs[0], self.geometry)
         return (y,)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (call(AveragePoolingGradient(self), gys[0]),)
 
 
@@ -94,7 +94,7 @@ class AveragePoolingGradient(FunctionNode):
         p = self.pooling
         return (kernels.pool_backward(xs[0], p.x_shape, p.saved, p.geometry),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (call(AveragePooling2D(self.pooling.geometry), gys[0]),)
 
 
@@ -154,7 +154,14 @@ def global_average_pooling_2d(x: Operand) -> Variable:
     return ops.reshape(average_pooling_2d(x, x.shape[2:]), x.shape[:2])
 
 
-def _geometry(kind: str, x: Any, ksize: Any, stride: Any, pad: Any, cover_all: bool) -> PoolGeometry:
+def _geometry(
+    kind: str,
+    x: Any,
+    ksize: PerAxis,
+    stride: PerAxis | None,
+    pad: PerAxis,
+    cover_all: bool,
+) -> PoolGeometry:
     name = f"{kind}_pooling_2d"
     g = PoolGeometry(kind, *pair(ksize), *pair(ksize if stride is None else stride), *pair(pad), cover_all)
     if len(x.shape) != 4 or not is_floating(x.dtype):

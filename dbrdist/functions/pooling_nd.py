@@ -24,7 +24,7 @@ from dbrdist.functions.pooling import max_pooling_2d
 
 
 def _windows(
-    function: str, ndim: int | None, x: Any, ksize: Any, stride: Any, pad: Any
+    function: str, ndim: int | None, x: Operand, ksize: Any, stride: Any, pad: Any
 ) -> tuple[Any, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """x as a Variable, and sizes, steps and padding of its windows for each axis."""
     (x,) = together(function, x=x)
@@ -88,7 +88,7 @@ class SumAlong(FunctionNode):
         taps = (window.places(u)[::-1] for u in range(window.k))
         return (_moved(xs[0], window.axis, window.num, taps, self.chosen, 1),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (call(SpreadAlong(self.window, self.chosen), gys[0]),)
 
 
@@ -106,7 +106,7 @@ class SpreadAlong(FunctionNode):
         taps = map(window.places, range(window.k))
         return (_moved(xs[0], window.axis, window.size, taps, self.chosen, 0),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (call(SumAlong(self.window, self.chosen), gys[0]),)
 
 
@@ -149,14 +149,14 @@ class LargestAlong(FunctionNode):
             number += is_better * np.int32(u)
         return (y,)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (call(SpreadAlong(self.window, self.chosen), gys[0]),)
 
 
 def max_pooling_nd(
     x: Operand, ksize: PerAxis, stride: PerAxis | None = None, pad: PerAxis = 0, cover_all: bool = True,
     return_indices: bool = False,
-) -> Any:  # fmt: skip
+) -> Variable | tuple[Variable, Array]:  # fmt: skip
     """The largest element of each window over all axes of x (N, C, ...) after the second.
 
     ``ksize``, ``stride`` and ``pad``: a number, or one for each axis; ``stride`` None means ``ksize``. ``cover_all``
@@ -180,7 +180,7 @@ def max_pooling_nd(
 def max_pooling_1d(
     x: Operand, ksize: PerAxis, stride: PerAxis | None = None, pad: PerAxis = 0, cover_all: bool = True,
     return_indices: bool = False,
-) -> Any:  # fmt: skip
+) -> Variable | tuple[Variable, Array]:  # fmt: skip
     """The largest element of each window of x (N, C, L); see :func:`max_pooling_nd`.
 
     Args:
@@ -201,7 +201,7 @@ def max_pooling_1d(
 def max_pooling_3d(
     x: Operand, ksize: PerAxis, stride: PerAxis | None = None, pad: PerAxis = 0, cover_all: bool = True,
     return_indices: bool = False,
-) -> Any:  # fmt: skip
+) -> Variable | tuple[Variable, Array]:  # fmt: skip
     """The largest element of each window of x (N, C, D, H, W); see :func:`max_pooling_nd`.
 
     Args:
@@ -220,8 +220,15 @@ def max_pooling_3d(
 
 
 def _max(
-    function: str, ndim: int | None, x: Any, ksize: Any, stride: Any, pad: Any, cover_all: bool, return_indices: bool
-) -> Any:
+    function: str,
+    ndim: int | None,
+    x: Operand,
+    ksize: Any,
+    stride: Any,
+    pad: Any,
+    cover_all: bool,
+    return_indices: bool,
+) -> Variable | tuple[Variable, Array]:
     x, k, s, p = _windows(function, ndim, x, ksize, stride, pad)
     out = _out_sizes(function, x, k, s, p, cover_all)
     if any(q >= n or (num - 1) * m - q >= size for n, m, q, num, size in zip(k, s, p, out, x.shape[2:])):
@@ -235,7 +242,7 @@ def _max(
     return (y, _places(as_array(x), as_array(y), k, s, p)) if return_indices else y
 
 
-def _places(x: Array, y: Array, k: Any, s: Any, p: Any) -> Array:
+def _places(x: Array, y: Array, k: tuple[int, ...], s: tuple[int, ...], p: tuple[int, ...]) -> Array:
     """Where in its window each maximum lies."""
     xp = get_array_module(x)
     found = xp.zeros(y.shape, np.int32)
@@ -252,7 +259,9 @@ def _places(x: Array, y: Array, k: Any, s: Any, p: Any) -> Array:
     return found
 
 
-def _seen(x: Any, sizes: Any, offset: Any, s: Any, p: Any) -> tuple[Any, Any]:
+def _seen(
+    x: Array, sizes: tuple[int, ...], offset: tuple[int, ...], s: tuple[int, ...], p: tuple[int, ...]
+) -> tuple[Any, Any]:
     """The windows that have an element of x at ``offset``, and those elements."""
     windows, elements = [slice(None)] * 2, [slice(None)] * 2
     for numbers in zip(x.shape[2:], sizes, offset, s, p):
@@ -262,7 +271,7 @@ def _seen(x: Any, sizes: Any, offset: Any, s: Any, p: Any) -> tuple[Any, Any]:
 
 
 def average_pooling_nd(
-    x: Operand, ksize: PerAxis, stride: PerAxis | None = None, pad: PerAxis = 0, pad_value: Any = 0
+    x: Operand, ksize: PerAxis, stride: PerAxis | None = None, pad: PerAxis = 0, pad_value: int | None = 0
 ) -> Variable:
     """The mean of each window over all axes of x (N, C, ...) after the second.
 
@@ -283,7 +292,7 @@ def average_pooling_nd(
 
 
 def average_pooling_1d(
-    x: Operand, ksize: PerAxis, stride: PerAxis | None = None, pad: PerAxis = 0, pad_value: Any = 0
+    x: Operand, ksize: PerAxis, stride: PerAxis | None = None, pad: PerAxis = 0, pad_value: int = 0
 ) -> Variable:
     """The mean of each window of x (N, C, L); see :func:`average_pooling_nd`.
 
@@ -302,7 +311,7 @@ def average_pooling_1d(
 
 
 def average_pooling_3d(
-    x: Operand, ksize: PerAxis, stride: PerAxis | None = None, pad: PerAxis = 0, pad_value: Any = 0
+    x: Operand, ksize: PerAxis, stride: PerAxis | None = None, pad: PerAxis = 0, pad_value: int = 0
 ) -> Variable:
     """The mean of each window of x (N, C, D, H, W); see :func:`average_pooling_nd`.
 
@@ -320,7 +329,15 @@ def average_pooling_3d(
     return _average("average_pooling_3d", 3, x, ksize, stride, pad, pad_value)
 
 
-def _average(function: str, ndim: int | None, x: Any, ksize: Any, stride: Any, pad: Any, pad_value: Any) -> Any:
+def _average(
+    function: str,
+    ndim: int | None,
+    x: Operand,
+    ksize: PerAxis,
+    stride: PerAxis | None,
+    pad: PerAxis,
+    pad_value: int | None,
+) -> Any:
     x, k, s, p = _windows(function, ndim, x, ksize, stride, pad)
     if pad_value not in (0, None):
         raise expected(function, "pad_value", "0 or None", repr(pad_value))
@@ -339,7 +356,15 @@ def _average(function: str, ndim: int | None, x: Any, ksize: Any, stride: Any, p
 # ---- back to the size before ----------------------------------------------------------------------------------------
 
 
-def _before(function: str, x: Any, k: Any, s: Any, p: Any, outsize: Any, cover_all: bool) -> tuple[int, ...]:
+def _before(
+    function: str,
+    x: Any,
+    k: tuple[int, ...],
+    s: tuple[int, ...],
+    p: tuple[int, ...],
+    outsize: PerAxis | None,
+    cover_all: bool,
+) -> tuple[int, ...]:
     """The sizes before pooling: ``outsize``, or the smallest ones."""
     sizes = x.shape[2:]
     if outsize is None:
@@ -441,7 +466,14 @@ def unpooling_3d(
 
 
 def _unpooling(
-    function: str, ndim: int | None, x: Any, ksize: Any, stride: Any, pad: Any, outsize: Any, cover_all: bool
+    function: str,
+    ndim: int | None,
+    x: Operand,
+    ksize: Any,
+    stride: Any,
+    pad: Any,
+    outsize: PerAxis | None,
+    cover_all: bool,
 ) -> Any:
     x, k, s, p = _windows(function, ndim, x, ksize, stride, pad)
     out = _before(function, x, k, s, p, outsize, cover_all)
@@ -451,7 +483,7 @@ def _unpooling(
     return y
 
 
-def _placed(x: Any, axis: int, u: int, s: int, p: int, size: int) -> Any:
+def _placed(x: Variable, axis: int, u: int, s: int, p: int, size: int) -> Any:
     """The elements of x along an axis at the places j s + u - p of ``size``; those outside fall away."""
     windows, elements = _reach(size, x.shape[axis], u, s, p)
     part = ops.getitem(x, (*_whole(axis), windows))

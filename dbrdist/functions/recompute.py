@@ -16,7 +16,7 @@ from dbrdist.core.tape.backprop import grad
 from dbrdist.core.tape.differentiate import Argument
 from dbrdist.core.tape.function_node import FunctionNode, capturing
 from dbrdist.core.tape.repeats import Assignments, repeating
-from dbrdist.core.tape.variable import Variable, as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_variable
 from dbrdist.core.usage.mistakes import warn
 
 
@@ -33,7 +33,7 @@ class Forget(FunctionNode):
         self.switches = {name: getattr(config, name) for name in ("train", "dtype")}
         self.random_state = random.get_state()
 
-    def called(self, *xs: Variable) -> tuple[Any, ...]:
+    def called(self, *xs: Variable) -> tuple[Variable, ...]:
         """What forward will return, and the inputs that it has to be given."""
         self.kept: list[Any] = []  # what is computed once, of each call within func
         self.assigned = Assignments()
@@ -65,7 +65,7 @@ class Forget(FunctionNode):
                 state.node = y.node
         self.states = []
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array | None, ...]:
         higher = self._on_variables
         inputs = [self.stand_in(i, x) for i, x in enumerate(self.retained_inputs())]
         ys = self.again(inputs)
@@ -84,7 +84,7 @@ class Forget(FunctionNode):
         with using_config("enable_backprop", True):
             return Argument().apply((x,))[0]  # type: ignore[no-any-return]
 
-    def again(self, inputs: list[Variable]) -> list[Any]:
+    def again(self, inputs: list[Variable]) -> list[Variable]:
         """The outputs with their graph: the same random numbers, and nothing that counts calls counts this one."""
         state = random.get_state()
         num = len(inputs) - len(self.captured)
@@ -180,7 +180,7 @@ def _ordinal(n: int) -> str:
     return f"{n}{suffix}"
 
 
-def forget(func: Callable[..., Any], *xs: Any) -> Any:
+def forget(func: Callable[..., Any], *xs: Operand) -> Variable | tuple[Variable, ...]:
     """func(*xs), without keeping intermediate results: backward runs ``func`` again (Chen et al. 2016).
 
     Args:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, to_cpu
-from dbrdist.core.array.types import PerAxis
+from dbrdist.core.array.types import Module, PerAxis
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating
 from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
@@ -29,7 +29,14 @@ class Regions(NamedTuple):
     out: tuple[int, int]
 
 
-def _regions(function: str, x: Variable, rois: Any, roi_indices: Any, outsize: Any, spatial_scale: float) -> Regions:
+def _regions(
+    function: str,
+    x: Variable,
+    rois: Any,
+    roi_indices: Any,
+    outsize: Any,
+    spatial_scale: float,
+) -> Regions:
     """The arguments of all functions here, checked."""
     floating(function, rois=rois)
     rois, indices = to_cpu(as_array(rois)).astype(np.float64), as_array(roi_indices)
@@ -56,11 +63,11 @@ def _placed(
     return Regions(indices.astype(np.int64), (places[0], places[1]), (places[2], places[3]), (int(out[0]), int(out[1])))
 
 
-def _first_bad(rois: Array) -> Any:
+def _first_bad(rois: Array) -> np.generic:
     return np.argmin(np.isfinite(rois).all(axis=1))
 
 
-def _images(function: str, x: Any) -> Variable:
+def _images(function: str, x: Operand) -> Variable:
     floating(function, x=x)
     x = as_variable(x)
     if x.ndim != 4:
@@ -157,7 +164,7 @@ def _ratios(function: str, sampling_ratio: Any) -> tuple[Any, Any]:
     return ratios[0], ratios[1]
 
 
-def _samples(regions: Regions, axis: int, length: int, ratio: Any) -> Samples:
+def _samples(regions: Regions, axis: int, length: int, ratio: int | None) -> Samples:
     start, end = regions.start[axis], regions.end[axis]
     size = np.maximum(end - start, 1.0) / regions.out[axis]
     counts = np.ceil(size) if ratio is None else np.full(len(size), float(ratio))
@@ -186,7 +193,12 @@ def _align_weights(samples: Samples, length: int) -> Array:
 
 
 def roi_average_align_2d(
-    x: Operand, rois: Operand, roi_indices: Operand, outsize: PerAxis, spatial_scale: float, sampling_ratio: Any = None
+    x: Operand,
+    rois: Operand,
+    roi_indices: Operand,
+    outsize: PerAxis,
+    spatial_scale: float,
+    sampling_ratio: PerAxis | None = None,
 ) -> Variable:
     """The mean of x at places between its pixels in each bin of each region: (R, C, I, J).
 
@@ -235,14 +247,14 @@ class _Pixels:
         larger = value > best
         return larger | ((value != value) & (best == best)) if self.has_nan else larger
 
-    def chosen(self, x: Any, number: Array) -> Any:
+    def chosen(self, x: Variable, number: Array) -> Variable:
         """The elements of pixels (R, I, J, C) that differ by channel, from the images x."""
         c = self.shape[1]
         flat = ops.reshape(ops.transpose(x, (0, 2, 3, 1)), (x.size,))
         return ops.getitem(flat, number * c + self.xp.arange(c))
 
 
-def _max_pooling(x: Variable, regions: Regions, adds_one: bool) -> Any:
+def _max_pooling(x: Variable, regions: Regions, adds_one: bool) -> Variable:
     """The maximum of each bin, 0 for one without pixels."""
     pixels, (h, w) = _Pixels(x), x.shape[2:]
     xp, image = pixels.xp, regions.image[:, None, None]
@@ -319,7 +331,12 @@ def roi_pooling_2d(x: Operand, rois: Operand, outh: int, outw: int, spatial_scal
 
 
 def roi_max_align_2d(
-    x: Operand, rois: Operand, roi_indices: Operand, outsize: PerAxis, spatial_scale: float, sampling_ratio: Any = None
+    x: Operand,
+    rois: Operand,
+    roi_indices: Operand,
+    outsize: PerAxis,
+    spatial_scale: float,
+    sampling_ratio: PerAxis | None = None,
 ) -> Variable:
     """The maximum of x over places between its pixels in each bin of each region.
 
@@ -387,7 +404,7 @@ class _Between:
             best, sample, is_found = xp.where(is_new, value, best), xp.where(is_new, k, sample), is_found | kept
         return sample, xp.broadcast_to(is_found, best.shape)
 
-    def of_each(self, x: Any, sample: Array) -> Any:
+    def of_each(self, x: Variable, sample: Array) -> Variable:
         """The values of chosen samples, from the images x."""
         xp, width = self.pixels.xp, self.columns.low.shape[2]
         every = [list(self.corners(*divmod(k, width))) for k in range(self.rows.low.shape[2] * width)]
@@ -400,7 +417,7 @@ class _Between:
         return total
 
 
-def _along_last(xp: Any, a: Array, index: Array) -> Array:
+def _along_last(xp: Module, a: Array, index: Array) -> Array:
     """a[r, i, j, index[r, i, j, c]] for a (R, I, J, S)."""
     start = xp.arange(a.size // a.shape[3]).reshape(*a.shape[:3], 1) * a.shape[3]
     return a.reshape(-1)[start + index]

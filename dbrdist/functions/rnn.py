@@ -15,7 +15,7 @@ from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import Operands, expected
 from dbrdist.core.tape.elementwise_table import together
 from dbrdist.core.tape.function_node import FunctionNode
-from dbrdist.core.tape.variable import Operand, as_array
+from dbrdist.core.tape.variable import Operand, Variable, as_array
 from dbrdist.functions.activation import sigmoid, tanh
 from dbrdist.functions.array import separate, split_axis
 
@@ -38,17 +38,17 @@ def gates_in_place(z: Array, first: int) -> None:
     xp.reciprocal(rest, out=rest)
 
 
-def _slope(y: Any) -> Any:
+def _slope(y: Operand) -> Operand:
     """The derivative of the sigmoid whose value is y."""
     return ops.mul(y, ops.sub(1.0, y))
 
 
-def _tanh_slope(y: Any) -> Any:
+def _tanh_slope(y: Operand) -> Any:
     """The derivative of the tanh whose value is y."""
     return ops.sub(1.0, ops.mul(y, y))
 
 
-def _total(*terms: Any) -> Any:
+def _total(*terms: Operand | None) -> Any | None:
     """The sum of those that are there; None where none is."""
     found = None
     for term in terms:
@@ -57,17 +57,17 @@ def _total(*terms: Any) -> Any:
     return found
 
 
-def zeros_like(x: Any) -> Array:
+def zeros_like(x: Operand) -> Array:
     a = as_array(x)
     return zeros_as(a, a.shape, a.dtype)
 
 
-def _interleaved(x: Any, n: int) -> list[Any]:
+def _interleaved(x: Variable, n: int) -> list[Variable]:
     """The n gates of x (N, n U, ...), which stand side by side for each unit."""
     return list(separate(ops.reshape(x, (x.shape[0], x.shape[1] // n, n, *x.shape[2:])), 2))
 
 
-def _interleave(parts: Sequence[Any]) -> Any:
+def _interleave(parts: Sequence[Operand]) -> Operand:
     """The inverse of :func:`_interleaved`."""
     shape = parts[0].shape
     joined = ops.concat([ops.reshape(p, (*shape[:2], 1, *shape[2:])) for p in parts], axis=2)
@@ -95,7 +95,7 @@ class LSTM(FunctionNode):
         self.saved = a, i, f, o, t
         return (c if n == len(c_prev) else ops.concat([c, c_prev[n:]], axis=0)), o * t
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         c_prev, x = self.retained_inputs()
         n = x.shape[0]
         c_new = ops.getitem(c_prev, slice(n)) if n < c_prev.shape[0] else c_prev
@@ -126,7 +126,7 @@ class LSTM(FunctionNode):
         return tuple(gxs[k] for k in wanted)
 
 
-def lstm(c_prev: Operand, x: Operand) -> tuple[Any, Any]:
+def lstm(c_prev: Operand, x: Operand) -> tuple[Variable, Variable]:
     """One step of long short-term memory with forget gates (Gers et al. 2000): c = tanh(a) s(i) + c_prev s(f),
     h = tanh(c) s(o), with s the sigmoid.
 
@@ -170,7 +170,7 @@ class GatedSum(FunctionNode):
         self.saved = us, gates, t
         return c, ops.mul(t, gates[-1])
 
-    def parts(self, xs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def parts(self, xs: tuple[Operand, ...]) -> tuple[Any, ...]:
         """c, all u, all gates between 0 and 1, and tanh(c)."""
         n = len(xs) // 2
         us = [_tanh(x) if k < self.num_new else x for k, x in enumerate(xs[:n])]
@@ -178,7 +178,7 @@ class GatedSum(FunctionNode):
         c = _total(*map(ops.mul, us, gates))
         return c, us, gates, _tanh(c)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         us, gates, t = self.parts(self.retained_inputs())[1:] if self._on_variables else self.saved
         gc, gh = gys
         n, g = len(us), gc
@@ -196,7 +196,7 @@ class GatedSum(FunctionNode):
         return tuple([gradient(i) for i in wanted])
 
 
-def slstm(c_prev1: Operand, c_prev2: Operand, x1: Operand, x2: Operand) -> tuple[Any, Any]:
+def slstm(c_prev1: Operand, c_prev2: Operand, x1: Operand, x2: Operand) -> tuple[Variable, Variable]:
     """One step of S-LSTM, which joins two cells (Zhu et al. 2015, arXiv:1503.04881).
 
     c = tanh(a1) s(i1) + tanh(a2) s(i2) + c_prev1 s(f1) + c_prev2 s(f2), h = tanh(c) s(o1 + o2), s is the sigmoid.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy import ndarray
 
 from dbrdist.core.tape.node import Value
 from dbrdist.core.usage.mistakes import warn
+
+if TYPE_CHECKING:
+    from dbrdist.core.tape.variable import Operand
 
 _ITSELF = "but the loss turns scores into probabilities itself, so that gradients nearly vanish"
 _NO_NEGATIVE = "which has no scores below 0, so that their gradients are 0"
@@ -22,7 +25,7 @@ NOT_SCORES = frozenset((*_FAULTS, "Reshape", *_BY_HAND))
 _LOOKED_AT = 16  # examples
 
 
-def see_scores(loss: str, x: Any) -> None:
+def see_scores(loss: str, x: Operand) -> None:
     """Warn where the scores of a loss are the output of an activation, or of dropout."""
     if not isinstance(x, Value) or type(x.node.creator_node).__name__ not in NOT_SCORES:
         return

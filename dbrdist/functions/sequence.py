@@ -14,7 +14,7 @@ from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import describe, expected
 from dbrdist.core.tape.elementwise_table import matched
 from dbrdist.core.tape.function_node import FunctionNode, call
-from dbrdist.core.tape.variable import Variable, as_array, as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 
 
 class PadSequence(FunctionNode):
@@ -30,11 +30,11 @@ class PadSequence(FunctionNode):
             row[: len(x)] = x
         return (y,)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return tuple(ops.getitem(gys[0], (i, slice(self.inputs[i].shape[0]))) for i in wanted)
 
 
-def pad_sequence(xs: Sequence[Any], length: int | None = None, padding: Any = 0) -> Variable:
+def pad_sequence(xs: Sequence[Operand], length: int | None = None, padding: float = 0) -> Variable:
     """Arrays of different lengths as rows of one array, filled up with a constant.
 
     Args:
@@ -81,7 +81,7 @@ class TransposeSequence(FunctionNode):
         counts = np.greater.outer([len(x) for x in xs], range(len(xs[0]))).sum(axis=0).tolist()
         return tuple(row[:n] for row, n in zip(table, counts))
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         nodes = self.inputs
         like = next(as_array(g) for g in gys if g is not None)
         rest, dtype = nodes[0].shape[1:], nodes[0].dtype
@@ -94,7 +94,7 @@ class TransposeSequence(FunctionNode):
         return tuple(gxs[i] if lengths[i] else zeros_as(like, (0, *rest), dtype) for i in wanted)
 
 
-def transpose_sequence(xs: Sequence[Any]) -> tuple[Any, ...]:
+def transpose_sequence(xs: Sequence[Operand]) -> tuple[Variable, ...]:
     """For each t the t-th elements of all sequences longer than t, stacked.
 
     Args:
@@ -119,7 +119,7 @@ def transpose_sequence(xs: Sequence[Any]) -> tuple[Any, ...]:
     return TransposeSequence().apply(xs) if lengths[0] else ()
 
 
-def _sequences(function: str, xs: Sequence[Any]) -> tuple[Variable, ...]:
+def _sequences(function: str, xs: Sequence[Operand]) -> tuple[Variable, ...]:
     found = tuple(as_variable(x) for x in matched(tuple(xs)))
     if not found:
         raise expected(function, "xs", "at least one array", "none")

@@ -14,6 +14,7 @@ import numpy as np
 from dbrdist import kernels
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module
 from dbrdist.core.array.chainer_mode import as_chainer
+from dbrdist.core.array.types import DType, Module
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.backprop import grad
 from dbrdist.core.tape.checks import expected, one_of
@@ -27,12 +28,12 @@ from dbrdist.functions.math import logsumexp
 from dbrdist.functions.scores import see_scores
 
 
-def _never(dtype: Any) -> float:
+def _never(dtype: DType) -> float:
     """The logarithm of a probability of 0, without the infinities that make NaN of gradients."""
     return -3e4 if dtype == np.float16 else -1e30
 
 
-def _reduced(losses: Any, reduce: str) -> Any:
+def _reduced(losses: Variable, reduce: str) -> Variable:
     if reduce == "mean":
         total = ops.sum(ops.cast(losses, accumulation_dtype(losses.dtype)))  # of 16 bits it may overflow alone
         return ops.cast(ops.div(total, float(max(losses.shape[0], 1))), losses.dtype)
@@ -59,7 +60,7 @@ def _steps(function: str, argument: str, xs: Sequence[Any], **others: Any) -> tu
 # ---- conditional random fields --------------------------------------------------------------------------------------
 
 
-def _chain(function: str, cost: Any, xs: Sequence[Any]) -> tuple[Any, list[Any], Any]:
+def _chain(function: str, cost: Operand, xs: Sequence[Operand]) -> tuple[Any, list[Any], Any]:
     steps, (cost,), dtype = _steps(function, "xs", xs, cost=cost)
     if cost.shape != (steps[0].shape[1],) * 2:
         raise expected(function, "cost", f"shape {(steps[0].shape[1],) * 2} to match xs", cost)
@@ -109,11 +110,11 @@ def crf1d(cost: Operand, xs: Sequence[Any], ys: Sequence[Any], reduce: str = "me
     return ops.cast(_reduced(losses, reduce), dtype)
 
 
-def _picked(x: Any, y: Array) -> Any:
+def _picked(x: Variable, y: Array) -> Variable:
     return ops.getitem(x, (get_array_module(y).arange(len(y)), y))
 
 
-def argmax_crf1d(cost: Operand, xs: Sequence[Any]) -> tuple[Any, list[Array]]:
+def argmax_crf1d(cost: Operand, xs: Sequence[Operand]) -> tuple[Any, list[Array]]:
     """The best label sequences of :func:`crf1d` (Viterbi 1967).
 
     Args:
@@ -155,7 +156,7 @@ def argmax_crf1d(cost: Operand, xs: Sequence[Any]) -> tuple[Any, list[Array]]:
 
 
 def connectionist_temporal_classification(
-    x: Sequence[Any], t: Operand, blank_symbol: int, input_length: Operand | None = None,
+    x: Sequence[Operand], t: Operand, blank_symbol: int, input_length: Operand | None = None,
     label_length: Operand | None = None, reduce: str = "mean",
 ) -> Variable:  # fmt: skip
     """The negative logarithm of the probability of labels without alignment (Graves et al. 2006).
@@ -236,7 +237,7 @@ class AlignmentLosses(FunctionNode):
         self.last = xp.where(self.no_label, dtype.type(never), alpha[self.steps, self.ends + 2, rows])
         return (-_normalized(self.last, xp),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         if self._on_variables:
             xs = self.retained_inputs()
             return tuple(grad([self.composed(xs)], [xs[i] for i in wanted], list(gys), enable_double_backprop=True))
@@ -250,7 +251,7 @@ class AlignmentLosses(FunctionNode):
             gx[:, rows, self.path[:, place]] -= shares[:, place]
         return tuple([gx[i] for i in wanted])
 
-    def shares(self, gy: Array, xp: Any) -> Array:
+    def shares(self, gy: Array, xp: Module) -> Array:
         """The part of gy (B,) that goes through each place in each step (T, S, B)."""
         size, batch = self.weights.shape[2:]
         g = xp.zeros((len(self.weights) + 1, size + 2, batch), gy.dtype)
@@ -264,7 +265,7 @@ class AlignmentLosses(FunctionNode):
                 here += through[j]
         return g[1:, 2:]
 
-    def composed(self, xs: Sequence[Any]) -> Any:
+    def composed(self, xs: Sequence[Variable]) -> Variable:
         """The losses in primitives."""
         dtype, shape, xp = xs[0].dtype, self.path.shape, get_array_module(self.path)
         rows, never = xp.arange(shape[0])[:, None], _never(dtype)
@@ -281,7 +282,7 @@ class AlignmentLosses(FunctionNode):
         return ops.neg(logsumexp(last, axis=1))
 
 
-def _normalized(logarithms: Array, xp: Any) -> Array:
+def _normalized(logarithms: Array, xp: Module) -> Array:
     """ln sum exp over the first axis; the summands become their parts of the sum."""
     most = logarithms.max(axis=0)
     logarithms -= most
@@ -291,7 +292,7 @@ def _normalized(logarithms: Array, xp: Any) -> Array:
     return most + xp.log(total)
 
 
-def _merged(alpha: Any, may_skip: Array, dtype: Any, xp: Any) -> Any:
+def _merged(alpha: Operand, may_skip: Array, dtype: DType, xp: Module) -> Variable:
     """The logarithm of the probability to come from the same place, from one before, or past a blank."""
     never = xp.full((alpha.shape[0], 1), _never(dtype), dtype)
     one = ops.concat([never, ops.getitem(alpha, (slice(None), slice(None, -1)))], axis=1)
@@ -301,7 +302,7 @@ def _merged(alpha: Any, may_skip: Array, dtype: Any, xp: Any) -> Any:
     return logsumexp(three, axis=2)
 
 
-def _lengths(name: str, argument: str, lengths: Any, batch: int, most: int, xp: Any) -> Array:
+def _lengths(name: str, argument: str, lengths: Any, batch: int, most: int, xp: Module) -> Array:
     if lengths is None:
         return xp.full(batch, most, np.int64)
     lengths = xp.asarray(as_array(lengths))
@@ -316,7 +317,7 @@ def _lengths(name: str, argument: str, lengths: Any, batch: int, most: int, xp: 
 def negative_sampling(
     x: Operand, t: Operand, W: Operand, sampler: Callable[[tuple[int, ...]], Array], sample_size: int,
     reduce: str = "sum", *, samples: Operand | None = None, return_samples: bool = False,
-) -> Any:  # fmt: skip
+) -> Variable | tuple[Variable, Array]:  # fmt: skip
     """-log s(x W_t) - sum over samples log s(-x W_s), with s the sigmoid (Mikolov et al. 2013, arXiv:1310.4546).
 
     Args:
@@ -357,7 +358,7 @@ def negative_sampling(
     return (losses, words) if return_samples else losses
 
 
-def _words(function: str, x: Any, t: Any, W: Any) -> Array:
+def _words(function: str, x: Variable, t: Any, W: Variable) -> Array:
     t = as_array(t)
     if x.ndim != 2:
         raise expected(function, "x", "shape (N, I)", x)

@@ -181,7 +181,7 @@ def flatten(x: Operand) -> Variable:
     return ops.reshape(x, (x.size,))
 
 
-def broadcast(*args: Any) -> tuple[Any, ...]:
+def broadcast(*args: Operand) -> tuple[Variable, ...]:
     """The arguments repeated to their common shape.
 
     Args:

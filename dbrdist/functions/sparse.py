@@ -15,13 +15,13 @@ from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import OperandTypeError, describe, expected
 from dbrdist.core.tape.elementwise_table import together
 from dbrdist.core.tape.function_node import FunctionNode, call
-from dbrdist.core.tape.variable import Variable
+from dbrdist.core.tape.variable import Operand, Variable
 
 _ROW_ELEMENTS = 1 << 11  # products of a row: below, a call for each row takes longer than adding them one by one
 _BLOCK_ELEMENTS = 1 << 15  # what stays in the cache
 
 
-def sparse_matmul(a: Any, b: Any, transa: bool = False, transb: bool = False) -> Variable:
+def sparse_matmul(a: CooMatrix | Operand, b: Any, transa: bool = False, transb: bool = False) -> Variable:
     """a b where one of both is a :class:`dbrdist.utils.CooMatrix` and the other an array or Variable.
 
     Args:
@@ -47,7 +47,9 @@ def sparse_matmul(a: Any, b: Any, transa: bool = False, transb: bool = False) ->
     return ops.swap(_product("a", b.data, row, col, size, a, not transa))
 
 
-def _product(name: str, data: Any, row: Array, col: Array, size: Any, dense: Any, is_transposed: bool) -> Any:
+def _product(
+    name: str, data: Any, row: Array, col: Array, size: tuple[int, ...], dense: Any, is_transposed: bool
+) -> Any:
     """S D: the entries of the sparse matrix times rows of the dense one, added up by row."""
     data, dense = together("sparse_matmul", **{"entries": data, name: dense})
     if dense.ndim != data.ndim + 1 or dense.shape[:-2] != data.shape[:-1]:
@@ -79,7 +81,7 @@ class Product(FunctionNode):
         self.retain_inputs((0, 1))
         return (_added_up(*xs, self.row, self.col, self.num_rows),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         values, lines = self.retained_inputs()
         rules = (
             lambda: call(Sampled(self.row, self.col), gys[0], lines),
@@ -106,7 +108,7 @@ class Sampled(FunctionNode):
             y[block] = get_array_module(a).einsum("lk,lk->l", a[self.row[block]], b[self.col[block]])
         return (y,)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         a, b = self.retained_inputs()
         rules = (
             lambda: call(Product(self.row, self.col, a.shape[0]), gys[0], b),

@@ -13,6 +13,7 @@ import numpy as np
 
 from dbrdist.core.array.backend import Array, get_array_module, is_array
 from dbrdist.core.array.scipy_parts import special_function
+from dbrdist.core.array.types import Number
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import Operands, expected
 from dbrdist.core.tape.elementwise_table import function, row
@@ -22,18 +23,18 @@ from dbrdist.core.tape.variable import Operand, Variable, as_array
 def _scipy(name: str) -> Callable[..., Array]:
     """The formula of a row: a function of SciPy, which is loaded at the first call."""
 
-    def formula(*xs: Any) -> Array:
+    def formula(*xs: Array | Number) -> Array:
         return special_function(name, get_array_module(*xs).__name__)(*xs)
 
     return formula
 
 
-def _bell(x: Any, height: float, rate: float) -> Any:
+def _bell(x: Operand, height: float, rate: float) -> Operand:
     """height exp(rate x^2)"""
     return ops.mul(ops.exp(ops.mul(ops.mul(x, x), rate)), height)
 
 
-def normal_density(x: Any) -> Any:
+def normal_density(x: Operand) -> Operand | Number:
     """exp(-x^2 / 2) / sqrt(2 pi)"""
     return _bell(x, 1 / math.sqrt(2 * math.pi), -0.5)
 
@@ -128,7 +129,7 @@ _ORDER_AND_X = Operands("polygamma", n="number", x="float")
 _X_AND_Q = Operands("zeta", x="number", q="float")
 
 
-def _beside(x: Any, n: Any) -> Any:
+def _beside(x: Operand, n: Array | Number) -> Any:
     """An array as it is, a number as an array where x lies: on a GPU, rules of every order want it there."""
     return n if is_array(n) else get_array_module(x).asarray(n, x.dtype)
 

@@ -14,7 +14,12 @@ from dbrdist.core.tape.function_node import FunctionNode, call
 from dbrdist.core.tape.variable import Operand, Variable, as_variable
 
 
-def as_strided(x: Operand, shape: Any, strides: Any, storage_offset: int | None = None) -> Variable:
+def as_strided(
+    x: Operand,
+    shape: Any,
+    strides: Any,
+    storage_offset: int | None = None,
+) -> Variable:
     """y[i, j, ...] = element storage_offset + i strides[0] + j strides[1] + ... of x.
 
     Args:
@@ -84,7 +89,7 @@ class Strided(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         return (_view(xs[0], *self.place).copy(),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (call(Unstrided(self.inputs[0].shape, self.place), gys[0]),)
 
 
@@ -102,7 +107,7 @@ class Unstrided(FunctionNode):
         _view(y, *self.place)[...] = xs[0]
         return (y,)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (call(Strided(*self.place), gys[0]),)
 
 

@@ -103,7 +103,7 @@ class InverseRoot(FunctionNode):
         values, vectors = _eigen(xs[0])
         return ((vectors * (values**-0.5)[..., None, :]) @ vectors.swapaxes(-1, -2),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         (p,) = self.retained_outputs()
         square = ops.matmul(p, p)
         return (ops.neg(call(Lyapunov(), p, ops.matmul(ops.matmul(square, gys[0]), square))),)
@@ -121,7 +121,7 @@ class Lyapunov(FunctionNode):
         turned = turned / (values[..., :, None] + values[..., None, :])
         return (vectors @ turned @ vectors.swapaxes(-1, -2),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         (p,), (x,) = self.retained_inputs(), self.retained_outputs()
         gq = call(Lyapunov(), p, gys[0])
         rules = (
@@ -141,7 +141,7 @@ def _eigen(a: Array) -> tuple[Array, Array]:
     return values, vectors
 
 
-def _by_groups(name: str, x: Any, groups: int) -> tuple[Variable, Any]:
+def _by_groups(name: str, x: Operand, groups: int) -> tuple[Variable, Any]:
     """x as Variable, and in groups (G, M, K) in the wider type."""
     floating(name, x=x)
     x = as_variable(x)
@@ -154,7 +154,7 @@ def _by_groups(name: str, x: Any, groups: int) -> tuple[Variable, Any]:
     return x, ops.transpose(rows, (1, 0, 2))
 
 
-def _as_given(y: Any, x: Any) -> Any:
+def _as_given(y: Variable, x: Variable) -> Variable:
     """Groups (G, M, K) in the shape and type of x; images lie channels-last."""
     y = ops.reshape(ops.transpose(y, (1, 0, 2)), (x.shape[0], *x.shape[2:], x.shape[1]))
     return ops.cast(ops.transpose(y, (0, x.ndim - 1, *range(1, x.ndim - 1))), x.dtype)

@@ -10,23 +10,24 @@ from dbrdist import functions as F
 from dbrdist.core.array.backend import Array, get_array_module, to_cpu
 from dbrdist.core.array.config import config
 from dbrdist.core.array.random import next_initializer_generator
+from dbrdist.core.array.types import Module
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.repeats import computed_once
-from dbrdist.core.tape.variable import as_array
+from dbrdist.core.tape.variable import Variable, as_array
 from dbrdist.link_hooks.weight import WeightHook
 from dbrdist.links.convolution import Deconvolution2D
 from dbrdist.links.convolution_nd import DeconvolutionND
 from dbrdist.links.initializers import Constant
 
 
-def l2normalize(xp: Any, v: Array, eps: float = 1e-12) -> Array:
+def l2normalize(xp: Module, v: Array, eps: float = 1e-12) -> Array:
     """v / (|v| + eps)."""
     return v / (xp.sqrt((v * v).sum()) + v.dtype.type(eps))
 
 
 def update_approximate_vectors(
-    weight_matrix: Any, u: Array, n_power_iteration: int = 1, eps: float = 1e-12
+    weight_matrix: Variable, u: Array, n_power_iteration: int = 1, eps: float = 1e-12
 ) -> tuple[Array, Array]:
     """The first left and right singular vectors (rows,) and (columns,), nearer by some steps of power iteration."""
     W = as_array(weight_matrix)
@@ -37,7 +38,7 @@ def update_approximate_vectors(
     return u, v
 
 
-def calculate_max_singular_value(weight_matrix: Any, u: Array, v: Array) -> Any:
+def calculate_max_singular_value(weight_matrix: Variable, u: Array, v: Array) -> Variable:
     """u W v, the largest singular value where u and v are its vectors."""
     return F.sum(F.matmul(u[None], weight_matrix) * v)
 
@@ -107,7 +108,7 @@ class SpectralNormalization(WeightHook):
             link.gamma.initializer = Constant(values[0], W.dtype)
             link.gamma.initialize(())
 
-    def _matrix(self, W: Any) -> Any:
+    def _matrix(self, W: Any) -> Variable:
         """W with a row for each output."""
         if self.axis:
             W = W.transpose((self.axis, *(i for i in range(W.ndim) if i != self.axis)))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.core.array.config import no_backprop_mode
 from dbrdist.core.model.link_hook import ForwardPreprocessArgs, LinkHook
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape.checks import expected
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
+    from dbrdist.core.tape.variable import Variable
 
 
 class WeightHook(LinkHook):
@@ -33,7 +37,7 @@ class WeightHook(LinkHook):
             what = f"the name of a parameter of {type(link).__name__}"
             raise expected(type(self).__name__, "weight_name", what, repr(self.weight_name))
 
-    def stand_ins(self, args: ForwardPreprocessArgs, link: Any) -> dict[str, Any]:
+    def stand_ins(self, args: ForwardPreprocessArgs, link: Link) -> dict[str, Variable]:
         """The other weight, after one forward without it where its size follows from the input."""
         W = getattr(link, self.weight_name)
         if not W.is_initialized:

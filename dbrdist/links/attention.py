@@ -6,15 +6,21 @@ Legend: B examples, L queries, S keys and values, E numbers in each.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist import functions as F
+from dbrdist.core.array.types import Array
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape.checks import expected
+from dbrdist.core.tape.variable import Operand
 from dbrdist.links.connection import Linear
+from dbrdist.links.initializers import InitialValue
 from dbrdist.links.normalization import LayerNormalization
+
+if TYPE_CHECKING:
+    from dbrdist.core.tape.variable import Variable
 
 
 class MultiHeadAttention(Chain):
@@ -34,8 +40,8 @@ class MultiHeadAttention(Chain):
     """
 
     def __init__(
-        self, n_units: int, n_heads: int, dropout: float = 0.0, nobias: bool = False, initialW: Any = None,
-        initial_bias: Any = None,
+        self, n_units: int, n_heads: int, dropout: float = 0.0, nobias: bool = False, initialW: InitialValue = None,
+        initial_bias: InitialValue = None,
     ) -> None:  # fmt: skip
         super().__init__()
         if n_heads < 1 or n_units % n_heads:
@@ -46,7 +52,14 @@ class MultiHeadAttention(Chain):
                 Linear(n_units, n_units, nobias, initialW, initial_bias) for _ in range(4)
             )
 
-    def forward(self, query: Any, key: Any = None, value: Any = None, mask: Any = None, is_causal: bool = False) -> Any:
+    def forward(
+        self,
+        query: Any,
+        key: Any = None,
+        value: Any = None,
+        mask: Any = None,
+        is_causal: bool = False,
+    ) -> Any:
         """(B, L, E), keys and values (B, S, E) to (B, L, E).
 
         ``key`` None is ``query``, ``value`` None is ``key``; ``mask`` and ``is_causal`` as of
@@ -71,7 +84,7 @@ class RMSNormalization(Link):
         array([[ 1., -1.]], dtype=float32)
     """
 
-    def __init__(self, size: int | None = None, eps: float = 1e-6, initial_gamma: Any = None) -> None:
+    def __init__(self, size: int | None = None, eps: float = 1e-6, initial_gamma: InitialValue = None) -> None:
         super().__init__()
         self.eps = eps
         with self.init_scope():
@@ -79,7 +92,7 @@ class RMSNormalization(Link):
         if size is not None:
             self.gamma.initialize((size,))
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Operand) -> Any:
         """Normalize ``x`` (..., K)."""
         if not self.gamma.is_initialized:
             self.gamma.initialize(x.shape[-1:])
@@ -110,7 +123,7 @@ class TransformerBlock(Chain):
     def __init__(
         self, n_units: int, n_heads: int, n_hidden: int | None = None, dropout: float = 0.1,
         activation: Callable[[Any], Any] = F.relu, norm_first: bool = False, eps: float = 1e-5, nobias: bool = False,
-        initialW: Any = None, initial_bias: Any = None,
+        initialW: InitialValue = None, initial_bias: InitialValue = None,
     ) -> None:  # fmt: skip
         super().__init__()
         n_hidden = 4 * n_units if n_hidden is None else n_hidden
@@ -141,12 +154,12 @@ class TransformerBlock(Chain):
             rows = rows + self._dropped(part(norm(rows))) if self.norm_first else norm(rows + self._dropped(part(rows)))
         return F.reshape(rows, x.shape)
 
-    def _attended(self, rows: Any, shape: Any, mask: Any, is_causal: bool) -> Any:
+    def _attended(self, rows: Any, shape: Any, mask: Array | None, is_causal: bool) -> Any:
         x = F.reshape(rows, shape)
         return F.reshape(self.attention(x, mask=mask, is_causal=is_causal), rows.shape)
 
-    def _mapped(self, rows: Any) -> Any:
+    def _mapped(self, rows: Variable) -> Any:
         return self.linear2(self._dropped(self.activation(self.linear1(rows))))
 
-    def _dropped(self, h: Any) -> Any:
+    def _dropped(self, h: Variable) -> Any | None:
         return F.dropout(h, self.dropout) if self.dropout else h

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import DTypeLike
 
 from dbrdist import functions as F
 from dbrdist.core.array.backend import is_array
+from dbrdist.core.array.types import Array
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
@@ -17,8 +20,11 @@ from dbrdist.core.tape.checks import UnknownOptionError, expected, wrong_shape
 from dbrdist.links.connection import Linear
 from dbrdist.links.convolution import Convolution2D
 from dbrdist.links.convolution_bn import conv_bn
-from dbrdist.links.initializers import Initializer, get_initializer
+from dbrdist.links.initializers import Initializer, InitialValue, get_initializer
 from dbrdist.links.normalization import BatchNormalization
+
+if TYPE_CHECKING:
+    from dbrdist.core.tape.variable import Operand
 
 
 class Maxout(Chain):
@@ -37,8 +43,9 @@ class Maxout(Chain):
     """
 
     def __init__(
-        self, in_size: int | None, out_size: int, pool_size: int, initialW: Any = None, initial_bias: Any = 0
-    ) -> None:
+        self, in_size: int | None, out_size: int, pool_size: int, initialW: InitialValue = None,
+        initial_bias: InitialValue = 0,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.out_size, self.pool_size = out_size, pool_size
         shape = out_size, pool_size
@@ -53,7 +60,7 @@ class Maxout(Chain):
         return F.maxout(self.linear(x), self.pool_size)
 
 
-def _with_rows(argument: str, initial: Any, shape: tuple[int | None, ...]) -> Any:
+def _with_rows(argument: str, initial: InitialValue, shape: tuple[int | None, ...]) -> Any:
     """An array whose first two axes are one; a function gets an array that has them; anything else as it is."""
     if callable(initial) and not isinstance(initial, (Initializer, type)):
         return functools.partial(_fill_rows, initial, shape[:2])
@@ -64,7 +71,7 @@ def _with_rows(argument: str, initial: Any, shape: tuple[int | None, ...]) -> An
     return initial.reshape(-1, *initial.shape[2:])
 
 
-def _fill_rows(initial: Callable[[Any], Any], rows: tuple[int | None, ...], array: Any) -> None:
+def _fill_rows(initial: Callable[[Any], Any], rows: tuple[int | None, ...], array: Array) -> None:
     """What is no lambda, so that the link can be pickled."""
     initial(array.reshape(*rows, *array.shape[1:]))
 
@@ -85,8 +92,8 @@ class Highway(Chain):
     """
 
     def __init__(
-        self, in_out_size: int, nobias: bool = False, activate: Callable[[Any], Any] = F.relu, init_Wh: Any = None,
-        init_Wt: Any = None, init_bh: Any = None, init_bt: Any = -1,
+        self, in_out_size: int, nobias: bool = False, activate: Callable[[Any], Any] = F.relu,
+        init_Wh: Array | None = None, init_Wt: Any = None, init_bh: Any = None, init_bt: Any = -1,
     ) -> None:  # fmt: skip
         super().__init__()
         self.activate = activate
@@ -94,7 +101,7 @@ class Highway(Chain):
             self.plain = Linear(in_out_size, in_out_size, nobias, init_Wh, init_bh)
             self.transform = Linear(in_out_size, in_out_size, nobias, init_Wt, init_bt)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Operand | Sequence[Sequence[float]]) -> Any:
         """(N, in_out_size) to the same shape."""
         gate = F.sigmoid(self.transform(x))
         return gate * self.activate(self.plain(x)) + (1 - gate) * x
@@ -117,8 +124,8 @@ class SimplifiedDropconnect(Link):
     """
 
     def __init__(
-        self, in_size: int | None, out_size: int, ratio: float = 0.5, nobias: bool = False, initialW: Any = None,
-        initial_bias: Any = None,
+        self, in_size: int | None, out_size: int, ratio: float = 0.5, nobias: bool = False,
+        initialW: InitialValue = None, initial_bias: InitialValue = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.out_size, self.ratio = out_size, ratio
@@ -128,7 +135,9 @@ class SimplifiedDropconnect(Link):
                 None if nobias else Parameter(get_initializer(0 if initial_bias is None else initial_bias), out_size)
             )  # fmt: skip
 
-    def forward(self, x: Any, train: bool = True, mask: Any = None, use_batchwise_mask: bool = True) -> Any:
+    def forward(
+        self, x: Operand, train: bool = True, mask: Operand | None = None, use_batchwise_mask: bool = True
+    ) -> Any:
         """(N, ...) to (N, out_size); ``train`` False drops nothing, ``mask`` has 0 for elements of W to drop."""
         if not self.W.is_initialized:
             self.W.initialize((self.out_size, math.prod(x.shape[1:])))
@@ -153,7 +162,7 @@ class Inception(Chain):
 
     def __init__(
         self, in_channels: int | None, out1: int, proj3: int, out3: int, proj5: int, out5: int, proj_pool: int,
-        conv_init: Any = None, bias_init: Any = None,
+        conv_init: InitialValue = None, bias_init: InitialValue = None,
     ) -> None:  # fmt: skip
         super().__init__()
         values = {"initialW": conv_init, "initial_bias": bias_init}
@@ -198,7 +207,7 @@ class InceptionBN(Chain):
 
     def __init__(
         self, in_channels: int | None, out1: int, proj3: int, out3: int, proj33: int, out33: int, pooltype: str,
-        proj_pool: int | None = None, stride: Sizes = 1, conv_init: Any = None, dtype: Any = None,
+        proj_pool: int | None = None, stride: Sizes = 1, conv_init: InitialValue = None, dtype: DTypeLike | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         if pooltype not in ("max", "avg"):
@@ -224,7 +233,7 @@ class InceptionBN(Chain):
             if proj_pool is not None:
                 add("poolp", in_channels, proj_pool)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Operand) -> Any:
         """(N, in_channels, H, W) to (N, [out1 +] out3 + out33 + (proj_pool or in_channels), OH, OW)."""
         parts = [self._through(x, "conv1")] if self.out1 else []
         parts += [self._through(x, "proj3", "conv3"), self._through(x, "proj33", "conv33a", "conv33b")]

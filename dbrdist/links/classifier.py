@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dbrdist.core.array.types import Array
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.reporter import report
+from dbrdist.core.tape.variable import Operand
 from dbrdist.core.usage.mistakes import given_a_class
 from dbrdist.functions.class_loss import softmax_cross_entropy
 from dbrdist.functions.evaluation import accuracy
 
 
-def _described(x: Any) -> str:
+def _described(x: Array) -> str:
     return f"an array of shape {x.shape}" if hasattr(x, "shape") else type(x).__name__
 
 
@@ -68,7 +70,7 @@ class Classifier(Chain):
         with self.init_scope():
             self.predictor = predictor
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Operand, **kwargs: Operand) -> Any:
         """The loss of a batch, which is reported with the accuracy.
 
         Args:

@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array.config import MIXED, config, get_dtype
+from dbrdist.core.array.types import Array
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected
-from dbrdist.core.tape.variable import as_array
+from dbrdist.core.tape.variable import Operand, as_array
 from dbrdist.functions.connection import bilinear, embed_id, linear, whole_batch_axes
-from dbrdist.links.initializers import Normal, get_initializer
+from dbrdist.links.initializers import InitialValue, Normal, get_initializer
 
 
-def see_biases(link: type[Link], out_size: int, b: Any) -> None:
+def see_biases(link: type[Link], out_size: int, b: Array | None) -> None:
     """Raise unless given biases, if there are any, are as many as outputs."""
     if b is not None and b.size != out_size:
         raise expected(f"{link.__name__}.from_params", "b", f"{out_size} biases, one for each output", b)
@@ -43,8 +44,8 @@ class Linear(Link):
         in_size: int | None,
         out_size: int | None = None,
         nobias: bool = False,
-        initialW: Any = None,
-        initial_bias: Any = None,
+        initialW: InitialValue = None,
+        initial_bias: InitialValue = None,
     ) -> None:
         super().__init__()
         if out_size is None:
@@ -72,7 +73,7 @@ class Linear(Link):
         see_biases(cls, W.shape[0], b)
         return cls(W.shape[1], W.shape[0], nobias, as_array(W), None if b is None else as_array(b))
 
-    def forward(self, x: Any, n_batch_axes: int = 1) -> Any:
+    def forward(self, x: Operand, n_batch_axes: int = 1) -> Any:
         """x: the first ``n_batch_axes`` axes count examples; the result has them, then ``out_size``."""
         W = self.W
         if W._array is None:
@@ -103,7 +104,9 @@ class EmbedID(Link):
 
     ignore_label: int | None = None  # pickles of Chainer 1 have none
 
-    def __init__(self, in_size: int, out_size: int, initialW: Any = None, ignore_label: int | None = None) -> None:
+    def __init__(
+        self, in_size: int, out_size: int, initialW: InitialValue = None, ignore_label: int | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.ignore_label = ignore_label
         with self.init_scope():
@@ -150,8 +153,8 @@ class Bilinear(Link):
         right_size: int,
         out_size: int,
         nobias: bool = False,
-        initialW: Any = None,
-        initial_bias: Any = None,
+        initialW: InitialValue = None,
+        initial_bias: InitialValue = None,
     ) -> None:
         super().__init__()
         self.nobias = nobias
@@ -165,7 +168,7 @@ class Bilinear(Link):
                 self.V2 = Parameter(get_initializer(V2), (right_size, out_size))
                 self.b = Parameter(get_initializer(b), (out_size,))
 
-    def forward(self, e1: Any, e2: Any) -> Any:
+    def forward(self, e1: Operand, e2: Operand) -> Any:
         """e1 (N, left_size), e2 (N, right_size); the result is (N, out_size)."""
         if self.nobias:
             return bilinear(e1, e2, self.W)

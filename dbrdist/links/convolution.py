@@ -9,11 +9,11 @@ from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.names.limits import Sizes, Whole
 from dbrdist.core.tape.checks import expected
-from dbrdist.core.tape.variable import as_array
+from dbrdist.core.tape.variable import Operand, as_array
 from dbrdist.core.usage.mistakes import warn
 from dbrdist.functions.convolution import pair
 from dbrdist.links.connection import see_biases
-from dbrdist.links.initializers import Constant, get_initializer
+from dbrdist.links.initializers import Constant, InitialValue, get_initializer
 
 
 def see_channels_first(where: str, x: Any) -> None:
@@ -45,7 +45,8 @@ class Convolution2D(Link):
 
     def __init__(
         self, in_channels: Whole, out_channels: Sizes, ksize: Sizes = None, stride: Sizes = 1, pad: Sizes = 0,
-        nobias: bool = False, initialW: Any = None, initial_bias: Any = None, *, dilate: Sizes = 1, groups: int = 1,
+        nobias: bool = False, initialW: InitialValue = None, initial_bias: InitialValue = None, *, dilate: Sizes = 1,
+        groups: int = 1,
     ) -> None:  # fmt: skip
         super().__init__()
         if ksize is None:
@@ -122,8 +123,8 @@ class Deconvolution2D(Link):
 
     def __init__(
         self, in_channels: Whole, out_channels: Sizes, ksize: Sizes = None, stride: Sizes = 1, pad: Sizes = 0,
-        nobias: bool = False, outsize: Sizes = None, initialW: Any = None, initial_bias: Any = None, *,
-        dilate: Sizes = 1, groups: int = 1,
+        nobias: bool = False, outsize: Sizes = None, initialW: InitialValue = None, initial_bias: InitialValue = None,
+        *, dilate: Sizes = 1, groups: int = 1,
     ) -> None:  # fmt: skip
         super().__init__()
         if ksize is None:
@@ -143,7 +144,7 @@ class Deconvolution2D(Link):
             raise expected("Deconvolution2D", "in_channels", f"a multiple of groups={self.groups}", str(in_channels))
         self.W.initialize((in_channels, self.out_channels // self.groups, *pair(self.ksize)))
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Operand) -> Any:
         """The transposed convolution of a batch of images.
 
         Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist import functions as F
 from dbrdist.core.array.config import config
@@ -11,9 +11,13 @@ from dbrdist.core.model.chain import Chain
 from dbrdist.core.model.link_hook import thread
 from dbrdist.core.names.limits import Sizes, Whole
 from dbrdist.core.tape.function_node import is_observed
+from dbrdist.core.tape.variable import Operand
 from dbrdist.functions.convolution import convolution_bn_2d
 from dbrdist.links.convolution import Convolution2D
 from dbrdist.links.normalization import BatchNormalization
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
 
 
 def conv_bn(conv: Any, bn: Any, x: Any, *, relu: bool = False, residual: Any = None) -> Any:
@@ -59,7 +63,7 @@ def _is_inference() -> bool:
     return not (config.train or config.enable_backprop or thread.hooks or is_observed())
 
 
-def _are_plain(conv: Any, bn: Any) -> bool:
+def _are_plain(conv: Any, bn: Link) -> bool:
     """Are these links what their classes say, without hooks, and is there nothing left to initialise?"""
     if type(conv) is not Convolution2D or type(bn) is not BatchNormalization or conv._hooks or bn._hooks:
         return False
@@ -99,7 +103,7 @@ class Conv2DBNActiv(Chain):
             )  # fmt: skip
             self.bn = BatchNormalization(out_channels, **(bn_kwargs or {}))
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Operand) -> Any:
         """(N, in_channels, H, W) to (N, out_channels, OH, OW)."""
         y = conv_bn(self.conv, self.bn, x, relu=self.activ is F.relu)
         return y if self.activ is None or self.activ is F.relu else self.activ(y)

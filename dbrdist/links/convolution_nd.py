@@ -14,12 +14,12 @@ from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.names.limits import Sizes, Whole
 from dbrdist.core.tape.checks import expected, wrong_type
-from dbrdist.core.tape.variable import as_array
+from dbrdist.core.tape.variable import Operand, as_array
 from dbrdist.functions.convolution import pair
 from dbrdist.functions.convolution_nd import each_axis
 from dbrdist.links.connection import see_biases
 from dbrdist.links.convolution import Convolution2D
-from dbrdist.links.initializers import Constant, get_initializer
+from dbrdist.links.initializers import Constant, InitialValue, get_initializer
 
 
 class _FiltersND(Link):
@@ -27,7 +27,7 @@ class _FiltersND(Link):
 
     def __init__(
         self, ndim: int, in_channels: Whole, out_channels: Sizes, ksize: Sizes, stride: Sizes, pad: Sizes, nobias: bool,
-        initialW: Any, initial_bias: Any, dilate: Sizes, groups: int,
+        initialW: InitialValue, initial_bias: InitialValue, dilate: Sizes, groups: int,
     ) -> None:  # fmt: skip
         super().__init__()
         if ksize is None:
@@ -59,7 +59,7 @@ class _FiltersND(Link):
         """The first two axes of W."""
         raise NotImplementedError
 
-    def _expect_axes(self, x: Any) -> None:
+    def _expect_axes(self, x: Operand) -> None:
         """Look at the first batch before W takes its size from it."""
         ndim = len(self.ksize)  # the link's own is not among what Chainer pickled
         if len(x.shape) != ndim + 2:
@@ -89,8 +89,8 @@ class ConvolutionND(_FiltersND):
 
     def __init__(
         self, ndim: int, in_channels: Whole, out_channels: Sizes, ksize: Sizes = None, stride: Sizes = 1,
-        pad: Sizes = 0, nobias: bool = False, initialW: Any = None, initial_bias: Any = None, cover_all: bool = False,
-        dilate: Sizes = 1, groups: int = 1,
+        pad: Sizes = 0, nobias: bool = False, initialW: InitialValue = None, initial_bias: InitialValue = None,
+        cover_all: bool = False, dilate: Sizes = 1, groups: int = 1,
     ) -> None:  # fmt: skip
         super().__init__(
             ndim, in_channels, out_channels, ksize, stride, pad, nobias, initialW, initial_bias, dilate, groups
@@ -116,7 +116,7 @@ class ConvolutionND(_FiltersND):
     def _channels(self, in_channels: int) -> tuple[int, int]:
         return self.out_channels, in_channels // self.groups
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Operand) -> Any:
         """The convolution of a batch.
 
         Args:
@@ -157,7 +157,7 @@ class Convolution1D(ConvolutionND):
 
     def __init__(
         self, in_channels: Whole, out_channels: Sizes, ksize: Sizes = None, stride: Sizes = 1, pad: Sizes = 0,
-        nobias: bool = False, initialW: Any = None, initial_bias: Any = None, cover_all: bool = False,
+        nobias: bool = False, initialW: InitialValue = None, initial_bias: InitialValue = None, cover_all: bool = False,
         dilate: Sizes = 1, groups: int = 1,
     ) -> None:  # fmt: skip
         super().__init__(
@@ -191,7 +191,7 @@ class Convolution3D(ConvolutionND):
 
     def __init__(
         self, in_channels: Whole, out_channels: Sizes, ksize: Sizes = None, stride: Sizes = 1, pad: Sizes = 0,
-        nobias: bool = False, initialW: Any = None, initial_bias: Any = None, cover_all: bool = False,
+        nobias: bool = False, initialW: InitialValue = None, initial_bias: InitialValue = None, cover_all: bool = False,
         dilate: Sizes = 1, groups: int = 1,
     ) -> None:  # fmt: skip
         super().__init__(
@@ -220,9 +220,8 @@ class DeconvolutionND(_FiltersND):
 
     def __init__(
         self, ndim: int, in_channels: Whole, out_channels: Sizes, ksize: Sizes = None, stride: Sizes = 1,
-        pad: Sizes = 0, nobias: bool = False, outsize: Sizes = None, initialW: Any = None, initial_bias: Any = None,
-        dilate: Sizes = 1,
-        groups: int = 1,
+        pad: Sizes = 0, nobias: bool = False, outsize: Sizes = None, initialW: InitialValue = None,
+        initial_bias: InitialValue = None, dilate: Sizes = 1, groups: int = 1,
     ) -> None:  # fmt: skip
         super().__init__(
             ndim, in_channels, out_channels, ksize, stride, pad, nobias, initialW, initial_bias, dilate, groups
@@ -232,7 +231,7 @@ class DeconvolutionND(_FiltersND):
     def _channels(self, in_channels: int) -> tuple[int, int]:
         return in_channels, self.out_channels // self.groups
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Operand) -> Any:
         """The transposed convolution of a batch.
 
         Args:
@@ -271,8 +270,8 @@ class Deconvolution1D(DeconvolutionND):
 
     def __init__(
         self, in_channels: Whole, out_channels: Sizes, ksize: Sizes = None, stride: Sizes = 1, pad: Sizes = 0,
-        nobias: bool = False, outsize: Sizes = None, initialW: Any = None, initial_bias: Any = None, dilate: Sizes = 1,
-        groups: int = 1,
+        nobias: bool = False, outsize: Sizes = None, initialW: InitialValue = None, initial_bias: InitialValue = None,
+        dilate: Sizes = 1, groups: int = 1,
     ) -> None:  # fmt: skip
         super().__init__(
             1, in_channels, out_channels, ksize, stride, pad, nobias, outsize, initialW, initial_bias, dilate, groups
@@ -303,8 +302,8 @@ class Deconvolution3D(DeconvolutionND):
 
     def __init__(
         self, in_channels: Whole, out_channels: Sizes, ksize: Sizes = None, stride: Sizes = 1, pad: Sizes = 0,
-        nobias: bool = False, outsize: Sizes = None, initialW: Any = None, initial_bias: Any = None, dilate: Sizes = 1,
-        groups: int = 1,
+        nobias: bool = False, outsize: Sizes = None, initialW: InitialValue = None, initial_bias: InitialValue = None,
+        dilate: Sizes = 1, groups: int = 1,
     ) -> None:  # fmt: skip
         super().__init__(
             3, in_channels, out_channels, ksize, stride, pad, nobias, outsize, initialW, initial_bias, dilate, groups
@@ -331,7 +330,7 @@ class DepthwiseConvolution2D(Link):
 
     def __init__(
         self, in_channels: int | None, channel_multiplier: int, ksize: Sizes, stride: Sizes = 1, pad: Sizes = 0,
-        nobias: bool = False, initialW: Any = None, initial_bias: Any = None,
+        nobias: bool = False, initialW: InitialValue = None, initial_bias: InitialValue = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.channel_multiplier = channel_multiplier
@@ -347,7 +346,7 @@ class DepthwiseConvolution2D(Link):
         if self.b is not None and not self.b.is_initialized:
             self.b.initialize(self.channel_multiplier * in_channels)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Operand) -> Any:
         """(N, in_channels, H, W) to (N, in_channels * channel_multiplier, OH, OW)."""
         if not self.W.is_initialized:
             self._initialize_params(x.shape[1])
@@ -378,7 +377,7 @@ class DilatedConvolution2D(Convolution2D):
 
     def __init__(
         self, in_channels: Whole, out_channels: Sizes, ksize: Sizes = None, stride: Sizes = 1, pad: Sizes = 0,
-        dilate: Sizes = 1, nobias: bool = False, initialW: Any = None, initial_bias: Any = None,
+        dilate: Sizes = 1, nobias: bool = False, initialW: InitialValue = None, initial_bias: InitialValue = None,
     ) -> None:  # fmt: skip
         super().__init__(
             in_channels, out_channels, ksize, stride, pad, nobias, initialW, initial_bias, dilate=dilate
@@ -403,7 +402,7 @@ class MLPConvolution2D(ChainList):
 
     def __init__(
         self, in_channels: Sizes, out_channels: Sizes, ksize: Sizes = None, stride: Sizes = 1, pad: Sizes = 0,
-        activation: Callable[[Any], Any] = F.relu, conv_init: Any = None, bias_init: Any = None,
+        activation: Callable[[Any], Any] = F.relu, conv_init: InitialValue = None, bias_init: InitialValue = None,
     ) -> None:  # fmt: skip
         if ksize is None:
             out_channels, ksize, in_channels = in_channels, out_channels, None
@@ -416,7 +415,7 @@ class MLPConvolution2D(ChainList):
         )
         self.activation = activation
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Operand) -> Any:
         """(N, in_channels, H, W) to (N, out_channels[-1], OH, OW)."""
         *hidden, last = self.children()
         for convolution in hidden:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from dbrdist.core.files.serializer import loads, saved_entry
+from dbrdist.core.array.types import Array
+from dbrdist.core.files.serializer import AbstractSerializer, loads, saved_entry
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter as CoreParameter
 from dbrdist.core.tape.node import note_assignment
 from dbrdist.functions.activation import prelu, swish
 from dbrdist.functions.math import bias, scale
-from dbrdist.links.initializers import get_initializer
+from dbrdist.links.initializers import InitialValue, get_initializer
+
+if TYPE_CHECKING:
+    from dbrdist.core.tape.variable import Operand
 
 
 class _WrongCount(TypeError, AssertionError):
@@ -31,14 +35,14 @@ class Bias(Link):
                [1., 1., 1.]], dtype=float32)
     """
 
-    def __init__(self, axis: int = 1, shape: Any = None) -> None:
+    def __init__(self, axis: int = 1, shape: tuple[int, ...] | None = None) -> None:
         super().__init__()
         self.axis = axis
         with self.init_scope():
             if shape is not None:
                 self.b = CoreParameter(0.0, shape)
 
-    def forward(self, *xs: Any) -> Any:
+    def forward(self, *xs: Operand) -> Any:
         """(x,), or (x, b) where the link has no b."""
         if len(xs) != (1 if "b" in self._params else 2):
             raise _WrongCount(f"Bias: expected {'x' if 'b' in self._params else 'x and b'}, got {len(xs)} arguments")
@@ -64,7 +68,10 @@ class Scale(Chain):
 
     former_paths: ClassVar[dict[str, str]] = {"/bias/b": "/b"}  # for the states of optimizers
 
-    def __init__(self, axis: int = 1, W_shape: Any = None, bias_term: bool = False, bias_shape: Any = None) -> None:
+    def __init__(
+        self, axis: int = 1, W_shape: tuple[int, ...] | None = None, bias_term: bool = False,
+        bias_shape: tuple[int, ...] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.axis = axis
         self.with_bias = bias_term
@@ -77,7 +84,7 @@ class Scale(Chain):
                     raise ValueError("Scale: bias_shape: expected a shape, since bias_term is True and W_shape is None")
                 self.bias = Bias(axis, shape)
 
-    def forward(self, *xs: Any) -> Any:
+    def forward(self, *xs: Operand) -> Any:
         """(x,), or (x, W) where the link has no W."""
         axis = self.axis
         if len(xs) != (1 if "W" in self._params else 2):
@@ -90,7 +97,7 @@ class Scale(Chain):
         """The parameter of ``bias``, which was this link's own once."""
         return self.bias.b
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         """Save or load W and ``bias``; files that were written when b was this link's own load, too."""
         old = saved_entry(serializer, "b") if self.with_bias and loads(serializer) else None
         if old is None:
@@ -125,7 +132,7 @@ class Parameter(Link):
         array([1., 1.], dtype=float32)
     """
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array: Array) -> None:
         super().__init__()
         with self.init_scope():
             self.W = CoreParameter(array)
@@ -147,7 +154,7 @@ class PReLU(Link):
         array([[-1.,  2.]], dtype=float32)
     """
 
-    def __init__(self, shape: Any = (), init: Any = 0.25) -> None:
+    def __init__(self, shape: tuple[int, ...] = (), init: Any = 0.25) -> None:
         super().__init__()
         with self.init_scope():
             self.W = CoreParameter(get_initializer(init), shape)
@@ -169,12 +176,12 @@ class Swish(Link):
         (2, 3)
     """
 
-    def __init__(self, beta_shape: Any, beta_init: Any = 1.0) -> None:
+    def __init__(self, beta_shape: tuple[int, ...] | None, beta_init: InitialValue = 1.0) -> None:
         super().__init__()
         with self.init_scope():
             self.beta = CoreParameter(get_initializer(beta_init), beta_shape)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Operand) -> Any:
         """The axes of beta are those of x from 1 on."""
         if not self.beta.is_initialized:
             self.beta.initialize(x.shape[1:])

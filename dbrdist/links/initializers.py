@@ -7,14 +7,16 @@ parameters are initialised: the seed alone decides the values, which are therefo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from dbrdist.core.array.backend import Array, as_dtype, device_of, get_device, is_array, to_device
+from dbrdist.core.array.backend import Array, DeviceSpec, as_dtype, device_of, get_device, is_array, to_device
 from dbrdist.core.array.config import get_dtype
 from dbrdist.core.array.random import next_initializer_generator
+from dbrdist.core.array.types import Module
 from dbrdist.core.names.constructors import explain_constructors
 from dbrdist.core.names.limits import number
 from dbrdist.core.tape.checks import expected, one_of, wrong_shape
@@ -39,12 +41,15 @@ class Initializer:
         array([[0., 1., 2.]], dtype=float32)
     """
 
-    def __init__(self, dtype: Any = None) -> None:
+    def __init__(self, dtype: DTypeLike | None = None) -> None:
         self.dtype = None if dtype is None else as_dtype(dtype) if dtype not in ("mixed16", "mixedbf16") else dtype
 
     def __call__(self, array: Array) -> None:
         """Fill the array."""
         raise NotImplementedError(f"{type(self).__name__} defines no __call__(array)")
+
+
+InitialValue: TypeAlias = Initializer | Callable[[Array], None] | Array | float | None  # None: the default
 
 
 class Constant(Initializer):
@@ -92,7 +97,7 @@ class Zero(Constant):
 
     fill_value = 0.0  # of those that Chainer pickled, too
 
-    def __init__(self, dtype: Any = None) -> None:
+    def __init__(self, dtype: DTypeLike | None = None) -> None:
         super().__init__(0.0, dtype)
 
 
@@ -112,7 +117,7 @@ class One(Constant):
 
     fill_value = 1.0  # of those that Chainer pickled, too
 
-    def __init__(self, dtype: Any = None) -> None:
+    def __init__(self, dtype: DTypeLike | None = None) -> None:
         super().__init__(1.0, dtype)
 
 
@@ -132,7 +137,7 @@ class NaN(Constant):
 
     fill_value = math.nan  # of those that Chainer pickled, too
 
-    def __init__(self, dtype: Any = None) -> None:
+    def __init__(self, dtype: DTypeLike | None = None) -> None:
         super().__init__(math.nan, dtype)
 
 
@@ -154,7 +159,7 @@ class Identity(Initializer):
                [0., 2.]], dtype=float32)
     """
 
-    def __init__(self, scale: Factor = 1.0, dtype: Any = None) -> None:
+    def __init__(self, scale: Factor = 1.0, dtype: DTypeLike | None = None) -> None:
         self.scale = scale
         super().__init__(dtype)
 
@@ -167,7 +172,7 @@ class Identity(Initializer):
 class _Random(Initializer):
     """A scale and an optional generator ``rng``; by default the run's own stream is drawn from."""
 
-    def __init__(self, scale: Factor, dtype: Any = None, rng: Any = None) -> None:
+    def __init__(self, scale: Factor, dtype: DTypeLike | None = None, rng: Any = None) -> None:
         self.scale = scale
         self.rng = rng
         super().__init__(dtype)
@@ -189,14 +194,14 @@ class _Legacy:
     def __init__(self, rng: np.random.RandomState) -> None:
         self.rng = rng
 
-    def random(self, shape: tuple[int, ...], dtype: Any = np.float64) -> Array:
+    def random(self, shape: tuple[int, ...], dtype: DTypeLike = np.float64) -> Array:
         return np.asarray(self.rng.random_sample(shape)).astype(dtype)
 
-    def standard_normal(self, shape: tuple[int, ...], dtype: Any = np.float64) -> Array:
+    def standard_normal(self, shape: tuple[int, ...], dtype: DTypeLike = np.float64) -> Array:
         return np.asarray(self.rng.standard_normal(shape)).astype(dtype)
 
 
-def _draw_type(array: Array) -> Any:
+def _draw_type(array: Array) -> DTypeLike:
     return np.float64 if array.dtype == np.float64 else np.float32
 
 
@@ -215,7 +220,7 @@ class Normal(_Random):
         0.1
     """
 
-    def __init__(self, scale: float = 0.05, dtype: Any = None, rng: Any = None) -> None:
+    def __init__(self, scale: float = 0.05, dtype: DTypeLike | None = None, rng: Any = None) -> None:
         super().__init__(scale, dtype, rng)
 
     def __call__(self, array: Array) -> None:
@@ -241,7 +246,7 @@ class LeCunNormal(Normal):
         0.1
     """
 
-    def __init__(self, scale: float = 1.0, dtype: Any = None, rng: Any = None) -> None:
+    def __init__(self, scale: float = 1.0, dtype: DTypeLike | None = None, rng: Any = None) -> None:
         super().__init__(scale, dtype, rng)
 
     def deviation(self, shape: tuple[int, ...]) -> float:
@@ -263,7 +268,7 @@ class GlorotNormal(Normal):
         0.063
     """
 
-    def __init__(self, scale: float = 1.0, dtype: Any = None, rng: Any = None) -> None:
+    def __init__(self, scale: float = 1.0, dtype: DTypeLike | None = None, rng: Any = None) -> None:
         super().__init__(scale, dtype, rng)
 
     def deviation(self, shape: tuple[int, ...]) -> float:
@@ -289,7 +294,10 @@ class HeNormal(Normal):
         0.142
     """
 
-    def __init__(self, scale: float = 1.0, dtype: Any = None, fan_option: str = "fan_in", rng: Any = None) -> None:
+    def __init__(
+        self, scale: float = 1.0, dtype: DTypeLike | None = None, fan_option: str = "fan_in",
+        rng: np.random.RandomState | None = None,
+    ) -> None:  # fmt: skip
         one_of("HeNormal", "fan_option", ("fan_in", "fan_out"), fan_option)
         self.fan_option = fan_option
         super().__init__(scale, dtype, rng)
@@ -313,7 +321,9 @@ class Uniform(_Random):
         0.5
     """
 
-    def __init__(self, scale: Factor = 0.05, dtype: Any = None, rng: Any = None) -> None:
+    def __init__(
+        self, scale: Factor = 0.05, dtype: DTypeLike | None = None, rng: np.random.RandomState | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(scale, dtype, rng)
 
     def __call__(self, array: Array) -> None:
@@ -337,7 +347,7 @@ class LeCunUniform(Uniform):
         0.17
     """
 
-    def __init__(self, scale: Factor = 1.0, dtype: Any = None, rng: Any = None) -> None:
+    def __init__(self, scale: Factor = 1.0, dtype: DTypeLike | None = None, rng: Any = None) -> None:
         super().__init__(scale, dtype, rng)
 
     def deviation(self, shape: tuple[int, ...]) -> float:
@@ -359,7 +369,9 @@ class GlorotUniform(Uniform):
         0.11
     """
 
-    def __init__(self, scale: Factor = 1.0, dtype: Any = None, rng: Any = None) -> None:
+    def __init__(
+        self, scale: Factor = 1.0, dtype: DTypeLike | None = None, rng: np.random.RandomState | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(scale, dtype, rng)
 
     def deviation(self, shape: tuple[int, ...]) -> float:
@@ -381,7 +393,7 @@ class HeUniform(Uniform):
         0.24
     """
 
-    def __init__(self, scale: Factor = 1.0, dtype: Any = None, rng: Any = None) -> None:
+    def __init__(self, scale: Factor = 1.0, dtype: DTypeLike | None = None, rng: Any = None) -> None:
         super().__init__(scale, dtype, rng)
 
     def deviation(self, shape: tuple[int, ...]) -> float:
@@ -409,7 +421,10 @@ class Orthogonal(_Random):
                [0., 1.]])
     """
 
-    def __init__(self, scale: Factor = 1.1, dtype: Any = None, mode: str = "auto", rng: Any = None) -> None:
+    def __init__(
+        self, scale: Factor = 1.1, dtype: DTypeLike | None = None, mode: str = "auto",
+        rng: np.random.Generator | np.random.RandomState | None = None,
+    ) -> None:  # fmt: skip
         one_of("Orthogonal", "mode", ("auto", "embedding", "projection", "basis"), mode)
         self.mode = mode
         super().__init__(scale, dtype, rng)
@@ -429,7 +444,7 @@ class Orthogonal(_Random):
 class _Interpolation(Initializer):
     """Filters (C, C or 1, k, ..., k) that interpolate linearly within each channel."""
 
-    def __init__(self, interpolation: str = "linear", dtype: Any = None) -> None:
+    def __init__(self, interpolation: str = "linear", dtype: DTypeLike | None = None) -> None:
         one_of(type(self).__name__, "interpolation", ("linear",), interpolation)
         self.interpolation = interpolation
         super().__init__(dtype)
@@ -506,7 +521,7 @@ def get_fans(shape: tuple[int, ...]) -> tuple[int, int]:
     return shape[1] * receptive_field, shape[0] * receptive_field
 
 
-def get_initializer(initializer: Any, default: Any = None) -> Any:
+def get_initializer(initializer: InitialValue, default: Initializer | None = None) -> Initializer:
     """What a link's argument means: None the default (LeCunNormal), a number or array a Constant, else as it is."""
     if initializer is None:
         return LeCunNormal() if default is None else default
@@ -520,8 +535,9 @@ def get_initializer(initializer: Any, default: Any = None) -> Any:
 
 
 def generate_array(
-    initializer: Any, shape: int | Sequence[int], xp: Any, dtype: Any = None, device: Any = None
-) -> Array:
+    initializer: InitialValue, shape: int | Sequence[int], xp: Module, dtype: Any = None,
+    device: DeviceSpec | None = None,
+) -> Array:  # fmt: skip
     """A new array filled by an initializer.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod, sqrt
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist import functions as F
 from dbrdist.core.model.chain import Chain
@@ -13,7 +13,10 @@ from dbrdist.core.names.limits import Sizes
 from dbrdist.core.tape.checks import expected
 from dbrdist.functions.convolution import pair
 from dbrdist.links.convolution import Convolution2D
-from dbrdist.links.initializers import Constant, Normal, get_initializer
+from dbrdist.links.initializers import Constant, Initializer, InitialValue, Normal, get_initializer
+
+if TYPE_CHECKING:
+    from dbrdist.core.tape.variable import Operand
 
 
 class _OfOnePlace(Normal):
@@ -42,7 +45,7 @@ class LocalConvolution2D(Link):
 
     def __init__(
         self, in_channels: int | None, out_channels: int, in_size: Sizes = None, ksize: Sizes = None, stride: Sizes = 1,
-        nobias: bool = False, initialW: Any = None, initial_bias: Any = None,
+        nobias: bool = False, initialW: InitialValue = None, initial_bias: InitialValue = None,
     ) -> None:  # fmt: skip
         super().__init__()
         if ksize is None:
@@ -90,7 +93,7 @@ class DeformableConvolution2D(Chain):
 
     def __init__(
         self, in_channels: int | None, out_channels: int, ksize: Sizes, stride: Sizes = 1, pad: Sizes = 0,
-        offset_nobias: bool = False, offset_initialW: Any = None, offset_initial_bias: Any = None,
+        offset_nobias: bool = False, offset_initialW: Initializer | None = None, offset_initial_bias: Any = None,
         deform_nobias: bool = False, deform_initialW: Any = None, deform_initial_bias: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -104,7 +107,7 @@ class DeformableConvolution2D(Chain):
                 in_channels, out_channels, (kh, kw), stride, pad, deform_nobias, deform_initialW, deform_initial_bias
             )
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Operand) -> Any:
         """(N, in_channels, H, W) to (N, out_channels, OH, OW)."""
         return self.deform_conv(x, self.offset_conv(x))
 
@@ -114,7 +117,7 @@ class _Sampler(Convolution2D):
 
     dilate, groups = (1, 1), 1  # of links that Chainer pickled, too
 
-    def forward(self, x: Any, offset: Any) -> Any:  # type: ignore[override]
+    def forward(self, x: Operand, offset: Operand) -> Any:  # type: ignore[override]
         """(N, in_channels, H, W) and offsets (N, 2 kh kw, OH, OW) to (N, out_channels, OH, OW)."""
         if not self.W.is_initialized:
             self._initialize_params(x.shape[1])

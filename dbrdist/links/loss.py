@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dbrdist import functions as F
 from dbrdist.core.array import random
@@ -15,8 +16,8 @@ from dbrdist.core.array.config import get_dtype
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape.checks import expected
-from dbrdist.core.tape.variable import as_array
-from dbrdist.links.initializers import Constant, Uniform, get_initializer
+from dbrdist.core.tape.variable import Operand, as_array
+from dbrdist.links.initializers import Constant, InitialValue, Uniform, get_initializer
 from dbrdist.utils.walker_alias import WalkerAlias
 
 
@@ -36,7 +37,7 @@ class CRF1d(Link):
         np.float32(1.3863)
     """
 
-    def __init__(self, n_label: int, initial_cost: Any = None) -> None:
+    def __init__(self, n_label: int, initial_cost: InitialValue = None) -> None:
         super().__init__()
         with self.init_scope():
             self.cost = Parameter(get_initializer(initial_cost, Constant(0)), (n_label, n_label))
@@ -52,7 +53,7 @@ class CRF1d(Link):
             xs, ys = (F.transpose_sequence([sequences[i] for i in order]) for sequences in (xs, ys))
         return F.crf1d(self.cost, xs, ys, reduce)
 
-    def argmax(self, xs: Sequence[Any], transpose: bool = False) -> tuple[Any, list[Array]]:
+    def argmax(self, xs: Sequence[Operand], transpose: bool = False) -> tuple[Any, list[Array]]:
         """The best label sequences: their scores (N,), and for each step the labels (N_t,).
 
         With ``transpose`` scores and labels come as one entry per sequence, as in :meth:`forward`; the sequences' total
@@ -68,7 +69,7 @@ class CRF1d(Link):
         return scores, path
 
 
-def _from_longest(sequences: Sequence[Any]) -> list[int]:
+def _from_longest(sequences: Sequence[Array]) -> list[int]:
     """The indices of sequences from the longest to the shortest; those of equal length keep their order."""
     return sorted(range(len(sequences)), key=lambda i: -len(sequences[i]))
 
@@ -76,7 +77,7 @@ def _from_longest(sequences: Sequence[Any]) -> list[int]:
 class _Sampled(Link):
     """Weights W (words, in_size) and a sampler of noise words, which follows the link to its device."""
 
-    def __init__(self, in_size: int, weights: Any, sample_size: int, initialW: Any) -> None:
+    def __init__(self, in_size: int, weights: Array | Sequence[int], sample_size: int, initialW: InitialValue) -> None:
         super().__init__()
         self.sample_size = sample_size
         self.sampler = WalkerAlias(weights)
@@ -106,12 +107,12 @@ class NegativeSampling(_Sampled):
     """
 
     def __init__(
-        self, in_size: int, counts: Any, sample_size: int, power: float = 0.75, dtype: Any = None
+        self, in_size: int, counts: Any, sample_size: int, power: float = 0.75, dtype: DTypeLike | None = None
     ) -> None:  # fmt: skip
         weights = np.asarray(to_cpu(counts) if is_array(counts) else counts, np.float64) ** power
         super().__init__(in_size, weights, sample_size, Constant(0, get_dtype(dtype, map_mixed16=np.float32)))
 
-    def forward(self, x: Any, t: Any, reduce: str = "sum", *, return_samples: bool = False) -> Any:
+    def forward(self, x: Operand, t: Operand, reduce: str = "sum", *, return_samples: bool = False) -> Any:
         """Features x (N, in_size) and words t (N,), of which -1 is ignored: the loss, and on request the samples."""
         return F.negative_sampling(
             x, t, self.W, self._draw, self.sample_size, reduce, return_samples=return_samples
@@ -134,10 +135,10 @@ class BlackOut(_Sampled):
 
     sample_data: Any = None  # a program may set the noise words: (N, sample_size)
 
-    def __init__(self, in_size: int, counts: Any, sample_size: int) -> None:
+    def __init__(self, in_size: int, counts: Sequence[int], sample_size: int) -> None:
         super().__init__(in_size, counts, sample_size, get_initializer(None))
 
-    def forward(self, x: Any, t: Any) -> Any:
+    def forward(self, x: Operand, t: Operand) -> Any:
         """Features x (N, in_size) and words t (N,): the mean loss."""
         words = self._draw((len(x), self.sample_size)) if self.sample_data is None else self.sample_data
         return F.black_out(x, t, self.W, words)
@@ -161,7 +162,7 @@ class BinaryHierarchicalSoftmax(Link):
         ()
     """
 
-    def __init__(self, in_size: int, tree: Any, dtype: Any = None) -> None:
+    def __init__(self, in_size: int, tree: Any, dtype: DTypeLike | None = None) -> None:
         super().__init__()
         self.tree = tree
         self._tables = _tables(tree)
@@ -188,7 +189,7 @@ class BinaryHierarchicalSoftmax(Link):
         a = self._tables[name] = self.device.send(self._tables[name])
         return a
 
-    def forward(self, x: Any, t: Any) -> Any:
+    def forward(self, x: Any, t: Operand | Sequence[int]) -> Any:
         """Features x (N, in_size) and words t (N,): the sum of the losses."""
         if x.ndim != 2 or x.shape[1] != self.W.shape[1]:
             raise expected("BinaryHierarchicalSoftmax", "x", f"shape (N, {self.W.shape[1]})", x)
@@ -207,7 +208,7 @@ class BinaryHierarchicalSoftmax(Link):
         sides = self._table("sides")[places].astype(scores.dtype)
         return F.sum(F.softplus(-sides * scores) * on_path.astype(scores.dtype))
 
-    def sample(self, x: Any) -> Array:
+    def sample(self, x: Operand) -> Array:
         """A word for each row of x (N, in_size), drawn by walking down the tree: int32 (N,)."""
         x, W, children = as_array(x), self.W.array, self._table("children")
         xp = get_array_module(x)

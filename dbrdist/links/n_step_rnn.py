@@ -12,8 +12,8 @@ from dbrdist.core.model.chain import ChainList
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape.checks import expected
-from dbrdist.core.tape.variable import Variable
-from dbrdist.links.initializers import get_initializer
+from dbrdist.core.tape.variable import Operand, Variable
+from dbrdist.links.initializers import InitialValue, get_initializer
 from dbrdist.links.rnn import zeros_beside
 
 
@@ -25,8 +25,8 @@ class _NStepBase(ChainList):
     n_cells: ClassVar[int] = 1
 
     def __init__(
-        self, n_layers: int, in_size: int, out_size: int, dropout: float, *, initialW: Any = None,
-        initial_bias: Any = None, **kwargs: Any,
+        self, n_layers: int, in_size: int, out_size: int, dropout: float, *, initialW: InitialValue = None,
+        initial_bias: InitialValue = None, **kwargs: Any,
     ) -> None:  # fmt: skip
         _refuse(type(self).__name__, kwargs)
         super().__init__()
@@ -55,7 +55,7 @@ class _NStepBase(ChainList):
         """The biases of each layer and direction."""
         return [[getattr(link, f"b{j}") for j in range(self.n_weights)] for link in self]
 
-    def init_hx(self, xs: Sequence[Any]) -> Variable:
+    def init_hx(self, xs: Sequence[Operand]) -> Variable:
         """A state of zeros for these sequences."""
         return zeros_beside(xs[0], len(self), len(xs), self.out_size)
 
@@ -92,13 +92,13 @@ class _NStepBase(ChainList):
         return (*lasts, [found[i] for i in back])
 
 
-def _refuse(name: str, kwargs: dict[str, Any]) -> None:
+def _refuse(name: str, kwargs: dict[str, bool]) -> None:
     if kwargs:
         raise TypeError(f"{name}: unexpected argument {sorted(kwargs)[0]!r}; use dbrdist.using_config in its place")
 
 
 class _WithoutCell(_NStepBase):
-    def forward(self, hx: Any, xs: Sequence[Any], **kwargs: Any) -> tuple[Any, Any]:
+    def forward(self, hx: Operand | None, xs: Sequence[Operand], **kwargs: Any) -> tuple[Any, Any]:
         """hx (layers, N, U) or None for zeros; xs: N sequences (L, I). The last states and the N outputs (L, U)."""
         _refuse(type(self).__name__, kwargs)
         hy, ys = self._run((hx,), xs)
@@ -108,7 +108,7 @@ class _WithoutCell(_NStepBase):
 class _WithCell(_NStepBase):
     n_cells = 2
 
-    def forward(self, hx: Any, cx: Any, xs: Sequence[Any], **kwargs: Any) -> tuple[Any, Any, Any]:
+    def forward(self, hx: Operand | None, cx: Operand | None, xs: Sequence[Any], **kwargs: Any) -> tuple[Any, Any, Any]:
         """hx, cx (layers, N, U) or None for zeros; xs: N sequences (L, I). The last states, and the outputs (L, U)."""
         _refuse(type(self).__name__, kwargs)
         hy, cy, ys = self._run((hx, cx), xs)
@@ -142,7 +142,7 @@ def _n_step(name: str, base: Any, rnn: Any, n_weights: int, is_both: bool, what:
 
 
 def _relu_of(rnn: Any) -> Any:
-    def with_relu(*args: Any) -> Any:
+    def with_relu(*args: Any) -> tuple[Variable, list[Variable]]:
         return rnn(*args, activation="relu")
 
     with_relu.__name__ = rnn.__name__

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dbrdist.core.array.backend import as_dtype, device_of, full, to_device
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config, get_dtype
+from dbrdist.core.array.types import Array
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.names.limits import Sizes
@@ -23,7 +25,11 @@ from dbrdist.functions.whitening import (
     decorrelated_batch_normalization,
     fixed_decorrelated_batch_normalization,
 )
-from dbrdist.links.initializers import Constant, generate_array
+from dbrdist.links.initializers import Constant, Initializer, InitialValue, generate_array
+
+if TYPE_CHECKING:
+    from dbrdist.core.files.serializer import AbstractSerializer
+    from dbrdist.core.tape.variable import Operand, Variable
 
 
 class BatchNormalization(Link):
@@ -54,9 +60,10 @@ class BatchNormalization(Link):
     keeps_last: bool = False  # whether the running statistics are those of the last batch: see use_last_batch
 
     def __init__(
-        self, size: Sizes = None, decay: float = 0.9, eps: float = 2e-5, dtype: Any = None, use_gamma: bool = True,
-        use_beta: bool = True, initial_gamma: Any = None, initial_beta: Any = None, axis: Any = None,
-        initial_avg_mean: Any = None, initial_avg_var: Any = None,
+        self, size: Sizes = None, decay: float = 0.9, eps: float = 2e-5, dtype: DTypeLike | None = None,
+        use_gamma: bool = True, use_beta: bool = True, initial_gamma: InitialValue = None,
+        initial_beta: InitialValue = None, axis: Any = None, initial_avg_mean: InitialValue = None,
+        initial_avg_var: InitialValue = None,
     ) -> None:  # fmt: skip
         super().__init__()
         if size is None and axis is None and as_chainer[0]:
@@ -82,7 +89,7 @@ class BatchNormalization(Link):
         if size is not None:
             self._initialize_params((operator.index(size),) if np.ndim(size) == 0 else tuple(size))
 
-    def _initializer(self, value: Any, default: float) -> Any:
+    def _initializer(self, value: Array | None, default: float) -> Initializer:
         """What an argument means: None the default, a number or array a Constant of the link's type."""
         value = default if value is None else value
         return value if callable(value) else Constant(value, self.dtype)
@@ -106,7 +113,7 @@ class BatchNormalization(Link):
         """Forget how many batches the statistics have seen; see ``finetune``."""
         self.N = 0
 
-    def forward(self, x: Any, *, finetune: bool = False, **removed: Any) -> Any:
+    def forward(self, x: Operand, *, finetune: bool = False, **removed: Any) -> Any:
         """Normalize ``x``. With ``finetune`` the running statistics become the plain mean over all batches since
         ``start_finetuning``."""
         if removed:
@@ -139,7 +146,7 @@ class BatchNormalization(Link):
         if num_averaged > 1:
             self.avg_var *= self.avg_var.dtype.type((num_averaged - 1) / num_averaged)
 
-    def _of_batch(self, x: Any, gamma: Any, beta: Any, axis: Any, decay: float) -> Any:
+    def _of_batch(self, x: Operand, gamma: Any, beta: Any, axis: Any, decay: float) -> Variable:
         """x with the statistics of the batch, towards which the running ones move, once for each batch."""
         mean, var = (None, None) if config.in_recomputing else (self.avg_mean, self.avg_var)
         return N.batch_normalization(
@@ -185,9 +192,10 @@ class BatchRenormalization(BatchNormalization):
     """
 
     def __init__(
-        self, size: Sizes, rmax: float = 1, dmax: float = 0, decay: float = 0.9, eps: float = 2e-5, dtype: Any = None,
-        use_gamma: bool = True, use_beta: bool = True, initial_gamma: Any = None, initial_beta: Any = None,
-        initial_avg_mean: Any = None, initial_avg_var: Any = None,
+        self, size: Sizes, rmax: float = 1, dmax: float = 0, decay: float = 0.9, eps: float = 2e-5,
+        dtype: DTypeLike | None = None, use_gamma: bool = True, use_beta: bool = True,
+        initial_gamma: InitialValue = None, initial_beta: InitialValue = None, initial_avg_mean: InitialValue = None,
+        initial_avg_var: InitialValue = None,
     ) -> None:  # fmt: skip
         super().__init__(
             size, decay, eps, dtype, use_gamma, use_beta, initial_gamma, initial_beta, None, initial_avg_mean,
@@ -220,7 +228,7 @@ class _OfChainer5:
 
     is_loading = True
 
-    def __init__(self, serializer: Any) -> None:
+    def __init__(self, serializer: AbstractSerializer) -> None:
         self._serializer = serializer
         self.strict = getattr(serializer, "strict", True)
 
@@ -255,7 +263,7 @@ class DecorrelatedBatchNormalization(Link):
     """
 
     def __init__(
-        self, size: int, groups: int = 16, decay: float = 0.9, eps: float = 2e-5, dtype: Any = np.float32
+        self, size: int, groups: int = 16, decay: float = 0.9, eps: float = 2e-5, dtype: DTypeLike = np.float32
     ) -> None:
         super().__init__()
         if groups < 1 or size % groups:
@@ -268,7 +276,7 @@ class DecorrelatedBatchNormalization(Link):
         for name in ("avg_mean", "avg_projection", "N"):
             self.register_persistent(name)
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         """Save or load; Chainer 5 saved statistics without an axis of groups."""
         super().serialize(_OfChainer5(serializer) if getattr(serializer, "is_loading", False) else serializer)
 
@@ -276,7 +284,7 @@ class DecorrelatedBatchNormalization(Link):
         """Forget how many batches the statistics have seen; see ``finetune``."""
         self.N = 0
 
-    def forward(self, x: Any, finetune: bool = False) -> Any:
+    def forward(self, x: Operand, finetune: bool = False) -> Any:
         """Whiten ``x`` (N, C, ...). With ``finetune`` the running statistics become the plain mean over all batches
         since ``start_finetuning``."""
         if not config.train:
@@ -296,7 +304,7 @@ class DecorrelatedBatchNormalization(Link):
 class _Affine(Link):
     """A scale gamma and a shift beta of one shape, which may follow from the first batch."""
 
-    def __init__(self, size: Sizes, initial_gamma: Any, initial_beta: Any) -> None:
+    def __init__(self, size: Sizes, initial_gamma: InitialValue, initial_beta: InitialValue) -> None:
         super().__init__()
         dtype = get_dtype(map_mixed16=np.float32)
         with self.init_scope():
@@ -325,8 +333,9 @@ class LayerNormalization(_Affine):
     """
 
     def __init__(
-        self, size: Sizes = None, eps: float = 1e-6, initial_gamma: Any = None, initial_beta: Any = None
-    ) -> None:
+        self, size: Sizes = None, eps: float = 1e-6, initial_gamma: InitialValue = None,
+        initial_beta: InitialValue = None,
+    ) -> None:  # fmt: skip
         super().__init__(size, initial_gamma, initial_beta)
         self.eps = eps.item() if isinstance(eps, np.ndarray) else eps
 
@@ -352,13 +361,13 @@ class GroupNormalization(_Affine):
     """
 
     def __init__(
-        self, groups: Any, size: int | None = None, eps: float = 1e-5, initial_gamma: Any = None,
-        initial_beta: Any = None,
+        self, groups: Any, size: int | None = None, eps: float = 1e-5, initial_gamma: InitialValue = None,
+        initial_beta: InitialValue = None,
     ) -> None:  # fmt: skip
         super().__init__(size, initial_gamma, initial_beta)
         self.groups, self.eps = groups, eps
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Operand) -> Any:
         """Normalize ``x`` (N, C, ...) in groups of channels."""
         if x.ndim < 2:
             raise expected("group_normalization", "x", "shape (N, C, ...)", x)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 import dbrdist.functions as F
 from dbrdist.core.array import backend
+from dbrdist.core.array.types import Array
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.tape.checks import OperandTypeError, describe, expected
-from dbrdist.core.tape.variable import Variable, as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_variable
 from dbrdist.core.usage.mistakes import warn
 from dbrdist.links.connection import Linear
-from dbrdist.links.initializers import LeCunNormal, get_initializer
+from dbrdist.links.initializers import Initializer, InitialValue, LeCunNormal, get_initializer
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
 
 
 def zeros_beside(x: Any, *shape: int) -> Variable:
@@ -33,14 +37,14 @@ class _Stateful(Chain):
         for name in self._states:
             setattr(self, name, None)
 
-    def _set(self, **states: Any) -> None:
+    def _set(self, **states: Operand | None) -> None:
         for name, value in states.items():
             if value is None:
                 raise expected(type(self).__name__, name, "a state (N, U)", "None", "reset_state() begins a sequence")
             setattr(self, name, as_variable(self.device.send(getattr(value, "array", value)))
                     if not isinstance(value, Variable) else value)  # fmt: skip
 
-    def _continued(self, x: Any) -> Any:
+    def _continued(self, x: Operand) -> Variable:
         """The state before, or None; it has a row for each example of x."""
         h: Any = getattr(self, "h", None)
         if h is not None and len(h) != len(x):
@@ -61,8 +65,8 @@ class _Stateful(Chain):
 
 class _LSTMBase(Chain):
     def __init__(
-        self, in_size: int | None, out_size: int | None = None, lateral_init: Any = None, upward_init: Any = None,
-        bias_init: Any = None, forget_bias_init: Any = None,
+        self, in_size: int | None, out_size: int | None = None, lateral_init: InitialValue = None,
+        upward_init: InitialValue = None, bias_init: InitialValue = None, forget_bias_init: InitialValue = None,
     ) -> None:  # fmt: skip
         super().__init__()
         if out_size is None:
@@ -95,7 +99,7 @@ class _LSTMBase(Chain):
         get_initializer(self.forget_bias_init)(part)
         b[:, 2] = self.device.send(part)
 
-    def _gates(self, h: Any, x: Any) -> Any:
+    def _gates(self, h: Variable | None, x: Operand | Sequence[Sequence[float]]) -> Any:
         """The sources of all gates, from the input and the output before (None: there is none)."""
         if not self.upward.W.is_initialized:
             self.upward.W.initialize((4 * self.state_size, int(np.prod(x.shape[1:]))))
@@ -122,7 +126,7 @@ class StatelessLSTM(_LSTMBase):
         ((2, 4), (2, 4))
     """
 
-    def forward(self, c: Any, h: Any, x: Any) -> tuple[Any, Any]:
+    def forward(self, c: Operand | None, h: Operand | None, x: Operand) -> tuple[Any, Any]:
         """c, h (N, U) or None; x (N, in_size): the new c and h."""
         gates = self._gates(h, x)
         return F.lstm(zeros_beside(gates, len(x), self.state_size) if c is None else c, gates)
@@ -149,15 +153,15 @@ class LSTM(_Stateful, _LSTMBase):
 
     _states = ("c", "h")
 
-    def __init__(self, in_size: int | None, out_size: int | None = None, **kwargs: Any) -> None:
+    def __init__(self, in_size: int | None, out_size: int | None = None, **kwargs: Initializer | float) -> None:
         super().__init__(in_size, out_size, **kwargs)
         self.reset_state()
 
-    def set_state(self, c: Any, h: Any) -> None:
+    def set_state(self, c: Operand | None, h: Operand | None) -> None:
         """Go on from this cell and output, both (N, U)."""
         self._set(c=c, h=h)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Operand | Sequence[Sequence[float]]) -> Any:
         """x (N, in_size): the output h (N, U)."""
         n = len(x)
         h, rest = self.h, None
@@ -201,11 +205,11 @@ class StatefulZoneoutLSTM(_Stateful, _LSTMBase):
         self.c_ratio, self.h_ratio = c_ratio, h_ratio
         self.reset_state()
 
-    def set_state(self, c: Any, h: Any) -> None:
+    def set_state(self, c: Operand, h: Operand) -> None:
         """Go on from this cell and output, both (N, U)."""
         self._set(c=c, h=h)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Operand) -> Any:
         """x (N, in_size): the output h (N, U)."""
         gates = self._gates(self._continued(x), x)
         before = zeros_beside(gates, len(x), self.state_size) if self.c is None else self.c
@@ -261,7 +265,7 @@ class StatefulPeepholeLSTM(_Stateful):
         return h
 
 
-def _no_input(link: Any, states: Sequence[Any]) -> Any:
+def _no_input(link: Link, states: Sequence[Array | None]) -> Any:
     """Zeros as the input of a node that has none, beside the first state that is there."""
     there = next((s for s in states if s is not None), None)
     if there is None:
@@ -360,7 +364,12 @@ class NaryTreeLSTM(Chain):
 
 class _GRUBase(Chain):
     def __init__(
-        self, in_size: int | None, out_size: int, init: Any = None, inner_init: Any = None, bias_init: Any = None
+        self,
+        in_size: int | None,
+        out_size: int,
+        init: Initializer | float | None = None,
+        inner_init: InitialValue = None,
+        bias_init: InitialValue = None,
     ) -> None:
         super().__init__()
         if type(init) is int and init > 1:
@@ -374,7 +383,7 @@ class _GRUBase(Chain):
                 setattr(self, f"W{name}", Linear(in_size, out_size, initialW=init, initial_bias=bias_init))
                 setattr(self, f"U{name}", Linear(out_size, out_size, initialW=inner_init, initial_bias=bias_init))
 
-    def _step(self, h: Any, x: Any) -> Any:
+    def _step(self, h: Any, x: Any) -> Variable:
         if h is None:
             return F.sigmoid(self.W_z(x)) * F.tanh(self.W(x))
         r = F.sigmoid(self.W_r(x) + self.U_r(h))
@@ -398,7 +407,7 @@ class StatelessGRU(_GRUBase):
         (2, 4)
     """
 
-    def forward(self, h: Any, x: Any) -> Any:
+    def forward(self, h: Operand | None, x: Operand) -> Any:
         """h (N, out_size) or None, x (N, in_size): the new h."""
         return self._step(h, x)
 
@@ -419,16 +428,21 @@ class StatefulGRU(_Stateful, _GRUBase):
     """
 
     def __init__(
-        self, in_size: int | None, out_size: int, init: Any = None, inner_init: Any = None, bias_init: Any = 0
+        self,
+        in_size: int | None,
+        out_size: int,
+        init: Initializer | float | None = None,
+        inner_init: InitialValue = None,
+        bias_init: InitialValue = 0,
     ) -> None:
         super().__init__(in_size, out_size, init, inner_init, bias_init)
         self.reset_state()
 
-    def set_state(self, h: Any) -> None:
+    def set_state(self, h: Operand) -> None:
         """Go on from this state (N, out_size)."""
         self._set(h=h)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Operand) -> Any:
         """x (N, in_size): the new state (N, out_size)."""
         h = self.h = self._step(self._continued(x), x)
         return h
@@ -468,7 +482,7 @@ class _MGUBase(Chain):
             self.W_f = Linear(n_inputs + n_units, n_units)
             self.W_h = Linear(n_inputs + n_units, n_units)
 
-    def _step(self, h: Any, x: Any) -> Any:
+    def _step(self, h: Operand, x: Operand) -> Variable:
         f = F.sigmoid(self.W_f(F.concat([h, x])))
         return F.linear_interpolate(f, F.tanh(self.W_h(F.concat([f * h, x]))), h)
 
@@ -487,7 +501,7 @@ class StatelessMGU(_MGUBase):
         (2, 4)
     """
 
-    def forward(self, h: Any, x: Any) -> Any:
+    def forward(self, h: Operand, x: Operand) -> Any:
         """h (N, n_units), x (N, n_inputs): the new h."""
         return self._step(h, x)
 
@@ -508,11 +522,11 @@ class StatefulMGU(_Stateful, _MGUBase):
         super().__init__(in_size, out_size)
         self.reset_state()
 
-    def set_state(self, h: Any) -> None:
+    def set_state(self, h: Operand) -> None:
         """Go on from this state (N, out_size)."""
         self._set(h=h)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Operand) -> Any:
         """x (N, in_size): the new state (N, out_size)."""
         h = self._continued(x)
         h = zeros_beside(x, len(x), self.W_f.b.size) if h is None else h  # what Chainer pickled has no state_size

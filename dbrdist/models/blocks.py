@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -12,8 +12,11 @@ from dbrdist import links as L
 from dbrdist.core.array.backend import empty
 from dbrdist.core.array.config import config
 from dbrdist.core.model.chain import Chain
-from dbrdist.core.tape.variable import as_array
+from dbrdist.core.tape.variable import Operand, Variable, as_array
 from dbrdist.links.initializers import HeNormal
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
 
 
 def convolution(
@@ -59,7 +62,7 @@ def blur(x: Any, stride: int = 1) -> Any:
     return F.convolution_2d(x, W, stride=stride, pad=1, groups=num_channels)
 
 
-def _blurred(x: Any, conv: L.Convolution2D, blurs: bool) -> Any:
+def _blurred(x: Variable, conv: L.Convolution2D, blurs: bool) -> Variable:
     """What a convolution reads, filtered before samples are left out."""
     return blur(x) if blurs and conv.stride[0] > 1 and x.shape[1] >= _MIN_BLURRED else x
 
@@ -73,7 +76,7 @@ def halved(x: Any) -> Any:
     return F.average_pooling_2d(x, 2, 2)
 
 
-def _last(block: Any, conv: Any, bn: Any, h: Any, x: Any) -> Any:
+def _last(block: Any, conv: Link, bn: Link, h: Any, x: Any) -> Variable:
     """The end of a block: the residual, which training may drop for whole images, and the shortcut."""
     ratio = block.drop_path
     shortcut = partial(block.shortcut, x) if block.is_projected else x
@@ -100,7 +103,7 @@ class Projection(Chain):
             self.conv = options.convolution(in_channels, out_channels, 1, 1 if self.halves else stride)
             self.bn = options.normalization(out_channels)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Operand) -> Any:
         x = halved(x) if self.halves else _blurred(x, self.conv, self.blurs)
         return L.conv_bn(self.conv, self.bn, x)
 
@@ -121,7 +124,7 @@ class Basic(Chain):
                 self.shortcut = Projection(in_channels, channels, stride, options)
         self.is_projected = stride > 1 or in_channels != channels
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Operand) -> Any:
         h = L.conv_bn(self.conv1, self.bn1, _blurred(x, self.conv1, self.blurs), relu=True)
         return _last(self, self.conv2, self.bn2, h, x)
 
@@ -146,7 +149,7 @@ class Bottleneck(Chain):
                 self.shortcut = Projection(in_channels, out_channels, stride, options)
         self.is_projected = stride > 1 or in_channels != out_channels
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Operand) -> Any:
         h = L.conv_bn(self.conv1, self.bn1, _blurred(x, self.conv1, self.blurs), relu=True)
         h = L.conv_bn(self.conv2, self.bn2, _blurred(h, self.conv2, self.blurs), relu=True)
         return _last(self, self.conv3, self.bn3, h, x)

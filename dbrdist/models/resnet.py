@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from dbrdist import functions as F
 from dbrdist import links as L
 from dbrdist.core.array.backend import Array
 from dbrdist.core.model.chain import Chain, ChainList
 from dbrdist.core.names.limits import fraction, whole
+from dbrdist.core.tape.variable import Operand
 from dbrdist.links.initializers import HeNormal, Normal, Uniform
 from dbrdist.models.blocks import PLAIN, Basic, Bottleneck, Options, blur, convolution
 from dbrdist.models.blocks import Projection as Projection
 from dbrdist.models.mlp import NUM_CLASSES
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
 
 VARIANTS = ("plain", "d", "chainer")
 BLUR_POOLING = ("none", "convolutions", "all")
@@ -66,7 +70,7 @@ class ResNetCIFAR(Chain):
             self.blocks = ChainList(*blocks)
             self.fc = L.Linear(64, num_classes)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Operand) -> Any:
         h = L.conv_bn(self.conv, self.bn, x, relu=True)
         for block in self.blocks:
             h = block(h)
@@ -155,7 +159,7 @@ class ResNet(Chain):
             bias = -math.log(num_classes) if log_constant_bias else 0.0
             self.fc = L.Linear(in_channels, num_classes, initialW=Normal(0.01), initial_bias=bias)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Operand) -> Any:
         h = L.conv_bn(self.conv, self.bn, x, relu=True)
         if self.variant == "chainer":
             h = F.max_pooling_2d(h, 3, stride=2)
@@ -186,7 +190,7 @@ class _UnitUniform(Uniform):
         array += array.dtype.type(0.5)
 
 
-def _stem(variant: str, options: Options) -> Any:
+def _stem(variant: str, options: Options) -> Link:
     if variant == "d":
         return DeepStem(options)
     initial = HeNormal(fan_option=options.fan)

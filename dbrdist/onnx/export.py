@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dbrdist.core.array.config import no_backprop_mode, using_config
 from dbrdist.core.files.serializer import write_atomically
@@ -242,7 +243,7 @@ class _Builder:
                 return self._name(*sources, call)
         return self._name(*(self.first.trace.source(array),) * 3, call)
 
-    def _name(self, source: Any, second: Any, longer: Any, call: TracedCall, dtype: Any = None) -> str:
+    def _name(self, source: Any, second: Any, longer: Any, call: TracedCall, dtype: DTypeLike | None = None) -> str:
         if isinstance(source, Input):
             return self.inputs[source.index]
         if isinstance(source, FromCall):
@@ -255,7 +256,7 @@ class _Builder:
             return self.graph.reshape(inner, source.shape)
         return self._constant(source.array, second, longer, dtype)
 
-    def _constant(self, array: Any, second: Any, longer: Any, dtype: Any) -> str:
+    def _constant(self, array: Any, second: Any, longer: Any, dtype: DTypeLike) -> str:
         """A constant, after making sure that it is one."""
         a = array if isinstance(array, np.ndarray) else np.asarray(array, dtype)
         if second is not None and not _is_equal(a, second.array, dtype):
@@ -348,7 +349,7 @@ def _require_same_settings(call: TracedCall, second: TracedCall) -> None:
             )
 
 
-def _is_equal(a: Any, other: Any, dtype: Any) -> bool:
+def _is_equal(a: Any, other: Any, dtype: DTypeLike) -> bool:
     if other is a:
         return True
     b = other if isinstance(other, np.ndarray) else np.asarray(other, dtype)

@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 OPSET = 18
 _IR_VERSION = 9  # of ONNX 1.14, which brought opset 18's successors: older runtimes read it
@@ -65,7 +66,7 @@ class OnnxGraph:
         """A vector of int64."""
         return self.constant(np.asarray(list(values), np.int64))
 
-    def number(self, value: Any, dtype: Any) -> str:
+    def number(self, value: Any, dtype: DTypeLike) -> str:
         """A number of a type."""
         return self.constant(np.asarray(value, dtype))
 
@@ -110,11 +111,11 @@ class OnnxGraph:
         """The elements of x at places along an axis; a number removes the axis."""
         return self.op("Gather", x, self.constant(np.asarray(indexes, np.int64)), axis=axis)
 
-    def cast(self, x: str, dtype: Any) -> str:
+    def cast(self, x: str, dtype: DTypeLike) -> str:
         """x in another type."""
         return self.op("Cast", x, to=self.type_of(dtype))
 
-    def type_of(self, dtype: Any) -> int:
+    def type_of(self, dtype: DTypeLike) -> int:
         """ONNX's number of a type."""
         return int(self.onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 

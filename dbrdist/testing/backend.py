@@ -10,6 +10,7 @@ from typing import Any
 
 from dbrdist.core.array.backend import Device, get_device
 from dbrdist.core.array.config import using_config
+from dbrdist.core.array.types import Array
 from dbrdist.testing import attr
 from dbrdist.testing.bundle import classes_of
 
@@ -72,7 +73,7 @@ class BackendConfig:
             raise ValueError("expected a device of NumPy or CuPy; dbrdist has no ChainerX")
         return get_device(f"@cupy:{self.cuda_device}" if self.use_cuda else "@numpy")
 
-    def get_array(self, array: Any) -> Any:
+    def get_array(self, array: Array | Sequence[Array | None] | None) -> Any:
         """An array, or a tuple or list of arrays, on the device; None stays None."""
         if isinstance(array, (tuple, list)):
             return type(array)(self.get_array(a) for a in array)

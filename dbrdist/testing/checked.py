@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array.backend import get_array_module, is_floating
+from dbrdist.core.array.types import Array
 from dbrdist.core.tape.gradient_check import NondifferentiableError, assert_allclose
 from dbrdist.core.tape.variable import Variable
 from dbrdist.testing.backend import BackendConfig
@@ -25,7 +26,7 @@ class CheckedCase(unittest.TestCase):
     dodge_nondifferentiable = False
     options: tuple[str, ...] = ()  # attributes that each instance has a dictionary of its own for
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         for name in self.options:
             setattr(self, name, dict(getattr(self, name) or {}))
@@ -37,7 +38,7 @@ class CheckedCase(unittest.TestCase):
         """The inputs, as NumPy arrays."""
         raise NotImplementedError(f"{type(self).__name__} defines no generate_inputs()")
 
-    def generate_grad_outputs(self, outputs_template: tuple[Any, ...]) -> tuple[Any, ...]:
+    def generate_grad_outputs(self, outputs_template: tuple[Array, ...]) -> tuple[Array, ...]:
         """The gradients that arrive at the outputs: uniform in -1 to 1."""
         return tuple(np.random.uniform(-1, 1, a.shape).astype(a.dtype) for a in outputs_template)
 
@@ -49,7 +50,7 @@ class CheckedCase(unittest.TestCase):
         self.before_test(test_name)
         return config
 
-    def numpy_arrays(self, name: str, *args: Any) -> tuple[Any, ...]:
+    def numpy_arrays(self, name: str, *args: Any) -> tuple[Array, ...]:
         """What the method of that name gives: a tuple of NumPy arrays, or it is the test that is wrong.
 
         Among gradients there may be None: none arrives there.
@@ -61,7 +62,7 @@ class CheckedCase(unittest.TestCase):
             raise TypeError(f"{name}(): expected a tuple of NumPy arrays, got {got}")
         return tuple(None if a is None else np.asarray(a) for a in arrays)
 
-    def placed(self, arrays: tuple[Any, ...], config: BackendConfig) -> tuple[Any, ...]:
+    def placed(self, arrays: tuple[Array, ...], config: BackendConfig) -> tuple[Array, ...] | None:
         """The arrays on the device; with gaps between their elements unless ``contiguous`` is 'C'."""
         if self.contiguous not in (None, "C"):
             raise ValueError(f"contiguous: expected None or 'C', got {self.contiguous!r}")
@@ -79,11 +80,11 @@ class CheckedCase(unittest.TestCase):
                 raise self.error(f"forward(): expected output {i} on {config.device}, got {type(y.array)}")
         return outputs
 
-    def check_forward_outputs(self, outputs: tuple[Any, ...], expected_outputs: tuple[Any, ...]) -> None:
+    def check_forward_outputs(self, outputs: tuple[Array, ...], expected_outputs: tuple[Array, ...]) -> None:
         """Compare with what is expected, by ``assert_allclose`` with ``check_forward_options``."""
         self.compare("output", outputs, expected_outputs, self.check_forward_options)  # type: ignore[attr-defined]
 
-    def compare(self, what: str, actual: Sequence[Any], expected: Sequence[Any], options: dict[str, Any]) -> None:
+    def compare(self, what: str, actual: Sequence[Array], expected: Sequence[Array], options: dict[str, Any]) -> None:
         """Raise ``error`` where number, shapes, dtypes or values differ."""
         if len(actual) != len(expected):
             raise self.error(f"expected {len(expected)} {what}s, got {len(actual)}: {_described(actual)}")
@@ -109,12 +110,12 @@ class CheckedCase(unittest.TestCase):
         raise self.error(f"expected inputs without kinks among {_MOST_DRAWS} draws of them: {last}") from last
 
 
-def cast_options(options: dict[str, Any]) -> dict[str, Any]:
+def cast_options(options: dict[str, float]) -> dict[str, Any]:
     """Options of a gradient check, in float64 unless they say otherwise."""
     return {"dtype": np.float64, **options}
 
 
-def with_gradient(x: Any) -> Variable:
+def with_gradient(x: Array) -> Variable:
     """An input as a Variable, which takes a gradient if it is floating."""
     return Variable(x, requires_grad=is_floating(x.dtype))
 
@@ -128,5 +129,5 @@ def _with_gaps(a: Any) -> Any:
     return wide[..., ::2]
 
 
-def _described(arrays: Sequence[Any]) -> str:
+def _described(arrays: Sequence[Array]) -> str:
     return ", ".join(f"shape {a.shape} and dtype {a.dtype}" for a in arrays) or "none"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dbrdist.core.array.backend import is_floating, to_cpu
+from dbrdist.core.array.backend import DeviceSpec, is_floating, to_cpu
+from dbrdist.core.array.types import Array
 from dbrdist.core.tape.gradient_check import check_backward, check_double_backward
 from dbrdist.testing.backend import BackendConfig
 from dbrdist.testing.checked import CheckedCase, cast_options, with_gradient
+
+if TYPE_CHECKING:
+    from dbrdist.core.tape.variable import Variable
 
 
 class FunctionTestError(AssertionError):
@@ -58,7 +62,7 @@ class FunctionTestCase(CheckedCase):
     skip_backward_test = False
     skip_double_backward_test = False
 
-    def forward(self, inputs: tuple[Any, ...], device: Any) -> tuple[Any, ...]:
+    def forward(self, inputs: tuple[Any, ...], device: DeviceSpec | None) -> tuple[Any, ...]:
         """The function under test."""
         raise NotImplementedError(f"{type(self).__name__} defines no forward(inputs, device)")
 
@@ -66,11 +70,11 @@ class FunctionTestCase(CheckedCase):
         """What it should give."""
         raise NotImplementedError(f"{type(self).__name__} defines no forward_expected(inputs)")
 
-    def generate_grad_grad_inputs(self, inputs_template: tuple[Any, ...]) -> tuple[Any, ...]:
+    def generate_grad_grad_inputs(self, inputs_template: tuple[Array, ...]) -> tuple[Array, ...]:
         """The gradients that arrive at the gradients of the inputs: uniform in -1 to 1."""
         return self.generate_grad_outputs.__func__(self, inputs_template)  # type: ignore[attr-defined,no-any-return]
 
-    def _forward(self, inputs: tuple[Any, ...], config: BackendConfig) -> tuple[Any, ...]:
+    def _forward(self, inputs: tuple[Variable, ...], config: BackendConfig) -> tuple[Variable, ...]:
         with config:
             return self.checked_outputs(self.forward(inputs, config.device), config)
 
@@ -118,7 +122,7 @@ class FunctionTestCase(CheckedCase):
 
         self.dodging(check)
 
-    def _check(self, check: Any, name: str, options: Any, config: BackendConfig, *arrays: Any) -> None:
+    def _check(self, check: Any, name: str, options: Any, config: BackendConfig, *arrays: tuple[Array, ...]) -> None:
         try:
             check(
                 lambda *xs: self._forward(xs, config),
@@ -136,5 +140,5 @@ class FunctionTestCase(CheckedCase):
         return type(self) is FunctionTestCase
 
 
-def _are_same(a: Any, b: Any) -> bool:
+def _are_same(a: Array, b: Array) -> bool:
     return np.array_equal(a, b, equal_nan=is_floating(a.dtype))

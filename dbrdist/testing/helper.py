@@ -12,12 +12,15 @@ import unittest
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from dbrdist.core.files import hdf5, serializer
 from dbrdist.training.trainer import Trainer
 from dbrdist.utils.files import tempdir
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
 
 
 @contextmanager
@@ -71,7 +74,7 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def _version(text: str) -> tuple[Any, ...]:
+def _version(text: str) -> tuple[tuple[int, ...], bool]:
     """A version for comparison: its numbers without zeros at the end, and whether it is before its release."""
     found = re.match(r"\d+(?:\.\d+)*", text.strip())
     if found is None:
@@ -133,7 +136,7 @@ def without_requires(*requirements: str) -> Callable[[Any], Any]:
 
 
 def save_and_load(
-    src: Any, dst: Any, filename: str, saver: Callable[[str, Any], Any], loader: Callable[[str, Any], Any]
+    src: Link, dst: Link, filename: str, saver: Callable[[str, Any], Any], loader: Callable[[str, Any], Any]
 ) -> None:
     """Save ``src`` with ``saver(path, src)`` and load that into ``dst`` with ``loader(path, dst)``.
 
@@ -156,7 +159,7 @@ def save_and_load(
         loader(path, dst)
 
 
-def save_and_load_npz(src: Any, dst: Any) -> None:
+def save_and_load_npz(src: Link, dst: Link) -> None:
     """Save ``src`` to an ``.npz`` file and load that into ``dst``.
 
     Args:
@@ -172,7 +175,7 @@ def save_and_load_npz(src: Any, dst: Any) -> None:
     save_and_load(src, dst, "tmp.npz", serializer.save_npz, serializer.load_npz)
 
 
-def save_and_load_hdf5(src: Any, dst: Any) -> None:
+def save_and_load_hdf5(src: Link, dst: Link) -> None:
     """Save ``src`` to an HDF5 file and load that into ``dst``.
 
     Args:

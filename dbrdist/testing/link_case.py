@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dbrdist.core.array.backend import to_cpu
+from dbrdist.core.array.backend import DeviceSpec, to_cpu
+from dbrdist.core.array.types import Array
 from dbrdist.core.model.link import Link
 from dbrdist.core.tape.gradient_check import check_backward
 from dbrdist.core.tape.variable import Variable
-from dbrdist.links.initializers import generate_array, get_initializer
+from dbrdist.links.initializers import Initializer, generate_array, get_initializer
 from dbrdist.testing.backend import BackendConfig
 from dbrdist.testing.checked import CheckedCase, cast_options, with_gradient
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.parameter import Parameter
 
 
 class LinkTestError(AssertionError):
@@ -27,7 +31,7 @@ class InitializerArgument:
         expected_initializer: the initializer that it stands for.
     """
 
-    def __init__(self, argument_value: Any, expected_initializer: Any) -> None:
+    def __init__(self, argument_value: int | None, expected_initializer: int | str | None) -> None:
         _check_is_initializer("expected_initializer", expected_initializer)
         self.argument_value = argument_value
         self.expected_initializer = expected_initializer
@@ -41,11 +45,11 @@ def _check_is_initializer(name: str, value: Any) -> None:
         )
 
 
-def _argument(init: Any) -> Any:
+def _argument(init: Any) -> Array | Initializer | int | None:
     return init.argument_value if isinstance(init, InitializerArgument) else init
 
 
-def _expected(init: Any) -> Any:
+def _expected(init: Any) -> Array | Initializer | int | None:
     return init.expected_initializer if isinstance(init, InitializerArgument) else init
 
 
@@ -63,12 +67,12 @@ class _LinkCase(CheckedCase):
         """The link with these initializers."""
         raise NotImplementedError(f"{type(self).__name__} defines no create_link(initializers)")
 
-    def forward(self, link: Any, inputs: tuple[Any, ...], device: Any) -> tuple[Any, ...]:
+    def forward(self, link: Link, inputs: tuple[Variable, ...], device: DeviceSpec) -> tuple[Any, ...]:
         """The outputs of the link, as a tuple of Variables."""
         outputs = link(*inputs)
         return outputs if isinstance(outputs, tuple) else (outputs,)
 
-    def _params(self) -> list[Any]:
+    def _params(self) -> list[Array]:
         inits = self.generate_params()
         if not isinstance(inits, (tuple, list)):
             raise TypeError(f"generate_params(): expected a tuple of initializers, got {type(inits).__name__}")
@@ -82,11 +86,11 @@ class _LinkCase(CheckedCase):
             raise TypeError(f"create_link(): expected a Link, got {type(link).__name__}")
         return link.to_device(config.device)
 
-    def _forward(self, link: Link, inputs: tuple[Any, ...], config: BackendConfig) -> tuple[Variable, ...]:
+    def _forward(self, link: Link, inputs: tuple[Variable, ...], config: BackendConfig) -> tuple[Variable, ...]:
         with config:
             return self.checked_outputs(self.forward(link, inputs, config.device), config)
 
-    def _parameter(self, link: Link, name: str) -> Any:
+    def _parameter(self, link: Link, name: str) -> Parameter:
         found = getattr(link, name, None)
         if found is None:
             names = ", ".join(n.lstrip("/") for n, _ in link.namedparams()) or "none"

@@ -82,7 +82,7 @@ def from_pytest_parameterize(names: str | Sequence[str], values: Iterable[Any]) 
     return params
 
 
-def parameterize_pytest(names: str | Sequence[str], values: Iterable[Any]) -> Callable[[Any], Bundle]:
+def parameterize_pytest(names: str | Sequence[str], values: Iterable[int]) -> Callable[[Any], Bundle]:
     """:func:`parameterize` with the arguments of ``pytest.mark.parametrize``.
 
     Args:

@@ -6,10 +6,11 @@ import functools
 import os
 import random as python_random
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dbrdist.core.array import random
 from dbrdist.testing.bundle import classes_of
@@ -116,7 +117,9 @@ def _fix_class(cls: Any, setup_method: str, teardown_method: str) -> None:
     setattr(cls, teardown_method, new_tear_down)
 
 
-def generate_matrix(shape: tuple[int, ...], dtype: Any = float, **kwargs: Any) -> np.ndarray:
+def generate_matrix(
+    shape: tuple[int, ...], dtype: DTypeLike = float, **kwargs: complex | int | Sequence[float]
+) -> np.ndarray:
     """A random matrix, or a stack of them, with the given singular values.
 
     Args:

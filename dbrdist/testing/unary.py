@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from dbrdist.core.array.types import Array
 from dbrdist.core.tape.gradient_check import assert_allclose, check_backward, check_double_backward
 from dbrdist.core.tape.variable import Variable
 from dbrdist.testing import attr
@@ -18,12 +20,12 @@ from dbrdist.testing.parameterized import parameterize, product
 _DEVICES = {"cpu": (BackendConfig({}), lambda test: test), "gpu": (BackendConfig({"use_cuda": True}), attr.gpu)}
 
 
-def _make_data(shape: tuple[int, ...], dtype: Any) -> tuple[Any, ...]:
+def _make_data(shape: tuple[int, ...], dtype: DTypeLike) -> tuple[Array, Array, Array]:
     x, gy, ggx = (np.random.uniform(-1, 1, shape).astype(dtype) for _ in range(3))
     return x, gy, ggx
 
 
-def _tolerances(dtype: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _tolerances(dtype: DTypeLike) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options for values and for gradients; values in float16 may differ by one unit in the last place."""
     if dtype == np.float16:
         return {"atol": 1e-3, "rtol": 1e-3}, {"dtype": np.float64, "eps": 2**-4, "atol": 2**-4, "rtol": 2**-4}
@@ -36,7 +38,7 @@ def unary_math_function_unittest(
     label_expected: str | None = None,
     make_data: Callable[..., tuple[Any, ...]] | None = None,
     is_linear: bool | None = None,
-    forward_options: dict[str, Any] | None = None,
+    forward_options: dict[str, int] | None = None,
     backward_options: dict[str, Any] | None = None,
     double_backward_options: dict[str, Any] | None = None,
 ) -> Callable[[type], Bundle]:
@@ -61,7 +63,7 @@ def unary_math_function_unittest(
             raise ValueError(f"func_expected is required: NumPy has no function named {name!r}")
     reference = func_expected
 
-    def squared(x: Any) -> Any:
+    def squared(x: Variable) -> Any:
         y = func(x)
         return y * y
 

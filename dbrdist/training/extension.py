@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.core.usage.foreign_names import refuse_unknown
+
+if TYPE_CHECKING:
+    from dbrdist.core.files.serializer import AbstractSerializer
+    from dbrdist.training.trainer import Trainer
 
 PRIORITY_WRITER = 300  # writes into the observation
 PRIORITY_EDITOR = 200  # changes what was observed
@@ -47,23 +51,23 @@ class Extension:
         """Do the work; called whenever the trigger fires."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__(self, trainer)")
 
-    def resume(self, trainer: Any) -> None:
+    def resume(self, trainer: Trainer) -> None:
         """Called when the run starts, before any `initialize`: the place to load a snapshot."""
 
-    def initialize(self, trainer: Any) -> None:
+    def initialize(self, trainer: Trainer) -> None:
         """Called once when the run starts, after a snapshot was loaded."""
 
     def finalize(self) -> None:
         """Called once when the run ends, also by an exception."""
 
-    def on_error(self, trainer: Any, exc: BaseException, tb: Any) -> None:
+    def on_error(self, trainer: Trainer, exc: BaseException, tb: Any) -> None:
         """Called when the loop ends by an exception, before `finalize`."""
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         """List the state."""
 
 
-def subject_of(extension: Any) -> str:
+def subject_of(extension: Extension) -> str:
     """What an extension's state is about."""
     inner = what_is_called(extension)
     return str(extension.subject or getattr(inner, "__name__", type(inner).__name__))
@@ -76,7 +80,7 @@ class _FunctionExtension(Extension):
         self.function = function
         self.default_name = getattr(function, "__name__", type(function).__name__)
 
-    def __call__(self, trainer: Any) -> Any:
+    def __call__(self, trainer: Trainer) -> Any:
         return self.function(trainer)
 
 
@@ -139,7 +143,7 @@ def _refuse_what_makes_one(part: Any) -> None:
         raise TypeError(f"expected an extension, got a trigger, {type(part).__name__}; {words}")
 
 
-def as_extension(extension: Any) -> Any:
+def as_extension(extension: Any) -> Extension:
     """The extension with everything that the trainer reads from it, for one that may be a bare function."""
     if isinstance(extension, Extension):
         return extension

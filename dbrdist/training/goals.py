@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from typing import TYPE_CHECKING
 
-from dbrdist.core.files.serializer import is_about
+from dbrdist.core.files.serializer import AbstractSerializer, is_about
 from dbrdist.core.model.reporter import as_number
 from dbrdist.errors import CheckpointError
 from dbrdist.training.triggers import EndTrigger, IntervalTrigger
+
+if TYPE_CHECKING:
+    from dbrdist.training.trainer import Trainer
 
 _SLACK = 1e-10  # epochs are quotients of sample counts
 
@@ -26,7 +29,7 @@ class OffsetTrigger(IntervalTrigger):
             raise ValueError(f"expected an offset from 0 to less than the period {period}, got {offset}")
         self.offset = offset
 
-    def __call__(self, trainer: Any) -> bool:
+    def __call__(self, trainer: Trainer) -> bool:
         before, now = self._passed.since_last_call(trainer.updater, self.unit)
         return self._periods(before) != self._periods(now)
 
@@ -73,7 +76,7 @@ class GoalTrigger(EndTrigger):
         self._seen_at = -1  # the step of the last observation
         self._epoch = 0.0  # at that step
 
-    def __call__(self, trainer: Any) -> bool:
+    def __call__(self, trainer: Trainer) -> bool:
         value = trainer.observation.get(self.key)
         if value is not None and self._seen_at != trainer.updater.iteration:
             self._seen_at = trainer.updater.iteration
@@ -104,7 +107,7 @@ class GoalTrigger(EndTrigger):
         """Begin anew: values observed from now on are measured otherwise than the best one."""
         self.best, self.count, self.reason = None, 0, None
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         direction = "highest" if self._is_better is operator.gt else "lowest"
         is_same = is_about(serializer["best_value"], f"{direction} of {self.key}")
         try:

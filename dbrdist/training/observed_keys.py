@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dbrdist.core.usage.mistakes import warn
+
+if TYPE_CHECKING:
+    from dbrdist.training.trainer import Trainer
 
 
 def never_reported(key: str, known: Iterable[str]) -> str:
@@ -17,7 +20,7 @@ def never_reported(key: str, known: Iterable[str]) -> str:
     return f"nobody has reported {key!r} so far; reported are {', '.join(known) or 'no values'}{hint}"
 
 
-def is_due(key: str, reported: Iterable[str], trainer: Any) -> bool:
+def is_due(key: str, reported: Iterable[str], trainer: Trainer) -> bool:
     """Whether an extension that reports under the first part of ``key``, such as an evaluator, has not run yet."""
     first = key.partition("/")[0]
     if any(other.startswith(first + "/") for other in reported):
@@ -29,7 +32,7 @@ def is_due(key: str, reported: Iterable[str], trainer: Any) -> bool:
     return True
 
 
-def warn_of_keys(where: str, keys: Iterable[str], reported: Iterable[str], trainer: Any) -> bool:
+def warn_of_keys(where: str, keys: Iterable[str], reported: Iterable[str], trainer: Trainer) -> bool:
     """Warn of keys that are not among those ``reported``; False if some are still due, so that it is asked again."""
     reported, are_all_known = set(reported), True
     for key in keys:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.core.array import random
 from dbrdist.core.array.backend import Device, get_device, using_device
 from dbrdist.core.model.link import Link
 from dbrdist.datasets.loading.convert import call_converter, concat_examples
 from dbrdist.training.updater import StandardUpdater, as_arguments, counted
+
+if TYPE_CHECKING:
+    from dbrdist.core.update.optimizer import GradientMethod
+    from dbrdist.datasets.loading.serial import Iterator
+    from dbrdist.training.trainer import Trainer
 
 
 class _Losses:
@@ -61,7 +66,7 @@ class ParallelUpdater(StandardUpdater):
     def __init__(
         self,
         iterator: Any,
-        optimizer: Any,
+        optimizer: GradientMethod,
         converter: Callable[..., Any] = concat_examples,
         models: Mapping[str, Link] | None = None,
         devices: Mapping[str, Any] | None = None,
@@ -78,7 +83,7 @@ class ParallelUpdater(StandardUpdater):
             raise ValueError(f"{type(self).__name__}: models: expected the optimizer's target as 'main', got another")
         self._models = {name: models[name].to_device(device) for name, device in self._devices.items()}
 
-    def connect_trainer(self, trainer: Any) -> None:
+    def connect_trainer(self, trainer: Trainer) -> None:
         """Let the copies report under their names."""
         for name, model in self._models.items():
             if name != "main":
@@ -131,8 +136,8 @@ class MultiprocessParallelUpdater(ParallelUpdater):
 
     def __init__(
         self,
-        iterators: Sequence[Any],
-        optimizer: Any,
+        iterators: Sequence[Iterator],
+        optimizer: GradientMethod,
         converter: Callable[..., Any] = concat_examples,
         devices: Mapping[str, Any] | Sequence[Any] | None = None,
         auto_new_epoch: bool = True,

@@ -53,7 +53,7 @@ def save_figure(figure: Any, path: str, extra: Iterable[Any] = ()) -> None:
     write_atomically(path, write)
 
 
-def chosen_filename(where: str, filename: str | None, default: str, former: str, others: dict[str, Any]) -> str:
+def chosen_filename(where: str, filename: str | None, default: str, former: str, others: dict[str, str]) -> str:
     """The file's name where Chainer also takes it as the keyword `former`; any other keyword is refused."""
     given = others.pop(former, None)
     if others:

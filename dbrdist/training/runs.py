@@ -9,7 +9,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from dbrdist.core.array.backend import DeviceSpec
 from dbrdist.core.array.config import using_config
+from dbrdist.core.array.types import Array
 from dbrdist.core.files import strict_json
 from dbrdist.core.files.regular_file import regular
 from dbrdist.core.files.serializer import NpzDeserializer, read_npz
@@ -26,7 +28,7 @@ _CONSTANTS_PATH = f"extensions/LocalState/{CONSTANTS}"
 
 def load(
     run_dir: str | os.PathLike[str],
-    device: Any = None,
+    device: DeviceSpec | None = None,
     *,
     model: Link | Callable[..., Link] | None = None,
     classes: Sequence[str] | None = None,
@@ -105,7 +107,7 @@ def read_newest(run: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
 _MAX_LOOKS = 100
 
 
-def trained_weights(entries: Mapping[str, Any]) -> dict[str, Any]:
+def trained_weights(entries: Mapping[str, Array]) -> dict[str, Array]:
     """Of a snapshot's entries, those of the trained network, by path (`predictor/conv1/W`).
 
     Where the run keeps a moving average of its weights, the averages are in place of the last values.
@@ -123,7 +125,7 @@ def load_weights(path: str, link: Link, part: str = "") -> None:
     fill_weights(path, read_npz(path), link, part)
 
 
-def fill_weights(path: str, entries: Mapping[str, Any], link: Link, part: str = "") -> None:
+def fill_weights(path: str, entries: Mapping[str, Array], link: Link, part: str = "") -> None:
     """Fill a link with the trained weights among a snapshot's entries, or with those below `part`.
 
     Sets the constants that belong to them. Raises CheckpointError, with `path`, where they do not fit.
@@ -159,7 +161,7 @@ def set_constants(link: Link, constants: Mapping[str, float], part: str = "") ->
             inner.eps = float(eps)
 
 
-def saved_constants(entries: Mapping[str, Any]) -> dict[str, float]:
+def saved_constants(entries: Mapping[str, Array]) -> dict[str, float]:
     """The constants in a snapshot's entries; none in a snapshot of an earlier version, or of a script."""
     try:
         found = json.loads(str(entries[_CONSTANTS_PATH]))
@@ -171,7 +173,7 @@ def saved_constants(entries: Mapping[str, Any]) -> dict[str, float]:
 # ---- the classes that a network has learned ----
 
 
-def other_classes(learned: Any, found: Sequence[str] | None) -> str | None:
+def other_classes(learned: Sequence[str] | None, found: Sequence[str] | None) -> str | None:
     """How the classes of some data differ from those a network was trained on, in words; None where they do not.
 
     The names are in the order of their labels; nothing is compared where one side has no names.
@@ -192,7 +194,7 @@ def other_classes(learned: Any, found: Sequence[str] | None) -> str | None:
 _MAX_CLASSES = 5  # that are named in a message
 
 
-def _named(name: Any) -> str:
+def _named(name: str) -> str:
     return "missing" if name is None else repr(name)
 
 

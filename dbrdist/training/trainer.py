@@ -8,18 +8,21 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dbrdist.core.array import random
-from dbrdist.core.files.serializer import is_about, saved_entry
+from dbrdist.core.files.serializer import AbstractSerializer, is_about, saved_entry
 from dbrdist.core.model.reporter import Reporter, as_number
 from dbrdist.core.usage.foreign_names import refuse_unknown
 from dbrdist.core.usage.mistakes import given_a_class
-from dbrdist.training.extension import as_extension, subject_of, what_is_called
+from dbrdist.training.extension import Extension, as_extension, subject_of, what_is_called
 from dbrdist.training.first_look import see_triggers
 from dbrdist.training.triggers import can_fire, get_trigger, position_if_each_step
+
+if TYPE_CHECKING:
+    from dbrdist.training.updater import Updater
 
 
 @dataclass
@@ -62,7 +65,7 @@ class Trainer:
 
     def __init__(
         self,
-        updater: Any,
+        updater: Updater,
         stop_trigger: Any = None,
         out: str | os.PathLike[str] = "result",
         extensions: Sequence[Any] | None = None,
@@ -221,7 +224,7 @@ class Trainer:
             unique = f"{name}_{number}"
         return unique
 
-    def get_extension(self, name: str) -> Any:
+    def get_extension(self, name: str) -> Extension:
         """The extension of that name."""
         if name not in self._extensions:
             raise ValueError(
@@ -229,11 +232,11 @@ class Trainer:
             )
         return self._extensions[name].extension
 
-    def all_extensions(self) -> list[Any]:
+    def all_extensions(self) -> list[Extension]:
         """Every extension, in the order in which they were added."""
         return [entry.extension for entry in self._extensions.values()]
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         """List the state of the whole run: updater, triggers, extensions, elapsed time."""
         self.updater.serialize(serializer["updater"])
         is_same = is_about(serializer["stop_trigger"]["__class__"], type(self.stop_trigger).__name__)

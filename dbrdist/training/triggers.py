@@ -6,16 +6,20 @@ import json
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.files import standard_streams
-from dbrdist.core.files.serializer import described, is_about, loads, saved_entry
+from dbrdist.core.files.serializer import AbstractSerializer, described, is_about, loads, saved_entry
 from dbrdist.core.model.reporter import DictSummary
 from dbrdist.core.names import missing_names
 from dbrdist.core.usage import foreign_names, mistakes
 from dbrdist.optimizers.schedules import whole_periods as _whole_periods
 from dbrdist.training import observed_keys
+
+if TYPE_CHECKING:
+    from dbrdist.training.trainer import Trainer
+    from dbrdist.training.updater import Updater
 
 __all__ = [
     "AnyTrigger", "BestValueTrigger", "DictSummary", "EarlyStoppingTrigger", "EndTrigger", "IntervalTrigger",
@@ -33,7 +37,7 @@ class _Passed:
         self.iteration = 0 if as_chainer[0] else -1
         self.epoch_detail = 0.0 if as_chainer[0] else -1.0
 
-    def since_last_call(self, updater: Any, unit: str) -> tuple[float, float]:
+    def since_last_call(self, updater: Updater, unit: str) -> tuple[float, float]:
         """The position at the last call, or before the last step where there was none, and the position now."""
         before: float
         now: float
@@ -48,7 +52,7 @@ class _Passed:
         self.iteration = now
         return max(now - 1, 0) if before < 0 else before, now
 
-    def serialize(self, serializer: Any, unit: str) -> None:
+    def serialize(self, serializer: AbstractSerializer, unit: str) -> None:
         """A position in another unit than the last run's is not where this trigger was last called."""
         if as_chainer[0] and loads(serializer) and saved_entry(serializer, "previous_iteration") is None:
             mistakes.warn(
@@ -87,7 +91,7 @@ class IntervalTrigger:
         self.unit = unit
         self._passed = _Passed()
 
-    def __call__(self, trainer: Any) -> bool:
+    def __call__(self, trainer: Trainer) -> bool:
         period, passed, updater = self.period, self._passed, trainer.updater
         counts_steps = type(period) is int and self.unit == "iteration"
         if counts_steps and passed.iteration >= 0:  # the same in less time
@@ -106,7 +110,7 @@ class IntervalTrigger:
         """As a stop trigger: (period, unit)."""
         return self.period, self.unit
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         self._passed.serialize(serializer, self.unit)
 
     def __str__(self) -> str:
@@ -138,7 +142,7 @@ def get_trigger(trigger: Any) -> Callable[[Any], bool]:
     return IntervalTrigger(period, unit)
 
 
-def _never(trainer: Any) -> bool:
+def _never(trainer: Trainer) -> bool:
     return False
 
 
@@ -177,12 +181,12 @@ class ManualScheduleTrigger:
         self.finished = False
         self._passed = _Passed()
 
-    def __call__(self, trainer: Any) -> bool:
+    def __call__(self, trainer: Trainer) -> bool:
         before, now = self._passed.since_last_call(trainer.updater, self.unit)
         self.finished = all(point <= now + _SLACK for point in self.points)
         return any(before + _SLACK < point <= now + _SLACK for point in self.points)
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         if as_chainer[0] and loads(serializer) and saved_entry(serializer, "finished") is None:
             mistakes.warn("ManualScheduleTrigger: the saved state does not say whether it is finished, as of Chainer 3")
         elif is_about(serializer["points"], f"{self.points} {self.unit}"):
@@ -209,13 +213,13 @@ class OnceTrigger:
         """True if it will not fire again."""
         return not (self._first or self._on_resume)
 
-    def __call__(self, trainer: Any) -> bool:
+    def __call__(self, trainer: Trainer) -> bool:
         fire = not self.finished
         self._first = False
         self._on_resume = False
         return fire
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         try:
             self._first = bool(serializer("first", self._first))
         except KeyError:
@@ -244,7 +248,7 @@ class TimeTrigger:
         self._clock = clock
         self._next_seconds = period
 
-    def __call__(self, trainer: Any) -> bool:
+    def __call__(self, trainer: Trainer) -> bool:
         seconds = trainer.elapsed_time if self._clock is None else self._clock(trainer)
         self._next_seconds = min(self._next_seconds, seconds + self.period)  # the period may have been longer so far
         if seconds < self._next_seconds:
@@ -252,7 +256,7 @@ class TimeTrigger:
         self._next_seconds += self.period * (1 + (seconds - self._next_seconds) // self.period)
         return True
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         self._next_seconds = float(serializer("next_seconds", self._next_seconds))
 
 
@@ -284,7 +288,7 @@ class BestValueTrigger:
         self._has_warned = False
         self.best_value: float | None = None
 
-    def __call__(self, trainer: Any) -> bool:
+    def __call__(self, trainer: Trainer) -> bool:
         if self._key in trainer.observation:
             self._summary.add({self._key: trainer.observation[self._key]})
         if not self._interval_trigger(trainer):
@@ -310,7 +314,7 @@ class BestValueTrigger:
         """Begin anew: values observed from now on are measured otherwise than the best one."""
         self.best_value, self._summary = None, DictSummary()
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         if hasattr(self._interval_trigger, "serialize"):
             self._interval_trigger.serialize(serializer["interval_trigger"])
         compare = getattr(self._compare, "__name__", type(self._compare).__name__)
@@ -400,7 +404,7 @@ class EarlyStoppingTrigger:
         self._has_warned = False
         self.best: float | None = None
 
-    def __call__(self, trainer: Any) -> bool:
+    def __call__(self, trainer: Trainer) -> bool:
         if self.monitor in trainer.observation:
             self._summary.add({self.monitor: trainer.observation[self.monitor]})
         if self._max_trigger(trainer):
@@ -419,7 +423,7 @@ class EarlyStoppingTrigger:
             return False
         return self._check(float(means[self.monitor]), trainer)
 
-    def _check(self, value: float, trainer: Any) -> bool:
+    def _check(self, value: float, trainer: Trainer) -> bool:
         is_better = operator.gt if self._mode == "max" else operator.lt
         if not math.isnan(value) and (self.best is None or is_better(value, self.best)):
             self.best = value
@@ -435,7 +439,7 @@ class EarlyStoppingTrigger:
         """The longest run: that of `max_trigger`."""
         return self._max_trigger.get_training_length()  # type: ignore[attr-defined, no-any-return]
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         for name, trigger in (("check_trigger", self._check_trigger), ("max_trigger", self._max_trigger)):
             if hasattr(trigger, "serialize"):
                 trigger.serialize(serializer[name])
@@ -461,7 +465,7 @@ class EndTrigger:
         self.iterations = iterations
         self._asked_at: tuple[Any, int] = (None, 0)
 
-    def __call__(self, trainer: Any) -> bool:
+    def __call__(self, trainer: Trainer) -> bool:
         updater = trainer.updater
         iteration = updater.iteration
         asked_of, asked_at = self._asked_at
@@ -489,14 +493,14 @@ class AnyTrigger:
     def __init__(self, *triggers: Any):
         self._triggers = [get_trigger(trigger) for trigger in triggers]
 
-    def __call__(self, trainer: Any) -> bool:
+    def __call__(self, trainer: Trainer) -> bool:
         fires = False
         for trigger in self._triggers:  # all: each keeps count of its calls
             if trigger(trainer):
                 fires = True
         return fires
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         own = [subject_of(trigger) for trigger in self._triggers]
         saved = _saved_list(serializer, own)
         for i, (subject, trigger) in enumerate(zip(own, self._triggers)):
@@ -515,7 +519,7 @@ def subject_of(trigger: Any) -> str:
     return " ".join(filter(None, (type(trigger).__name__, getattr(trigger, "unit", None))))
 
 
-def _saved_list(serializer: Any, own: list[str]) -> list[str | None] | None:
+def _saved_list(serializer: AbstractSerializer, own: list[str]) -> list[str | None] | None:
     """Save the subjects of several triggers, or load those that were saved; None in snapshots without them."""
     saved = described(serializer, "subjects", json.dumps(own))
     return None if saved is None else list(json.loads(saved))

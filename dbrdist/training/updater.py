@@ -5,16 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dbrdist.core.array import random, spans
-from dbrdist.core.array.backend import get_device
+from dbrdist.core.array.backend import Device, DeviceSpec, get_device
+from dbrdist.core.array.types import Array
 from dbrdist.core.usage.foreign_names import refuse_unknown
 from dbrdist.core.usage.mistakes import given_a_class, warn
 from dbrdist.datasets.loading.convert import call_converter, concat_examples
 from dbrdist.errors import NoSamplesError
+
+if TYPE_CHECKING:
+    from dbrdist.core.files.serializer import AbstractSerializer
+    from dbrdist.datasets.loading.serial import Iterator
+    from dbrdist.training.trainer import Trainer
 
 _NO_NAMES: dict[str, Any] = {}
 _ANYWHERE = nullcontext()
@@ -29,7 +35,19 @@ class Updater:
         ...         pass
     """
 
-    def connect_trainer(self, trainer: Any) -> None:
+    iteration: int
+    if TYPE_CHECKING:  # of the order that its iterator reads in
+
+        @property
+        def epoch(self) -> int: ...
+        @property
+        def epoch_detail(self) -> float: ...
+        @property
+        def previous_epoch_detail(self) -> float: ...
+        @property
+        def is_new_epoch(self) -> bool: ...
+
+    def connect_trainer(self, trainer: Trainer) -> None:
         """Called by the trainer that takes this updater."""
 
     def finalize(self) -> None:
@@ -47,7 +65,7 @@ class Updater:
         """Do one step."""
         raise NotImplementedError
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         """List the state."""
         raise NotImplementedError
 
@@ -86,7 +104,7 @@ class StandardUpdater(Updater):
         iterator: Any,
         optimizer: Any,
         converter: Callable[..., Any] = concat_examples,
-        device: Any = None,
+        device: DeviceSpec | None = None,
         loss_func: Callable[..., Any] | None = None,
         loss_scale: float | None = None,
         auto_new_epoch: bool = True,
@@ -131,7 +149,7 @@ class StandardUpdater(Updater):
         return self._device
 
     @property
-    def input_device(self) -> Any:
+    def input_device(self) -> Device:
         """Where the converter puts the arrays."""
         return self._input_device
 
@@ -210,7 +228,7 @@ class StandardUpdater(Updater):
         if self.auto_new_epoch and iterator.is_new_epoch:
             optimizer.new_epoch(auto=True)
 
-    def _next_of(self, iterator: Any) -> Any:
+    def _next_of(self, iterator: Iterator) -> Any:
         """The next batch; the time is counted."""
         began = time.perf_counter()
         try:
@@ -227,7 +245,7 @@ class StandardUpdater(Updater):
         """End the iterators' workers."""
         finalize(self._iterators.values())
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         """List iterators, optimizers, their models, and the count of steps."""
         for name, iterator in self._iterators.items():
             iterator.serialize(serializer["iterator:" + name])
@@ -246,7 +264,7 @@ def finalize(iterators: Iterable[Any]) -> None:
             iterator.finalize()
 
 
-def parts_of_ranks(iterator: Any) -> tuple[bool, bool]:
+def parts_of_ranks(iterator: Iterator) -> tuple[bool, bool]:
     """Whether an iterator divides its dataset over ranks, and whether the dataset is one rank's part already."""
     return counted(iterator, "size", 1) > 1, getattr(getattr(iterator, "dataset", None), "is_one_ranks", False) is True
 
@@ -267,7 +285,7 @@ def _check_iterator(iterator: Any) -> None:
         )
 
 
-def _warn_of_ranks(iterator: Any, optimizer: Any) -> None:
+def _warn_of_ranks(iterator: Iterator, optimizer: Any) -> None:
     """Warn where the data is divided over ranks and their gradients are not averaged, or is divided twice."""
     is_divided, is_scattered = parts_of_ranks(iterator)
     if is_divided and is_scattered:
@@ -282,7 +300,7 @@ def _warn_of_ranks(iterator: Any, optimizer: Any) -> None:
         )
 
 
-def as_arguments(converted: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def as_arguments(converted: Array | tuple[Array, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What a converter returned as positional and keyword arguments."""
     if isinstance(converted, tuple):
         return converted, {}

@@ -6,14 +6,14 @@ import sys
 from typing import Any
 
 
-def check_unexpected_kwargs(kwargs: dict[str, Any], **unexpected: str) -> None:
+def check_unexpected_kwargs(kwargs: dict[str, int], **unexpected: str) -> None:
     """Raise ValueError with the given message where ``kwargs`` has one of the names."""
     for name, message in unexpected.items():
         if name in kwargs:
             raise ValueError(message)
 
 
-def parse_kwargs(kwargs: dict[str, Any], *name_and_values: tuple[str, Any], **unexpected: str) -> tuple[Any, ...]:
+def parse_kwargs(kwargs: dict[str, int], *name_and_values: tuple[str, Any], **unexpected: str) -> tuple[int, int]:
     """The values of the named arguments, each with its default: ``a, b = parse_kwargs(kwargs, ("a", 1), ("b", 2))``.
 
     A name that is none of them raises TypeError; one that ``unexpected`` names, ValueError with that message.
@@ -28,7 +28,7 @@ def parse_kwargs(kwargs: dict[str, Any], *name_and_values: tuple[str, Any], **un
     return values
 
 
-def assert_kwargs_empty(kwargs: dict[str, Any]) -> None:
+def assert_kwargs_empty(kwargs: dict[str, int]) -> None:
     """Raise TypeError unless ``kwargs`` is empty."""
     if kwargs:
         function = sys._getframe(1).f_code.co_name

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.core.array.config import config
+
+if TYPE_CHECKING:
+    pass
 
 
 class cached_property:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from dbrdist.core.array.types import Array
 
-def oversample(images: Any, crop_dims: tuple[int, int]) -> Any:
+
+def oversample(images: Array, crop_dims: tuple[int, int]) -> Array:
     """Ten crops of each image: the four corners, the middle, and the mirror images of these five.
 
     Args:

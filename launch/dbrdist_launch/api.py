@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from .launcher.settings import Settings
+from .launcher.settings import LaunchSettings
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def run(
 
 def arguments(options: Mapping[str, Any]) -> list[str]:
     """The words of the command line for options by their names; TypeError for a name that there is not."""
-    known = {found.name: found for found in fields(Settings) if found.name != "command"}
+    known = {found.name: found for found in fields(LaunchSettings) if found.name != "command"}
     words: list[str] = []
     for name, value in options.items():
         if name not in known:

@@ -35,7 +35,7 @@ _PAUSED_AT, _LENGTH_AT, _FIELDS_AT = 24, 28, 32
 _FIELDS_SECONDS = 0.1  # fields are for people to read: written at most ten times a second
 
 
-class Beat(NamedTuple):
+class LastBeat(NamedTuple):
     """What a rank last said."""
 
     number: int  # of beats
@@ -144,7 +144,7 @@ def pause() -> None:
         _writer.pause()
 
 
-def read(page: Any) -> Beat:
+def read(page: Any) -> LastBeat:
     """What stands on a page: for the supervisor."""
     count, step, when = _HEAD.unpack_from(page, 0)
     (paused,) = _PAUSED.unpack_from(page, _PAUSED_AT)
@@ -156,4 +156,4 @@ def read(page: Any) -> Beat:
             fields = found if isinstance(found, dict) else {}
         except (ValueError, RecursionError):
             pass  # being written at this moment; the next look sees it
-    return Beat(count, step, when, bool(paused), fields)
+    return LastBeat(count, step, when, bool(paused), fields)

@@ -507,7 +507,7 @@ def begin(monkeypatch):
     monkeypatch.setattr(train, "Warned", lambda rank, console: warned)
     monkeypatch.setattr(train.thread_pools, "use_one", lambda: happened.append("one thread"))
     monkeypatch.setattr(train.resume, "compare_ranks", lambda *arguments: happened.append("compared"))
-    monkeypatch.setattr(train.run, "Run", Run)
+    monkeypatch.setattr(train.run, "TrainingRun", Run)
     monkeypatch.setattr(
         train.evaluation, "evaluate", lambda settings, origin, comm, run: happened.append(("evaluated", run))
     )

@@ -11,7 +11,7 @@ import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import optimizers
 from dbrdist.comm import create_multi_node_optimizer, run_threads
-from dbrdist.comm.gradients.reduction_plan import Plan
+from dbrdist.comm.gradients.reduction_plan import ReductionPlan
 from dbrdist.core.model.parameter import Parameter
 
 
@@ -77,7 +77,7 @@ def plan_of(*sizes, dtype="f4"):
     params = [Parameter(np.arange(size, dtype=dtype)) for size in sizes]
     for k, p in enumerate(params):
         p.grad = np.full(p.shape, k + 1, dtype)
-    return Plan([(f"/{k}", p) for k, p in enumerate(params)]), params
+    return ReductionPlan([(f"/{k}", p) for k, p in enumerate(params)]), params
 
 
 # ---- whose part is whose --------------------------------------------------------------------------------------------

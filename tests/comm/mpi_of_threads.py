@@ -338,7 +338,7 @@ def on_ranks(monkeypatch, size, function, layout=lambda rank, size: 0, all_are_f
     world, results, errors = Group(job, tuple(range(size))), [None] * size, []
 
     def work(rank):
-        _here.comm, _here.record = Comm(world, rank), call_log.Record(rank, threading.get_ident())
+        _here.comm, _here.record = Comm(world, rank), call_log.CallLog(rank, threading.get_ident())
         try:
             results[rank] = function()
         except BaseException as error:

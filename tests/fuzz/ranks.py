@@ -427,7 +427,7 @@ def plant(name: str) -> None:
     from dbrdist.datasets.loading import serial
 
     if name == "counts-forget":
-        count = call_log.Record.count
+        count = call_log.CallLog.count
 
         def forgetful(self: Any, *key: Any) -> int:
             number = count(self, *key)
@@ -435,7 +435,7 @@ def plant(name: str) -> None:
                 del self._counts[next(iter(self._counts))]
             return number
 
-        call_log.Record.count = forgetful
+        call_log.CallLog.count = forgetful
     elif name == "own-networks":
         import contextlib
 
@@ -443,7 +443,7 @@ def plant(name: str) -> None:
     elif name == "seeds-differ":
         real = optimizer_settings.described
         optimizer_settings.described = lambda *args: [word for word in real(*args) if "seed" not in str(word)]
-        optimizer_settings.Values.look = _look_without_seeds(optimizer_settings.Values.look)
+        optimizer_settings.OptimizerValues.look = _look_without_seeds(optimizer_settings.OptimizerValues.look)
     elif name == "cut-counts":
         checks.num_samples = lambda value, what: None if value is None else int(value)
     elif name == "users-communicator":

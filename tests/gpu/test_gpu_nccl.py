@@ -32,7 +32,7 @@ def ring(on, device):
         pytest.skip("needs NCCL")
     bindings = backend.import_nccl()
     device.use()
-    ring = nccl.Ring(bindings, 1, bindings.get_unique_id(), 0)
+    ring = nccl.NcclRing(bindings, 1, bindings.get_unique_id(), 0)
     yield ring
     ring.free()
 

@@ -15,7 +15,7 @@ from dbrdist_launch.launcher import attempt as attempts
 from dbrdist_launch.launcher import suspension
 from dbrdist_launch.launcher.attempt import Attempt, Plan
 from dbrdist_launch.launcher.report import Failure
-from dbrdist_launch.launcher.settings import Settings
+from dbrdist_launch.launcher.settings import LaunchSettings
 from dbrdist_launch.messages import Exit, Hello
 
 STEP = 2.0**-10
@@ -100,7 +100,7 @@ def start(clock):
         plan = Plan(
             job, ["/m"], {}, {"A": "1"}, 60.0, Hydra(Starter("mpich", "5", "/m")), "t", None, addresses, deadline
         )
-        one = Attempt(plan, Output(), Settings(("x",), **values))
+        one = Attempt(plan, Output(), LaunchSettings(("x",), **values))
         one.starter = one.judge.starter = Mpiexec()
         one.starter_outputs = SimpleNamespace(give_credit=lambda count: None)
         one.started_at = one.judge.started_at = one.judge.progress_at = one.next_tick = one.last_tick = clock.now
@@ -422,7 +422,7 @@ def test_ranks_elsewhere_need_an_address_of_their_own(start, monkeypatch, contro
         raise OSError("no mpiexec")
 
     started = {}
-    monkeypatch.setattr(attempts, "Listener", listen)
+    monkeypatch.setattr(attempts, "ConnectionListener", listen)
     monkeypatch.setattr(attempts, "Signals", lambda *arguments: None)
     monkeypatch.setattr(attempts, "StarterProcess", starter)
     with pytest.raises(OSError, match="no mpiexec"):

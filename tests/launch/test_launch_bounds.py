@@ -17,7 +17,7 @@ from dbrdist_launch.launcher.pool import HostPool
 from dbrdist_launch.launcher.ranks import Rank
 from dbrdist_launch.launcher.report import Failure
 from dbrdist_launch.launcher.restarts import Policy
-from dbrdist_launch.launcher.runs import Run
+from dbrdist_launch.launcher.runs import LaunchFolder
 from dbrdist_launch.messages import Exit
 from test_launch_doctor import FACTS, said
 from test_launch_judgement import NOW, end, judge, lose
@@ -721,20 +721,20 @@ def test_hosts_come_back_when_their_time_is_over():
 @pytest.mark.parametrize("name", ["", "a/b", ".a", "a\n", "latest"])
 def test_names_of_jobs_are_plain_words(name):
     with pytest.raises(LaunchError, match="expected a name that a folder can have"):
-        Run(name, [], None, None)
+        LaunchFolder(name, [], None, None)
 
 
 def test_runs_have_folders_of_their_own(tmp_path):
-    runs = [Run("late", [], str(tmp_path / "logs"), None) for _ in range(3)]
+    runs = [LaunchFolder("late", [], str(tmp_path / "logs"), None) for _ in range(3)]
     assert [run.name for run in runs] == ["late", "late-2", "late-3"]
     assert os.readlink(tmp_path / "logs" / "latest") == "late-3"
-    assert Run("x", [], None, None).folder is None
-    assert Run("x", [], None, str(tmp_path / "r.json")).paths == [str(tmp_path / "r.json")]
+    assert LaunchFolder("x", [], None, None).folder is None
+    assert LaunchFolder("x", [], None, str(tmp_path / "r.json")).paths == [str(tmp_path / "r.json")]
     with pytest.raises(LaunchError, match=r"--record .*: the folder .* does not exist"):
-        Run("x", [], None, str(tmp_path / "nowhere" / "r.json"))
+        LaunchFolder("x", [], None, str(tmp_path / "nowhere" / "r.json"))
     (tmp_path / "file").touch()
     with pytest.raises(LaunchError, match=r"--log-dir .* cannot be written"):
-        Run("x", [], str(tmp_path / "file" / "logs"), None)
+        LaunchFolder("x", [], str(tmp_path / "file" / "logs"), None)
 
 
 # ---- hosts ----------------------------------------------------------------------------------------------------------

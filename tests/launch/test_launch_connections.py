@@ -15,7 +15,7 @@ from dbrdist_launch.channel import Channel, NonsenseError, Parser
 from dbrdist_launch.errors import LaunchError
 from dbrdist_launch.inherited import Inherited
 from dbrdist_launch.launcher import listener
-from dbrdist_launch.launcher.listener import Listener, problem_with
+from dbrdist_launch.launcher.listener import ConnectionListener, problem_with
 from dbrdist_launch.loop import Loop
 from dbrdist_launch.messages import Ask, Bye, Hello, Out, Ping
 from test_launch_attempt import STEP, Clock
@@ -265,7 +265,9 @@ def door(tmp_path, monkeypatch):
     loop.watch_channel = lambda channel, call: loop.watched.__setitem__(channel.fileno(), call)
     loop.forget = loop.forgotten.append
     took, said = [], []
-    one = Listener(loop, TOKEN, lambda channel, hello: took.append((channel, hello)), said.append, str(tmp_path / "s"))
+    one = ConnectionListener(
+        loop, TOKEN, lambda channel, hello: took.append((channel, hello)), said.append, str(tmp_path / "s")
+    )
     one.clock, one.took, one.said = clock, took, said
     yield one
     for channel, _ in took:
@@ -392,11 +394,11 @@ def test_how_strangers_are_named():
 def test_a_listener_on_tcp_names_its_port():
     loop = Loop()
     for addresses, bound in ((("127.0.0.1",), "127.0.0.1"), (("127.0.0.1", "10.9.9.9"), "0.0.0.0"), ((), "0.0.0.0")):
-        one = Listener(loop, TOKEN, None, None, None, addresses)
+        one = ConnectionListener(loop, TOKEN, None, None, None, addresses)
         host, port = one.socket.getsockname()
         assert host == bound and one.address == f"{','.join(addresses)}:{port}"
         text = f"cannot listen on port {port} of {addresses[0] if len(addresses) == 1 else 'all interfaces'}: "
         with pytest.raises(LaunchError, match=text):
-            Listener(loop, TOKEN, None, None, None, addresses, port)
+            ConnectionListener(loop, TOKEN, None, None, None, addresses, port)
         one.close()
     loop.close()

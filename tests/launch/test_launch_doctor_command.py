@@ -13,7 +13,7 @@ from dbrdist_launch.doctor import checks, cli, record
 from dbrdist_launch.doctor.findings import Findings
 from dbrdist_launch.errors import LaunchError
 from dbrdist_launch.launcher.output import Piece
-from dbrdist_launch.launcher.settings import Settings
+from dbrdist_launch.launcher.settings import LaunchSettings
 from test_launch_doctor import FACTS
 
 HERE = os.path.dirname(cli.__file__)
@@ -58,7 +58,7 @@ def ask(monkeypatch, capsys):
 
 
 def settings(ranks, **more):
-    return vars(Settings((sys.executable, os.path.join(HERE, "mpi_probe.py")), ranks, **more))
+    return vars(LaunchSettings((sys.executable, os.path.join(HERE, "mpi_probe.py")), ranks, **more))
 
 
 def test_two_ranks_are_started_on_this_machine(ask):

@@ -13,7 +13,7 @@ import time
 import pytest
 from dbrdist_launch import limits, messages
 from dbrdist_launch.channel import Channel, NonsenseError, Parser, same_token
-from dbrdist_launch.launcher.listener import Listener, problem_with
+from dbrdist_launch.launcher.listener import ConnectionListener, problem_with
 from dbrdist_launch.loop import Loop
 from support import launch
 
@@ -88,7 +88,7 @@ class Listening:
 
     def __init__(self):
         self.loop, self.took, self.said = Loop(), [], []
-        self.listener = Listener(
+        self.listener = ConnectionListener(
             self.loop, TOKEN, lambda channel, hello: self.took.append((channel, hello)), self.said.append, None,
             ("127.0.0.1",),
         )  # fmt: skip

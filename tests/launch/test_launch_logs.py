@@ -4,7 +4,7 @@ import pytest
 from dbrdist_launch.errors import LaunchError
 from dbrdist_launch.launcher.logs import Logs
 from dbrdist_launch.launcher.pieces import SPAWNED, Folder, Piece
-from dbrdist_launch.launcher.settings import Settings
+from dbrdist_launch.launcher.settings import LaunchSettings
 
 
 @pytest.mark.parametrize("kept", [0, 1, 3])
@@ -41,10 +41,10 @@ def test_another_folder_begins_with_empty_files(tmp_path):
     ("text", "count"), [(None, None), ("1", 1), ("500K", 512000), ("2m", 1 << 21), ("3G", 3 << 30), ("12", 12)]
 )
 def test_sizes(text, count):
-    assert Settings(("x",), log_size=text).log_bytes == count
+    assert LaunchSettings(("x",), log_size=text).log_bytes == count
 
 
 @pytest.mark.parametrize("text", ["", "K", "0", "-1", "1.5M", "1T", "²", "0K"])
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(LaunchError, match=r"--log-size .*: expected a size such as 500K, 100M or 2G"):
-        Settings(("x",), log_size=text).log_bytes  # noqa: B018
+        LaunchSettings(("x",), log_size=text).log_bytes  # noqa: B018

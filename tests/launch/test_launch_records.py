@@ -16,7 +16,7 @@ from dbrdist_launch.launcher import runs
 from dbrdist_launch.launcher.attempt import Outcome
 from dbrdist_launch.launcher.output import Screen
 from dbrdist_launch.launcher.report import Failure, as_text
-from dbrdist_launch.launcher.runs import Run
+from dbrdist_launch.launcher.runs import LaunchFolder
 
 
 @pytest.mark.parametrize(
@@ -37,13 +37,13 @@ def test_facts_are_kept_where_there_was_no_folder(tmp_path, monkeypatch):
 
 
 def test_jobs_of_one_name_are_counted(tmp_path):
-    runs = [Run("job", ["x"], str(tmp_path), None) for _ in range(3)]
+    runs = [LaunchFolder("job", ["x"], str(tmp_path), None) for _ in range(3)]
     assert [run.name for run in runs] == ["job", "job-2", "job-3"]
     assert (tmp_path / "latest").readlink().name == "job-3"
 
 
 def test_the_folder_of_a_running_job_is_locked(tmp_path):
-    run = Run("job", ["x"], str(tmp_path), None)
+    run = LaunchFolder("job", ["x"], str(tmp_path), None)
     other = os.open(run.folder, os.O_RDONLY)
     with pytest.raises(BlockingIOError):
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -56,7 +56,7 @@ def test_the_folder_of_a_running_job_is_locked(tmp_path):
 def test_a_status_that_cannot_be_written_is_said_once(tmp_path):
     record = tmp_path / "folder" / "record.json"
     record.parent.mkdir()
-    run, said = Run("job", ["x"], None, str(record)), []
+    run, said = LaunchFolder("job", ["x"], None, str(record)), []
     run.say = said.append
     run.write()
     assert json.loads(record.read_text())["job"] == "job" and said == []
@@ -69,7 +69,7 @@ def test_a_status_that_cannot_be_written_is_said_once(tmp_path):
 
 def test_the_status_tells_of_each_attempt_and_of_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "_now", lambda: "now")
-    run = Run("job", ["python", "x.py"], str(tmp_path), str(tmp_path / "record.json"))
+    run = LaunchFolder("job", ["python", "x.py"], str(tmp_path), str(tmp_path / "record.json"))
     assert run.paths == [f"{tmp_path}/job/status.json", f"{tmp_path}/record.json"]
     assert run.attempt_folder() == f"{tmp_path}/job/attempt-0" and os.path.isdir(run.attempt_folder())
     failure = Failure("exit", 1, "b", 3, "exit code 3")
@@ -97,7 +97,7 @@ def test_the_status_tells_of_each_attempt_and_of_the_end(tmp_path, monkeypatch):
     assert (run.status["state"], run.status["code"], run.status["failure"]) == ("stopped", 75, None)
     run.end(Outcome(3, failure, 15))
     assert (run.status["state"], run.status["code"], run.status["failure"]) == ("failed", 3, vars(failure))
-    assert Run("job", [], None, None).attempt_folder() is None
+    assert LaunchFolder("job", [], None, None).attempt_folder() is None
 
 
 def test_times_in_a_status_have_their_zone():
@@ -105,7 +105,7 @@ def test_times_in_a_status_have_their_zone():
 
 
 def test_an_attempt_whose_folder_cannot_be_made_costs_a_warning(tmp_path):
-    run, said = Run("job", [], str(tmp_path), None), []
+    run, said = LaunchFolder("job", [], str(tmp_path), None), []
     run.say = said.append
     (tmp_path / "job" / "attempt-0").touch()
     assert run.attempt_folder() == f"{tmp_path}/job/attempt-0"

@@ -12,7 +12,7 @@ import pytest
 from dbrdist_launch import limits
 from dbrdist_launch.launcher import output as outputs
 from dbrdist_launch.launcher.logs import Logs
-from dbrdist_launch.launcher.output import Output, Piece, Screen, Writer
+from dbrdist_launch.launcher.output import Output, OutputWriter, Piece, Screen
 from dbrdist_launch.launcher.pieces import Echo
 
 # --- the screen
@@ -367,7 +367,7 @@ def test_the_log_that_was_not_written_for_longest_is_closed(tmp_path, monkeypatc
 
 def writer_of(write, idle=lambda slow, last: None):
     done = []
-    one = Writer(write, idle, done.extend)
+    one = OutputWriter(write, idle, done.extend)
     return one, done
 
 

@@ -23,7 +23,7 @@ from dbrdist_launch.launcher.pool import HostPool
 from dbrdist_launch.launcher.report import Failure
 from dbrdist_launch.launcher.requeue import requeue
 from dbrdist_launch.launcher.session import Session, parse_ranks
-from dbrdist_launch.launcher.settings import Settings
+from dbrdist_launch.launcher.settings import LaunchSettings
 
 HYDRA = Hydra(Starter("mpich", "5.0.2", "/m"))
 PAIR = (Host("a", 2), Host("b", 3))
@@ -42,7 +42,7 @@ def names(monkeypatch):
 def session(backend=HYDRA, found=(), **values):
     """A session whose program and backend are known."""
     made = Session.__new__(Session)
-    made.settings = Settings(("python", "x.py"), **values)
+    made.settings = LaunchSettings(("python", "x.py"), **values)
     made.program = SimpleNamespace(command=("/usr/bin/python", "x.py"), interpreter=None)
     made.backend, made.hosts, made.folder, made.deadline, made.notes = backend, found, None, None, []
     made.added, made.named, made.shown = {"A": "1"}, [], None
@@ -125,15 +125,15 @@ def test_a_session_reads_its_settings(monkeypatch):
         ("/bin/other", None, None),
     ):
         program = SimpleNamespace(command=(command,), interpreter=interpreter)
-        made = Session(Settings(("x",), env=("V", "W_*", "N=3"), mpiexec="/m"))
+        made = Session(LaunchSettings(("x",), env=("V", "W_*", "N=3"), mpiexec="/m"))
         assert made.library == library and asked[-1] == Place("auto", interpreter, library, "/m")
         assert (made.added, made.named) == ({"N": "3", "V": "1"}, ["V", "W_*"])
         assert made.hosts == () and made.deadline is None and made.shown is None
     for values, shown in (({"quiet": True}, {0}), ({"quiet": True, "show": "1"}, {1}), ({"show": "2"}, {2})):
-        assert Session(Settings(("x",), **values)).shown == shown
-    assert Session(Settings(("x",), timeout=5.0)).deadline == 1005.0
+        assert Session(LaunchSettings(("x",), **values)).shown == shown
+    assert Session(LaunchSettings(("x",), timeout=5.0)).deadline == 1005.0
     with pytest.raises(LaunchError, match="unknown host 'nowhere'"):
-        Session(Settings(("x",), hosts="a,nowhere", ssh="/nowhere/ssh"))
+        Session(LaunchSettings(("x",), hosts="a,nowhere", ssh="/nowhere/ssh"))
 
 
 # ---- addresses ------------------------------------------------------------------------------------------------------

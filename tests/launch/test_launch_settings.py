@@ -12,7 +12,7 @@ from dbrdist_launch.backends.mpi import Library, Starter
 from dbrdist_launch.errors import LaunchError
 from dbrdist_launch.launcher import cli, pool
 from dbrdist_launch.launcher.pool import HostPool
-from dbrdist_launch.launcher.settings import GROUPS, Settings
+from dbrdist_launch.launcher.settings import GROUPS, LaunchSettings
 from support import ROOT
 
 # name | place of its group | flags | default | text, a flag, a choice, or the least and the greatest number
@@ -74,7 +74,7 @@ OPTIONS = [[cell.strip() for cell in line.split("|")] for line in TABLE.strip().
 
 def test_each_option_has_its_names_default_and_bounds():
     found = {one.name: one for one in cli.launch.params if one.name != "command"}
-    untouched = Settings(("x",))
+    untouched = LaunchSettings(("x",))
     assert list(found) == [name for name, *_ in OPTIONS]
     for name, _, flags, default, kind in OPTIONS:
         one = found[name]
@@ -113,8 +113,8 @@ def test_times_that_no_option_sets_are_those_of_the_page_and_fit_each_other():
 
 
 def test_a_module_is_run_by_python():
-    assert Settings(("a", "b")).words == ("a", "b")
-    assert Settings(("a", "b"), module="m.n").words == ("python", "-m", "m.n", "a", "b")
+    assert LaunchSettings(("a", "b")).words == ("a", "b")
+    assert LaunchSettings(("a", "b"), module="m.n").words == ("python", "-m", "m.n", "a", "b")
 
 
 def options(tmp_path, text):

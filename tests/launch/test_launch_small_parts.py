@@ -22,10 +22,10 @@ from dbrdist_launch.errors import LaunchError
 from dbrdist_launch.launcher import cli, jobs, program, report, stalls
 from dbrdist_launch.launcher import session as sessions
 from dbrdist_launch.launcher.jobs import JobFolder
-from dbrdist_launch.launcher.listener import Listener
+from dbrdist_launch.launcher.listener import ConnectionListener
 from dbrdist_launch.launcher.ranks import Rank
 from dbrdist_launch.launcher.report import Failure
-from dbrdist_launch.launcher.runs import Run
+from dbrdist_launch.launcher.runs import LaunchFolder
 from dbrdist_launch.loop import Loop
 from dbrdist_launch.messages import Answer, Ask, Beat
 from dbrdist_launch.rank import child
@@ -370,9 +370,9 @@ def test_a_port_that_another_has_is_refused():
         port = taken.getsockname()[1]
         loop = Loop()
         with pytest.raises(LaunchError, match=rf"cannot listen on port {port} of 127.0.0.1: .*; omit --port"):
-            Listener(loop, "t", None, None, None, ("127.0.0.1",), port)
+            ConnectionListener(loop, "t", None, None, None, ("127.0.0.1",), port)
         with pytest.raises(LaunchError, match=rf"cannot listen on port {port} of all interfaces: "):
-            Listener(loop, "t", None, None, None, ("127.0.0.1", "127.0.0.2"), port)
+            ConnectionListener(loop, "t", None, None, None, ("127.0.0.1", "127.0.0.2"), port)
         loop.close()
 
 
@@ -381,11 +381,11 @@ def test_a_record_needs_a_folder_to_write_to(tmp_path, monkeypatch, is_there, ma
     monkeypatch.setattr(os, "access", lambda path, mode: may_write and mode == os.W_OK)
     path = str((tmp_path if is_there else tmp_path / "none") / "record.json")
     if is_there and may_write:
-        Run._check_record(None, path)
-        Run._check_record(None, "record.json")
+        LaunchFolder._check_record(None, path)
+        LaunchFolder._check_record(None, "record.json")
     else:
         with pytest.raises(LaunchError, match="does not exist or is not writable"):
-            Run._check_record(None, path)
+            LaunchFolder._check_record(None, path)
 
 
 def beat(**change):

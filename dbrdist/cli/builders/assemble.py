@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dbrdist.cli.builders import batch_norm, build, weights
 from dbrdist.cli.builders.probe import Look, initialize
@@ -20,6 +20,9 @@ from dbrdist.datasets.loading.prefetch import MultiprocessIterator, MultithreadI
 from dbrdist.datasets.loading.serial import SerialIterator
 from dbrdist.errors import ConfigError
 from dbrdist.training import extensions
+
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
 
 
 class Parts(NamedTuple):
@@ -71,7 +74,7 @@ def _device(config: Config, origin: Origin, intra_rank: int) -> Any:
         raise ConfigError(f"{origin.where(('device',))}: device: {config.device} cannot be used: {error}") from error
 
 
-def share_gpus(config: Config, origin: Origin, comm: Any) -> str:
+def share_gpus(config: Config, origin: Origin, comm: CommunicatorBase) -> str:
     """Compare the GPUs of the ranks. Collective: the same error on all where one could have been had alone.
 
     Returns a sentence where ranks share GPUs because there are fewer, else an empty text.
@@ -143,7 +146,7 @@ def check_sizes(config: Config, origin: Origin, num_examples: int, size: int) ->
         )
 
 
-def iterator(config: Config, dataset: Any, comm: Any, train: bool) -> Any:
+def iterator(config: Config, dataset: Any, comm: CommunicatorBase, train: bool) -> Any:
     """Batches over all ranks, of which this one takes its block."""
     batch = config.batch_size if train else config.evaluation.batch or config.batch_size
     options: dict[str, Any] = {"repeat": train, "shuffle": train, "seed": config.seed}
@@ -156,7 +159,7 @@ def iterator(config: Config, dataset: Any, comm: Any, train: bool) -> Any:
     return SerialIterator(dataset, batch, **options)
 
 
-def evaluator(config: Config, made: Parts, comm: Any, begin: Callable[[Any], None] | None = None) -> Any:
+def evaluator(config: Config, made: Parts, comm: CommunicatorBase, begin: Callable[[Any], None] | None = None) -> Any:
     """Means over the whole test data, the same on every rank; `begin` is called before the first batch."""
     batches = iterator(config, made.data.test, comm, train=False)
     own = extensions.Evaluator(batches, made.task, made.convert, device=made.device, eval_hook=begin)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.cli.configuration.load import Origin
 from dbrdist.cli.configuration.schema import BatchNorm, Config
@@ -12,8 +12,13 @@ from dbrdist.datasets.loading.serial import SerialIterator
 from dbrdist.errors import ConfigError
 from dbrdist.links.normalization import BatchNormalization, use_last_batch
 
+if TYPE_CHECKING:
+    from dbrdist.cli.builders.assemble import Parts
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
+    from dbrdist.core.model.link import Link
 
-def prepare(task: Any, settings: BatchNorm) -> None:
+
+def prepare(task: Link, settings: BatchNorm) -> None:
     """Let the network keep the statistics, and use the eps, that are asked for."""
     if settings.statistics == "last":
         use_last_batch(task)
@@ -23,7 +28,7 @@ def prepare(task: Any, settings: BatchNorm) -> None:
                 link.eps = settings.eps
 
 
-def share(config: Config, origin: Origin, task: Any, comm: Any) -> None:
+def share(config: Config, origin: Origin, task: Any, comm: CommunicatorBase) -> None:
     """Normalize the batches of neighbouring ranks together, if asked for. Collective."""
     group = config.batch_norm.group
     if group == 1 or comm.size == 1:
@@ -37,7 +42,7 @@ def share(config: Config, origin: Origin, task: Any, comm: Any) -> None:
     task.predictor = create_mnbn_model(task.predictor, neighbours)
 
 
-def recalibration(config: Config, made: Any, comm: Any) -> RecalibrateStatistics:
+def recalibration(config: Config, made: Parts, comm: CommunicatorBase) -> RecalibrateStatistics:
     """Measures the statistics before an evaluation, over the same training batches each time."""
 
     def batches() -> SerialIterator:

@@ -5,30 +5,37 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dbrdist import datasets
 from dbrdist import functions as F
 from dbrdist.cli.configuration import components as c
 from dbrdist.cli.configuration import resolve
 from dbrdist.cli.configuration.derived import made_by
-from dbrdist.cli.configuration.document import Path
+from dbrdist.cli.configuration.document import KeyPath
 from dbrdist.cli.configuration.load import Origin
 from dbrdist.cli.configuration.schema import Config, interval
 from dbrdist.cli.configuration.settings import Custom, Settings
 from dbrdist.cli.output.refuse import WRONG, Refused
 from dbrdist.cli.output.words import said
 from dbrdist.comm import open_images_once
-from dbrdist.core.array.backend import is_floating
+from dbrdist.core.array.backend import DeviceSpec, is_floating
 from dbrdist.core.array.config import get_dtype
+from dbrdist.core.array.types import Array
 from dbrdist.core.model.link import Link
 from dbrdist.datasets.image import transforms as T
 from dbrdist.datasets.loading.base import Batch
 from dbrdist.datasets.loading.convert import concat_examples
 from dbrdist.errors import ConfigError
 from dbrdist.training.extension import as_extension
+
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
+    from dbrdist.datasets.public.npz import NpzDataset
+    from dbrdist.datasets.table.combine import AugmentedDataset, TupleDataset
 
 # Of transforms whose settings are written in another way than the arguments of what they make.
 _ARGUMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {
@@ -52,7 +59,7 @@ def transform_of(settings: Settings) -> Any:
     return make(**given) if size is None else _by_epoch(size, functools.partial(make, **given))
 
 
-def _by_epoch(size: Any, make: Callable[[int], Any]) -> Any:
+def _by_epoch(size: int | tuple[tuple[int, ...], ...], make: Callable[[int], Any]) -> Any:
     """A transform of one size, or of a size that changes with the epoch."""
     return make(size) if isinstance(size, int) else T.ByEpoch({epoch: make(n) for epoch, n in size})
 
@@ -77,7 +84,7 @@ def arguments(settings: Settings, *without: str) -> dict[str, Any]:
 FindImages = Callable[[str], datasets.ImageIndex]
 
 
-def find_images(config: Config, origin: Origin, comm: Any) -> FindImages:
+def find_images(config: Config, origin: Origin, comm: CommunicatorBase) -> FindImages:
     """What :func:`data` finds folders of images by: one rank has looked for all. Collective, and so is its error."""
     settings, roots = config.data, []
     if isinstance(settings, c.Cifar10):
@@ -172,7 +179,7 @@ def _arrays(config: Config) -> tuple[Any, Any]:
     return datasets.NpzDataset(settings.train), test
 
 
-def _classes(dataset: Any) -> int | None:
+def _classes(dataset: NpzDataset | TupleDataset) -> int | None:
     """The number of classes of a dataset of arrays (inputs, labels)."""
     labels = np.asarray(dataset.columns[1])
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
@@ -184,7 +191,9 @@ def _classes(dataset: Any) -> int | None:
     return int(labels.max()) + 1
 
 
-def _transformed(dataset: Any, config: Config, origin: Origin, part: str) -> Any:
+def _transformed(
+    dataset: Any, config: Config, origin: Origin, part: str
+) -> AugmentedDataset | TupleDataset | list[tuple[Array, Array]]:
     settings = getattr(config.transforms, part)
     if dataset is None or not (settings or _are_whole_numbers(dataset)):
         return dataset
@@ -200,18 +209,18 @@ def _are_whole_numbers(dataset: Any) -> bool:
 class _ToHWC(T.Transform):
     """Images (C, H, W) as (H, W, C), which the transforms take; inputs that are no images as they are."""
 
-    def image(self, image: Any, rng: Any) -> Any:
+    def image(self, image: Any, rng: np.random.Generator | None) -> Any:
         return np.moveaxis(image, -3, -1) if _is_image(image) else image
 
 
 class _ToCHW(T.ToCHW):
     """The way back; inputs that are no images as they are."""
 
-    def image(self, image: Any, rng: Any) -> Any:
+    def image(self, image: Array, rng: np.random.Generator | None) -> Any:
         return super().image(image, rng) if _is_image(image) else image
 
 
-def _is_image(x: Any) -> bool:
+def _is_image(x: Array) -> bool:
     return getattr(x, "ndim", 0) >= 3
 
 
@@ -228,7 +237,7 @@ def transforms(settings: tuple[Any, ...], part: str, origin: Origin) -> list[Any
 class _UserTransform:
     """A transform of the user's own, created again in each loader process: closures cannot be sent there."""
 
-    def __init__(self, settings: Custom, path: Path, origin: Origin):
+    def __init__(self, settings: Custom, path: KeyPath, origin: Origin):
         self._source = (settings, path, origin)
         self._transform = resolve.call(*self._source)
 
@@ -257,15 +266,15 @@ def _custom_data(config: Config, settings: Custom, origin: Origin) -> Data:
     return Data(*made_of, num_classes, list(names) if is_named and names else None)
 
 
-def converter(dtype: Any) -> Callable[[Any, Any], Any]:
+def converter(dtype: DTypeLike) -> Callable[[Any, Any], Any]:
     """Stacks examples and casts floating numbers to `dtype`."""
     dtype = get_dtype(dtype)
 
-    def cast(x: Any) -> Any:
+    def cast(x: Any) -> Array:
         own = x.dtype
         return x if own == dtype or own.kind in "biu" or not is_floating(own) else x.astype(dtype)
 
-    def convert(batch: Any, device: Any = None) -> Any:
+    def convert(batch: Any, device: DeviceSpec | None = None) -> Any:
         is_here = device is None and isinstance(batch, Batch)
         arrays = batch.finished(dtype).arrays if is_here else concat_examples(batch, device)
         if isinstance(arrays, tuple):

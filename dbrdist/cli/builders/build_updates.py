@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError
@@ -14,11 +14,12 @@ from dbrdist.cli.builders.build import arguments
 from dbrdist.cli.configuration import resolve
 from dbrdist.cli.configuration import updates as u
 from dbrdist.cli.configuration.derived import made_by, takes
-from dbrdist.cli.configuration.document import Path
+from dbrdist.cli.configuration.document import KeyPath
 from dbrdist.cli.configuration.load import Origin
 from dbrdist.cli.configuration.schema import Config, number_at
 from dbrdist.cli.configuration.settings import Custom
 from dbrdist.comm import create_multi_node_optimizer
+from dbrdist.core.array.backend import DeviceSpec
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.update.optimizer import GradientMethod
@@ -26,6 +27,9 @@ from dbrdist.errors import ConfigError, ScheduleError
 from dbrdist.optimizers import schedules
 from dbrdist.optimizers.schedules import Schedule
 from dbrdist.training import StandardUpdater
+
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
 
 # ---- the optimizer -----------------------------------------------------------------------------------------------
 
@@ -57,7 +61,7 @@ def optimizer(config: Config, origin: Origin, task: Link) -> Any:
     return made
 
 
-def _check_divisible(made: Any, config: Config, origin: Origin, task: Link) -> None:
+def _check_divisible(made: GradientMethod, config: Config, origin: Origin, task: Link) -> None:
     """Refuse an optimizer whose state cannot be divided over ranks, on one rank too."""
     if not isinstance(made, GradientMethod):
         words = f"expected an optimizer with update rules, got {type(made).__name__}, which has no state to divide"
@@ -68,7 +72,7 @@ def _check_divisible(made: Any, config: Config, origin: Origin, task: Link) -> N
         raise _mistake(origin, ("zero",), str(error)) from None
 
 
-def over_ranks(config: Config, made: Any, comm: Any) -> Any:
+def over_ranks(config: Config, made: GradientMethod, comm: CommunicatorBase) -> Any:
     """The optimizer with gradients from all ranks, in the way that the configuration says."""
     compression = config.compression
     return create_multi_node_optimizer(
@@ -82,7 +86,7 @@ def over_ranks(config: Config, made: Any, comm: Any) -> Any:
     )
 
 
-def _add_hook(made: Any, config: Config, origin: Origin, task: Link, i: int) -> None:
+def _add_hook(made: GradientMethod, config: Config, origin: Origin, task: Link, i: int) -> None:
     """Add the i-th hook; its name has the number, so that several of a kind may differ in group and rate."""
     settings, path = config.optimizer.hooks[i], ("optimizer", "hooks", i)
     if isinstance(settings, Custom):
@@ -118,17 +122,17 @@ def _names(task: Link) -> list[str]:
     return names if len(names) <= 6 else [*names[:6], "..."]
 
 
-def _mistake(origin: Origin, path: Path, words: str) -> ConfigError:
+def _mistake(origin: Origin, path: KeyPath, words: str) -> ConfigError:
     return ConfigError(f"{origin.where(path)}: {'.'.join(map(str, path))}: {words}")
 
 
 # ---- schedules ---------------------------------------------------------------------------------------------------
 
 
-_RATE: Path = ("optimizer", "schedule")
+_RATE: KeyPath = ("optimizer", "schedule")
 
 
-class Scheduled(NamedTuple):
+class FollowedSchedule(NamedTuple):
     """What an ``extensions.FollowSchedule`` is made of."""
 
     schedule: Schedule
@@ -137,18 +141,18 @@ class Scheduled(NamedTuple):
     label: str
 
 
-def scheduled(config: Config, origin: Origin, made: Any, task: Any) -> Iterator[Scheduled]:
+def scheduled(config: Config, origin: Origin, made: Any, task: Link | None) -> Iterator[FollowedSchedule]:
     """Each schedule with what it sets."""
     if not isinstance(config.optimizer.schedule, u.Own):
         schedule = make_schedule(config, origin, config.optimizer.schedule, _RATE, made.lr)
-        yield Scheduled(schedule, "lr", _refuse_negative, _label(origin, _RATE, config.optimizer.schedule))
+        yield FollowedSchedule(schedule, "lr", _refuse_negative, _label(origin, _RATE, config.optimizer.schedule))
     for i, item in enumerate(config.schedules):
         value = number_at(config, item.of)
         assert value is not None  # the configuration is checked
         target = _target(item.of, made, task)
         if target is None:
             raise _mistake(origin, ("schedules", i, "of"), f"{item.of} cannot change once the run has begun")
-        path: Path = ("schedules", i, "schedule")
+        path: KeyPath = ("schedules", i, "schedule")
         schedule = make_schedule(config, origin, item.schedule, path, value)
         limits = _Limits(config, item.of)
         values = [schedule(config.epochs * k / _NUM_LOOKS) for k in range(_NUM_LOOKS + 1)]
@@ -157,10 +161,10 @@ def scheduled(config: Config, origin: Origin, made: Any, task: Any) -> Iterator[
             if words is not None:
                 words = f"{item.of} becomes {value:g} during the run, but expected {words}"
                 raise _mistake(origin, path, words)
-        yield Scheduled(schedule, target, limits.refuse, _label(origin, path, item.schedule))
+        yield FollowedSchedule(schedule, target, limits.refuse, _label(origin, path, item.schedule))
 
 
-def _label(origin: Origin, path: Path, settings: Any) -> str:
+def _label(origin: Origin, path: KeyPath, settings: Any) -> str:
     return f"{origin.where(path)}: {'.'.join(map(str, path))}: {settings.name}"
 
 
@@ -168,19 +172,19 @@ def _refuse_negative(value: float) -> str | None:
     return "0 or more" if value < 0 else None
 
 
-def make_schedule(config: Config, origin: Origin, settings: Any, path: Path, value: float) -> Schedule:
+def make_schedule(config: Config, origin: Origin, settings: Any, path: KeyPath, value: float) -> Schedule:
     """A schedule that begins with `value`, as a function of the epochs done."""
     if isinstance(settings, Custom):
         after = _own_schedule(config, settings, path, origin)
     else:
         given = {"lr": value, "total": config.epochs}
         given = {name: number for name, number in given.items() if takes(settings, name)}
-        common = u.Schedule.model_fields if isinstance(settings, u.Schedule) else ()
+        common = u.ScheduleSettings.model_fields if isinstance(settings, u.ScheduleSettings) else ()
         own = {name: setting for name, setting in arguments(settings, *common).items() if setting != ()}
         if own.get("begin") == "warmup":
             own["begin"] = settings.warmup_epochs
         after = made_by(settings)(**own, **given)
-    if not isinstance(settings, u.Schedule):
+    if not isinstance(settings, u.ScheduleSettings):
         return after
     whole = schedules.warmup(after, settings.warmup_epochs, settings.warmup_start)
     return schedules.by_whole_epochs(whole) if settings.whole_epochs else whole
@@ -219,7 +223,7 @@ def _with(data: Any, key: list[str], value: float) -> Any:
     return {**data, "schedules": []}
 
 
-def _own_schedule(config: Config, settings: Custom, path: Path, origin: Origin) -> Schedule:
+def _own_schedule(config: Config, settings: Custom, path: KeyPath, origin: Origin) -> Schedule:
     """The user's function of the epoch, after a look at its values from the first to the last of the run."""
     function = resolve.find(settings, path, origin)
     for k in range(_NUM_LOOKS + 1):
@@ -267,7 +271,9 @@ def _target(key: str, made: Any, task: Any) -> str | Callable[[float], Any] | No
 # ---- the step ----------------------------------------------------------------------------------------------------
 
 
-def updater(config: Config, origin: Origin, iterator: Any, made: Any, convert: Any, device: Any) -> StandardUpdater:
+def updater(
+    config: Config, origin: Origin, iterator: Any, made: Any, convert: Any, device: DeviceSpec | None,
+) -> StandardUpdater:  # fmt: skip
     """What does a step: the user's own, called with iterator, optimizer, converter and device, or the standard one."""
     settings = config.updater
     if settings is None:

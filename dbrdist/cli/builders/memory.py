@@ -6,7 +6,7 @@ import contextlib
 import copy
 import tracemalloc
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from dbrdist.cli.configuration.load import Origin
 from dbrdist.cli.configuration.schema import Config, VirtualBatch
 from dbrdist.core.array import random
 from dbrdist.core.array.config import using_config
+
+if TYPE_CHECKING:
+    pass
 
 NUM_EXAMPLES = (2, 4)  # of the two steps that are measured: the difference is what an example needs
 _NUM_STATES = 2  # of an optimizer for each parameter: no built-in one has more

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dbrdist.cli.builders.assemble import Parts
 from dbrdist.cli.builders.build_updates import group_of
 from dbrdist.cli.configuration.schema import Config, VirtualBatch
 from dbrdist.cli.output.words import counted
 from dbrdist.core.array.config import get_dtype
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.parameter import Parameter
 
 
 def _types(config: Config) -> str:
@@ -86,7 +89,7 @@ class _Decay(NamedTuple):
     rate: float
 
 
-def _listed(members: dict[str, Any]) -> str:
+def _listed(members: dict[str, Parameter]) -> str:
     names = [*members][:_MAX_NAMES] + ([f"and {len(members) - _MAX_NAMES} more"] if len(members) > _MAX_NAMES else [])
     return (
         f"{counted(len(members), 'parameter')}, {sum(p.size for p in members.values()):,} numbers: {', '.join(names)}"

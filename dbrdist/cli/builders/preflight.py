@@ -19,6 +19,7 @@ from dbrdist.cli.builders.probe import Look
 from dbrdist.cli.configuration.load import Origin
 from dbrdist.cli.configuration.schema import Config
 from dbrdist.core.array.backend import to_cpu
+from dbrdist.core.array.types import Array
 from dbrdist.errors import ConfigError
 
 _ENTROPIES = ("softmax_cross_entropy", "binary_cross_entropy")  # losses of classes
@@ -74,7 +75,7 @@ def _best(look: Look, key: str | None) -> None:
         raise look.mistake("snapshot.best", f"no evaluation reports {key!r}; it reports {', '.join(names)}")
 
 
-def _labels(look: Look, made: Parts, inputs: Any, labels: Any) -> None:
+def _labels(look: Look, made: Parts, inputs: Array | None, labels: Array) -> None:
     kind = getattr(labels, "dtype", np.dtype(object)).kind
     if kind not in "iu":
         # weights of the classes: the loss itself compares the shapes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,11 +13,15 @@ from dbrdist.cli.configuration.load import Origin
 from dbrdist.cli.configuration.resolve import last_line
 from dbrdist.cli.configuration.schema import Config
 from dbrdist.core.array import random
+from dbrdist.core.array.backend import DeviceSpec
 from dbrdist.core.array.config import no_backprop_mode, using_config
 from dbrdist.core.model.reporter import Reporter
 from dbrdist.datasets.loading.base import get_batch
 from dbrdist.errors import ConfigError, CorruptExampleError
 from dbrdist.training.updater import as_arguments
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
 
 _MAX_TRIED = 100  # examples that are looked at where corrupt ones are to be skipped
 _NUM_IN_STEP = 5  # of the random state: the place in a step; the rest counts initial values, which stay drawn
@@ -27,7 +31,9 @@ _WORDS = {"train": "training", "test": "test"}
 class Look:
     """What it takes to look at the examples of one part of the data, `train` or `test`."""
 
-    def __init__(self, config: Config, origin: Origin, part: str, dataset: Any, convert: Any, device: Any):
+    def __init__(
+        self, config: Config, origin: Origin, part: str, dataset: Any, convert: Any, device: DeviceSpec | None,
+    ):  # fmt: skip
         self.config = config
         self.origin = origin
         self.part = part
@@ -67,7 +73,7 @@ class Look:
             raise self.mistake(key, f"reading a {self.words} example failed: {last_line(error)}") from error
         return []
 
-    def through(self, link: Any, *args: Any, **named: Any) -> Any:
+    def through(self, link: Link, *args: Any, **named: Any) -> Any:
         """What the network or the whole task makes of a batch; nothing else has changed afterwards."""
         state = random.get_state()
         try:
@@ -84,7 +90,7 @@ class Look:
 
 
 @contextlib.contextmanager
-def reporter(link: Any) -> Iterator[Reporter]:
+def reporter(link: Link) -> Iterator[Reporter]:
     """A reporter as a trainer has it."""
     reporter = Reporter()
     reporter.add_observer("main", link)

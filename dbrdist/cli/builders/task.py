@@ -8,6 +8,7 @@ from typing import Any
 from dbrdist import functions as F
 from dbrdist.core.array.backend import as_dtype
 from dbrdist.core.array.config import config
+from dbrdist.core.array.types import Array
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.reporter import report
@@ -77,7 +78,7 @@ class Task(Chain):
         """Those of the network, which are all."""
         self.predictor.cleargrads()
 
-    def _has_weights(self, outputs: Any, labels: Any) -> bool:
+    def _has_weights(self, outputs: Any, labels: Array) -> bool:
         """Whether labels are weights of the classes for the cross entropy."""
         is_entropy = getattr(self.loss, "func", self.loss) in (F.softmax_cross_entropy, F.binary_cross_entropy)
         return is_entropy and outputs.shape == labels.shape

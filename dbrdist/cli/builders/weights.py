@@ -18,6 +18,7 @@ from dbrdist.cli.configuration.load import Origin
 from dbrdist.cli.output.folder import read_json
 from dbrdist.cli.output.words import said
 from dbrdist.core.array.backend import get_array_module, is_array
+from dbrdist.core.array.types import Array
 from dbrdist.core.files import safetensors, strict_json
 from dbrdist.core.files.serializer import read_npz
 from dbrdist.core.usage.mistakes import warn
@@ -199,7 +200,7 @@ def _normalizations(network: Any) -> Iterator[str]:
             yield f"{path}/eps".strip("/").replace("/", ".")
 
 
-def _fill(array: Any, value: Any) -> None:
+def _fill(array: Array, value: Array) -> None:
     array[...] = get_array_module(array).asarray(value, array.dtype)
 
 
@@ -237,7 +238,7 @@ _TO_TORCH = {
 _OUR_BLOCK = re.compile(r"blocks\.(\d+)\.(.*)")
 
 
-def to_torch(arrays: Mapping[str, Any]) -> dict[str, Any]:
+def to_torch(arrays: Mapping[str, Array]) -> dict[str, Array]:
     """Arrays under PyTorch's names; those of our residual networks for ImageNet get torchvision's."""
     numbers = sorted({int(m[1]) for m in map(_OUR_BLOCK.match, arrays) if m})
     is_resnet = bool(numbers) and {"conv.W", "bn.gamma", "fc.W"} <= arrays.keys()

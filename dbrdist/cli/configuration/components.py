@@ -184,48 +184,50 @@ _PER_BATCH = Annotated[
     Field(description="Whether all images of a batch (of each virtual worker's) are mixed in one and the same way."),
 ]
 # A size may change with the epoch where the batches of an epoch are of one size.
-RandomCrop = derived(T.RandomCrop, size=(Sizes, ...))
+RandomCropSettings = derived(T.RandomCrop, size=(Sizes, ...))
 RandomFlip = derived(T.RandomHorizontalFlip, "random_flip", "RandomFlip")
-CenterCrop = derived(T.CenterCrop, size=(Count, ...))
-CenterResizedCrop = derived(T.CenterResizedCrop, size=(Count, ...))
-Resize = derived(T.Resize, size=(Sizes, ...))
-ColorJitter = derived(datasets.ColorJitter)
+CenterCropSettings = derived(T.CenterCrop, size=(Count, ...))
+CenterResizedCropSettings = derived(T.CenterResizedCrop, size=(Count, ...))
+ResizeSettings = derived(T.Resize, size=(Sizes, ...))
+ColorJitterSettings = derived(datasets.ColorJitter)
 PcaLighting = derived(datasets.PCALighting, "pca_lighting", "PcaLighting")
-RandAugment = derived(datasets.RandAugment, base=_WithinMagnitude, fill=(Fill, 0))
-TrivialAugment = derived(datasets.TrivialAugment, fill=(Fill, 0))
-Mixup = derived(datasets.Mixup, per_batch=(_PER_BATCH, False))
-CutMix = derived(datasets.CutMix, "cutmix", per_batch=(_PER_BATCH, False))
-Normalize = derived(T.Normalize, mean=(Tuple(float, min_length=1), ...), std=(Tuple(Positive, min_length=1), ...))
+RandAugmentSettings = derived(datasets.RandAugment, base=_WithinMagnitude, fill=(Fill, 0))
+TrivialAugmentSettings = derived(datasets.TrivialAugment, fill=(Fill, 0))
+MixupSettings = derived(datasets.Mixup, per_batch=(_PER_BATCH, False))
+CutMixSettings = derived(datasets.CutMix, "cutmix", per_batch=(_PER_BATCH, False))
+NormalizeSettings = derived(
+    T.Normalize, mean=(Tuple(float, min_length=1), ...), std=(Tuple(Positive, min_length=1), ...)
+)
 
 _TRANSFORM = component(
     "transform",
-    RandomCrop,
+    RandomCropSettings,
     RandomResizedCrop,
     RandomFlip,
-    CenterCrop,
-    CenterResizedCrop,
-    Resize,
-    Normalize,
-    ColorJitter,
+    CenterCropSettings,
+    CenterResizedCropSettings,
+    ResizeSettings,
+    NormalizeSettings,
+    ColorJitterSettings,
     PcaLighting,
     RandomErasing,
-    RandAugment,
-    TrivialAugment,
-    Mixup,
-    CutMix,
+    RandAugmentSettings,
+    TrivialAugmentSettings,
+    MixupSettings,
+    CutMixSettings,
 )
 # those that draw
 RANDOM = (
-    RandomCrop
+    RandomCropSettings
     | RandomResizedCrop
     | RandomFlip
-    | ColorJitter
+    | ColorJitterSettings
     | PcaLighting
     | RandomErasing
-    | RandAugment
-    | TrivialAugment
+    | RandAugmentSettings
+    | TrivialAugmentSettings
 )
-MIXING = Mixup | CutMix
+MIXING = MixupSettings | CutMixSettings
 
 
 class Transforms(Settings):

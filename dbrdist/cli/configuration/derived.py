@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, create_model
 
 from dbrdist.cli.configuration.settings import Settings
+from dbrdist.core.array.types import Module
 from dbrdist.core.names.limits import Limit, settings_of
 
 _MADE_BY: dict[type[Settings], Callable[..., Any]] = {}
@@ -68,7 +69,7 @@ def name_of(made_by: Callable[..., Any]) -> str:
     return own or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", made_by.__name__).lower()
 
 
-def all_derived(module: Any, of: Callable[[type], bool], base: Callable[[type], type[Settings]]) -> tuple[Any, ...]:
+def all_derived(module: Module, of: Callable[[type], bool], base: Callable[[type], type[Settings]]) -> tuple[Any, ...]:
     """The settings of all classes that a module exports and for which `of` is true."""
     found = [getattr(module, name) for name in module.__all__]
     classes = sorted((cls for cls in found if isinstance(cls, type) and of(cls)), key=name_of)

@@ -19,7 +19,7 @@ from yaml.reader import Reader, ReaderError
 from yaml.resolver import BaseResolver
 from yaml.scanner import Scanner
 
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 
 _STR, _SEQ, _MAP = (f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))
 _NULL, _BOOL, _INT, _FLOAT = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float"))
@@ -64,8 +64,8 @@ class Document:
 
     name: str
     data: Any = None
-    values: dict[Path, str] = field(default_factory=dict)
-    keys: dict[Path, str] = field(default_factory=dict)
+    values: dict[KeyPath, str] = field(default_factory=dict)
+    keys: dict[KeyPath, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
 
@@ -124,7 +124,7 @@ class _Builder:
         self.document = document
         self.num_entries = 0
 
-    def build(self, node: Node, path: Path, parents: tuple[Node, ...]) -> Any:
+    def build(self, node: Node, path: KeyPath, parents: tuple[Node, ...]) -> Any:
         self.num_entries += 1
         if self.num_entries > _MAX_ENTRIES:
             raise _TooLarge
@@ -141,7 +141,7 @@ class _Builder:
         self.problem(node, f"the tag {node.tag!r} is not supported; write plain values")
         return None
 
-    def mapping(self, node: MappingNode, path: Path, parents: tuple[Node, ...]) -> dict[str, Any]:
+    def mapping(self, node: MappingNode, path: KeyPath, parents: tuple[Node, ...]) -> dict[str, Any]:
         data: dict[str, Any] = {}
         seen: dict[str, str] = {}
         for key_node, value_node in node.value:
@@ -157,7 +157,7 @@ class _Builder:
                 data[key] = self.build(value_node, (*path, key), parents)
         return data
 
-    def scalar(self, node: ScalarNode) -> Any:
+    def scalar(self, node: ScalarNode) -> float | str | None:
         text = node.value
         if node.tag == _NULL:
             return None

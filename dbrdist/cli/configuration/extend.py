@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from dbrdist.cli.configuration import document as yaml_document
-from dbrdist.cli.configuration.document import Document, Path
+from dbrdist.cli.configuration.document import Document, KeyPath
 from dbrdist.core.files.regular_file import regular
 from dbrdist.errors import ConfigError
 
@@ -82,7 +82,7 @@ def _merged(base: Document, over: Document) -> Document:
     return result
 
 
-def _merge(base: Document, over: Document, path: Path, a: Any, b: Any, result: Document) -> Any:
+def _merge(base: Document, over: Document, path: KeyPath, a: Any, b: Any, result: Document) -> Any:
     """The merged entry at `path`, and in `result` where each part of it stands."""
     if isinstance(a, str) and isinstance(b, dict) and path[-1:] and path[-1] in _COMPONENTS:
         base.values[*path, "name"] = base.values[path]
@@ -105,7 +105,7 @@ def _merge(base: Document, over: Document, path: Path, a: Any, b: Any, result: D
     return data
 
 
-def _take(source: Document, path: Path, result: Document) -> None:
+def _take(source: Document, path: KeyPath, result: Document) -> None:
     """Note where an entry and all in it stand."""
     end = len(path)
     result.values |= {p: place for p, place in source.values.items() if p[:end] == path}

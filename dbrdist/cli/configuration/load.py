@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from dbrdist.cli.configuration import document as yaml_document
 from dbrdist.cli.configuration import extend
-from dbrdist.cli.configuration.document import Document, Path
+from dbrdist.cli.configuration.document import Document, KeyPath
 from dbrdist.cli.configuration.schema import Config
 from dbrdist.cli.configuration.settings import BY_TAG
 from dbrdist.errors import ConfigError
@@ -24,12 +24,12 @@ class Origin:
     def __init__(self, document: Document, files: tuple[str, ...] = ()):
         self._document = document
         self.files = files  # the file, and those that it extends
-        self.overrides: dict[Path, str] = {}
+        self.overrides: dict[KeyPath, str] = {}
 
-    def override(self, path: Path, words: str) -> None:
+    def override(self, path: KeyPath, words: str) -> None:
         self.overrides[path] = words
 
-    def where(self, path: Path, *, key: bool = False) -> str:
+    def where(self, path: KeyPath, *, key: bool = False) -> str:
         """The place of the entry at `path`, or of the nearest one around it; of its key where `key` is true."""
         for end in range(len(path), -1, -1):
             part = path[:end]
@@ -96,9 +96,9 @@ def _name_first(data: Any) -> Any:
 # ---- overrides ---------------------------------------------------------------------------------------------------
 
 
-def _apply(overrides: Iterable[str], data: dict[str, Any], origin: Origin, problems: list[str]) -> dict[Path, str]:
+def _apply(overrides: Iterable[str], data: dict[str, Any], origin: Origin, problems: list[str]) -> dict[KeyPath, str]:
     """Put each override into `data`; returns their values as they were typed."""
-    raw: dict[Path, str] = {}
+    raw: dict[KeyPath, str] = {}
     for words in overrides:
         problem = _apply_one(words, data, origin, raw)
         if problem:
@@ -106,7 +106,7 @@ def _apply(overrides: Iterable[str], data: dict[str, Any], origin: Origin, probl
     return raw
 
 
-def _apply_one(words: str, data: dict[str, Any], origin: Origin, raw: dict[Path, str]) -> str | None:
+def _apply_one(words: str, data: dict[str, Any], origin: Origin, raw: dict[KeyPath, str]) -> str | None:
     key, equals, text = words.partition("=")
     parts = key.split(".")
     if not equals or not all(re.fullmatch(r"\w+", part) for part in parts):
@@ -117,7 +117,7 @@ def _apply_one(words: str, data: dict[str, Any], origin: Origin, raw: dict[Path,
     if value.problems:
         return "; ".join(problem.partition(": ")[2] for problem in value.problems)
     place: Any = data
-    path: Path = ()
+    path: KeyPath = ()
     for i, part in enumerate(parts):
         last = i == len(parts) - 1
         index = _index(place, part)
@@ -139,7 +139,7 @@ def _apply_one(words: str, data: dict[str, Any], origin: Origin, raw: dict[Path,
 _OF_RATE = {"lr": "alpha", "alpha": "lr"}
 
 
-def _drop_other_name(path: Path, place: Any) -> None:
+def _drop_other_name(path: KeyPath, place: Any) -> None:
     """An override of the learning rate holds, by whichever of its two names the file gives it."""
     other = _OF_RATE.get(str(path[-1])) if path[0] == "optimizer" and len(path) == 2 else None
     if other in place:
@@ -170,7 +170,7 @@ def _inner(place: Any, index: Any) -> dict[str, Any] | list[Any] | None:
     return inner
 
 
-def _validate(data: dict[str, Any], raw: dict[Path, str]) -> Config:
+def _validate(data: dict[str, Any], raw: dict[KeyPath, str]) -> Config:
     """Check; where text is wanted and an override looked like a number, as in `out=2026`, take it as it was typed."""
     try:
         return Config.model_validate(data)
@@ -187,7 +187,7 @@ def _validate(data: dict[str, Any], raw: dict[Path, str]) -> Config:
 # ---- sentences ---------------------------------------------------------------------------------------------------
 
 
-def _data_path(loc: Sequence[str | int]) -> Path:
+def _data_path(loc: Sequence[str | int]) -> KeyPath:
     """A location of pydantic's without the tags that tell alternatives apart."""
     return tuple(part for part in loc if part not in BY_TAG)
 
@@ -252,7 +252,7 @@ def _shown(value: Any) -> str:
     return words if len(words) <= 60 else words[:57] + "..."
 
 
-def _options(context: dict[str, Any]) -> list[str]:
+def _options(context: dict[str, str]) -> list[str]:
     return re.findall(r"'([^']*)'", str(context.get("expected", "")))
 
 

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 
-def _period(value: Any) -> Any:
+def _period(value: int | str) -> str:
     """`1 epoch`, `0.5 epochs` or `200 iterations` as (period, unit)."""
     if isinstance(value, str):
         found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(epoch|iteration)s?\s*", value)
@@ -34,7 +34,7 @@ Period = Annotated[str, BeforeValidator(_period, json_schema_input_type=_written
 SECONDS = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
 
 
-def _periods(value: Any) -> Any:
+def _periods(value: str) -> str:
     """Periods of a run, or of time, joined by `or`: `1 epoch or 30 minutes`."""
     if not isinstance(value, str):
         raise PydanticCustomError("period", _PERIODS_WANTED)

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from dbrdist.cli.configuration.document import Path
+from dbrdist.cli.configuration.document import KeyPath
 from dbrdist.cli.configuration.load import Origin
 from dbrdist.cli.configuration.schema import Config
 from dbrdist.cli.configuration.settings import Custom
@@ -61,11 +61,11 @@ def refuse_code_of_a_folder(config: Config, origin: Origin, asked: str = "--eval
         )
 
 
-def _was_typed(path: Path, origin: Origin) -> bool:
+def _was_typed(path: KeyPath, origin: Origin) -> bool:
     return any((*path, "name")[: len(typed)] == typed for typed in origin.overrides)
 
 
-def custom_components(settings: Any, path: Path = ()) -> Iterator[tuple[Path, Custom]]:
+def custom_components(settings: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Custom]]:
     """Every Custom in a configuration with its path."""
     if isinstance(settings, Custom):
         yield path, settings
@@ -77,7 +77,7 @@ def custom_components(settings: Any, path: Path = ()) -> Iterator[tuple[Path, Cu
             yield from custom_components(item, (*path, i))
 
 
-def find(custom: Custom, path: Path, origin: Origin) -> Callable[..., Any]:
+def find(custom: Custom, path: KeyPath, origin: Origin) -> Callable[..., Any]:
     """Import `package.module:callable`, the working directory first."""
     module_name, _, attributes = custom.name.partition(":")
     if os.getcwd() not in sys.path:
@@ -98,7 +98,7 @@ def find(custom: Custom, path: Path, origin: Origin) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def call(custom: Custom, path: Path, origin: Origin, *passed: Any) -> Any:
+def call(custom: Custom, path: KeyPath, origin: Origin, *passed: Any) -> Any:
     """Call the user's callable with the arguments of the configuration."""
     function = find(custom, path, origin)
     try:
@@ -115,11 +115,11 @@ def last_line(error: BaseException) -> str:
     return f"{words} ({frames[-1].filename}:{frames[-1].lineno})" if frames else words
 
 
-def _mistake(path: Path, origin: Origin, words: str) -> ConfigError:
+def _mistake(path: KeyPath, origin: Origin, words: str) -> ConfigError:
     return ConfigError(f"{origin.where((*path, 'name'))}: {'.'.join(map(str, path))}: {words}")
 
 
-def _check_arguments(function: Callable[..., Any], custom: Custom, path: Path, origin: Origin) -> None:
+def _check_arguments(function: Callable[..., Any], custom: Custom, path: KeyPath, origin: Origin) -> None:
     try:
         signature = inspect.signature(function)
     except ValueError:  # some builtins have none

@@ -38,7 +38,7 @@ from dbrdist.comm.communicators.create import FOR_TRAINING
 from dbrdist.core.names.exclusions import conflicts
 
 
-def _loss_scale(value: Any) -> Any:
+def _loss_scale(value: float | str) -> float | str:
     """`auto` or a number above 0."""
     if value == "auto" or (isinstance(value, int | float) and not isinstance(value, bool) and value > 0):
         return value
@@ -204,7 +204,7 @@ def _kind_of_batch(value: Any) -> str:
 
 
 BY_TAG.update(dict.fromkeys(("<batch of workers>", "<batch>"), VirtualBatch))
-Batch = Annotated[
+BatchSettings = Annotated[
     Annotated[Count, Tag("<batch>")] | Annotated[VirtualBatch, Tag("<batch of workers>")], Discriminator(_kind_of_batch)
 ]
 
@@ -248,7 +248,7 @@ class Config(Settings):
     """What is reported beside the loss: `top_k_accuracy`, or your own functions of (outputs, labels)."""
     extensions: Tuple(own("extension", CustomExtension)) = ()
     """What else happens between steps: your own callables that return an extension."""
-    batch: Batch
+    batch: BatchSettings
     """Examples per step over all ranks together, or a mapping of `virtual_workers` and `per_worker`."""
     last_batch: Literal["short", "wrap", "drop"] = "short"
     """The last batch of an epoch: `short` has what is left; `wrap` is filled up from the next epoch; `drop` leaves the
@@ -431,7 +431,7 @@ class Config(Settings):
             yield "communicator", "pure_nccl adds gradients on GPUs; set device: gpu, or communicator: auto"
 
     def _impossible_schedule(self, path: str, schedule: Any) -> Iterator[tuple[str, str]]:
-        if isinstance(schedule, updates.Schedule) and schedule.warmup_epochs > self.epochs:
+        if isinstance(schedule, updates.ScheduleSettings) and schedule.warmup_epochs > self.epochs:
             words = f"a warm-up of {schedule.warmup_epochs:g} epochs is longer than the run of {self.epochs:g}"
             yield f"{path}.warmup_epochs", words
         begin = getattr(schedule, "begin", None)

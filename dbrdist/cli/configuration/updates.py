@@ -50,7 +50,7 @@ HOOKS = all_derived(optimizers, lambda cls: hasattr(cls, "timing"), _base_of_hoo
 # ---- schedules --------------------------------------------------------------------------------------------------
 
 
-class Schedule(Settings):
+class ScheduleSettings(Settings):
     """What every schedule can do: climb to the learning rate first."""
 
     warmup_epochs: NotNegative = 0.0
@@ -61,7 +61,7 @@ class Schedule(Settings):
     """Whether the rate, warm-up included, changes at the end of epochs only, not at each step."""
 
 
-class Rising(Schedule):
+class Rising(ScheduleSettings):
     """The milestones of `step`."""
 
     @model_validator(mode="after")
@@ -75,7 +75,7 @@ class Rising(Schedule):
         return self
 
 
-class RisingPoints(Schedule):
+class RisingPoints(ScheduleSettings):
     """The points of `piecewise_linear`."""
 
     @model_validator(mode="after")
@@ -89,19 +89,19 @@ class RisingPoints(Schedule):
 
 _BEGIN = NotNegative | Literal["warmup"], 0.0
 _PAIR = Annotated[tuple[NotNegative, NotNegative], Field(strict=False)]
-Constant = derived(schedules.constant, base=Schedule)
+Constant = derived(schedules.constant, base=ScheduleSettings)
 _SCHEDULES = (
     Constant,
     derived(schedules.step, base=Rising, milestones=(Tuple(NotNegative, min_length=1), ...)),
-    derived(schedules.exponential, base=Schedule),
-    derived(schedules.polynomial, base=Schedule, begin=_BEGIN),
-    derived(schedules.cosine, base=Schedule, begin=_BEGIN),
+    derived(schedules.exponential, base=ScheduleSettings),
+    derived(schedules.polynomial, base=ScheduleSettings, begin=_BEGIN),
+    derived(schedules.cosine, base=ScheduleSettings, begin=_BEGIN),
     derived(schedules.piecewise_linear, base=RisingPoints, points=(Tuple(_PAIR, min_length=2), ...)),
 )
 RmsPropWarmupShare = derived(schedules.rmsprop_warmup, "elu")
 
 
-class CustomSchedule(Schedule, Custom):
+class CustomSchedule(ScheduleSettings, Custom):
     """The user's own function of the epochs done, which gives the value."""
 
 

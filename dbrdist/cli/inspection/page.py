@@ -291,7 +291,7 @@ def _examples(runs: Sequence[RunRecord]) -> str:
     return "".join(parts)
 
 
-def _example(one: Any, classes: Any) -> str:
+def _example(one: Any, classes: Sequence[str] | None) -> str:
     """An image with its label and the likeliest classes; nothing where the file holds no such thing."""
     if not isinstance(one, dict):
         return ""
@@ -312,7 +312,7 @@ def _example(one: Any, classes: Any) -> str:
 _BASE64 = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=")
 
 
-def _class_name(label: Any, classes: Any) -> str:
+def _class_name(label: Any, classes: Sequence[str] | None) -> str:
     if isinstance(classes, list) and type(label) is int and 0 <= label < len(classes):
         return str(classes[label])[:100]
     return _shown(label)[:100]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,11 +13,15 @@ from dbrdist.cli.configuration.load import Origin
 from dbrdist.cli.configuration.schema import Config
 from dbrdist.cli.configuration.settings import Custom
 from dbrdist.core.array.config import global_config, no_backprop_mode, using_config
+from dbrdist.core.array.types import Array
 from dbrdist.datasets.image import transforms as T
 from dbrdist.datasets.image.folder import CIFAR10_MEAN, CIFAR10_STD, read_image
 from dbrdist.errors import ConfigError, CorruptExampleError
 from dbrdist.training.mirrored import mean_over_mirrored
 from dbrdist.training.runs import fill_weights, folder_of, read_newest, read_recipe
+
+if TYPE_CHECKING:
+    pass
 
 _NUM_SHOWN = 3
 
@@ -95,12 +99,12 @@ def _certain(settings: Any, path: tuple[str | int, ...], origin: Origin) -> Any:
             "may be random; say what images to predict go through: --predict RUN IMAGE... transforms.test='[...]'"
         )
     if isinstance(settings, c.RandomResizedCrop):
-        return c.CenterResizedCrop(
+        return c.CenterResizedCropSettings(
             name="center_resized_crop", size=_last_size(settings.size), ratio=1.0, method=settings.method
         )
-    if isinstance(settings, c.RandomCrop):
-        return c.CenterCrop(name="center_crop", size=_last_size(settings.size))
-    if isinstance(settings, c.Resize):
+    if isinstance(settings, c.RandomCropSettings):
+        return c.CenterCropSettings(name="center_crop", size=_last_size(settings.size))
+    if isinstance(settings, c.ResizeSettings):
         return settings.model_copy(update={"size": _last_size(settings.size)})
     return None if isinstance(settings, c.RANDOM | c.MIXING) else settings
 
@@ -110,7 +114,7 @@ def _last_size(size: Any) -> int:
     return int(size if isinstance(size, int) else size[-1][1])
 
 
-def _likeliest(scores: Any, classes: Sequence[str]) -> str:
+def _likeliest(scores: Array, classes: Sequence[str]) -> str:
     shares = np.exp(scores - scores.max())
     shares /= shares.sum()
     order = np.argsort(-shares, kind="stable")[:_NUM_SHOWN]

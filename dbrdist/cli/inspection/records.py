@@ -36,14 +36,14 @@ _MAX_RANKS = 1 << 16
 _MAX_KEYS = 1000  # of a log
 
 
-def number(value: Any) -> float | None:
+def number(value: float | str | None) -> float | None:
     """A value that can be drawn; None for all others."""
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:  # NaN is not
         return float(value)
     return None
 
 
-def epoch_of(entry: dict[str, Any]) -> float:
+def epoch_of(entry: dict[str, float]) -> float:
     """The epoch of a line of the log, with its fraction where the line has it."""
     return number(entry.get("epoch_detail", entry.get("epoch", 0))) or 0.0
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dbrdist.cli.builders.build_updates import make_schedule
 from dbrdist.cli.configuration import updates as u
-from dbrdist.cli.configuration.document import Path
+from dbrdist.cli.configuration.document import KeyPath
 from dbrdist.cli.configuration.load import Origin
 from dbrdist.cli.configuration.schema import Config, number_at
 from dbrdist.cli.output.words import counted
@@ -20,7 +20,7 @@ from dbrdist.training import plotting
 
 ScheduledColumn = Callable[[float], Any]  # of the epochs done
 _SLACK = 1e-9
-_RATE: Path = ("optimizer", "schedule")
+_RATE: KeyPath = ("optimizer", "schedule")
 
 
 def positions(config: Config, num_examples: int) -> Iterator[float]:

@@ -265,7 +265,7 @@ def listen(port: int | None) -> socket.socket:
     raise ConfigError(f"dbrdist-train: no port of {HOST} can be used")
 
 
-def server_of(application: Any, listening: socket.socket) -> Callable[[], None]:
+def server_of(application: Dashboard, listening: socket.socket) -> Callable[[], None]:
     """A function that answers questions until an exception ends it: by waitress, or by Python's own server."""
     if importlib.util.find_spec("waitress") is not None:
         waitress = importlib.import_module("waitress")

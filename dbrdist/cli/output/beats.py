@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dbrdist_launch import heartbeat
 
@@ -10,13 +10,16 @@ from dbrdist.core.model.reporter import as_number
 from dbrdist.training import Extension
 from dbrdist.training.extensions.snapshots import PRIORITY_SNAPSHOT
 
+if TYPE_CHECKING:
+    from dbrdist.training.trainer import Trainer
+
 
 def expected() -> bool:
     """Whether a launcher waits for beats."""
     return heartbeat.active()
 
 
-class Beat(Extension):
+class ProgressBeat(Extension):
     """One beat per step, with the loss and the speed for the live view; not under the launcher it does nothing.
 
     Between a step and the next one, where evaluation and snapshots may take their time, no beat is expected:
@@ -26,7 +29,7 @@ class Beat(Extension):
     trigger = (1, "iteration")
     priority = PRIORITY_SNAPSHOT + 1000  # before all that may take long; `Resume` comes after it
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         if heartbeat.active():
             updater = trainer.updater
             loss = trainer.observation.get("main/loss")
@@ -41,6 +44,6 @@ class Resume(Extension):
     trigger = (1, "iteration")
     priority = PRIORITY_SNAPSHOT - 1000
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         if heartbeat.active():
             heartbeat.beat(trainer.updater.iteration)

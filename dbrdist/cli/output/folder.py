@@ -10,7 +10,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dbrdist.cli.output.lock import Lock, holder_of, seems_held
@@ -71,7 +71,7 @@ class RunFolder:
         """The path of a file in the folder."""
         return os.path.join(self.path, name)
 
-    def has(self, path: Any) -> bool:
+    def has(self, path: str | None) -> bool:
         """Whether a path is that of one of the run's files."""
         return isinstance(path, str) and path.startswith(self.file(""))
 
@@ -137,7 +137,7 @@ class RunFolder:
         for path in newer[newer.index(resumed_from) + 1 :] if resumed_from in newer else newer:
             os.replace(path, self.file(f"damaged_{os.path.basename(path)}"))
 
-    def write_status(self, status: str, reason: str | None = None, **facts: Any) -> None:
+    def write_status(self, status: str, reason: str | None = None, **facts: float | str | Sequence[str] | None) -> None:
         """Write summary.json: how the run stands, and what is known of it.
 
         While the run continues, blanks follow it, so that its end fits even if the disk is full.
@@ -169,7 +169,7 @@ def describe(path: str) -> str:
     return f"{status} after {counted(summary['iterations'], 'step')}"
 
 
-def state_of(path: str, summary: dict[str, Any]) -> str:
+def state_of(path: str, summary: dict[str, str | None]) -> str:
     """The status of the run in a folder; one that is said to run, without a process, has failed."""
     status = summary.get("status")
     if status == "running" and holder_of(os.path.join(path, LOCK)) is None:

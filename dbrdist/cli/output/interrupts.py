@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 
@@ -12,7 +10,7 @@ class Interrupted(BaseException):
 
 
 class _PassedOn:
-    def invoke(self, context: click.Context) -> Any:
+    def invoke(self, context: click.Context) -> int:
         try:
             return super().invoke(context)  # type: ignore[misc]
         except KeyboardInterrupt:

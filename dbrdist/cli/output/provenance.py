@@ -9,15 +9,18 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dbrdist import __version__
 from dbrdist.comm.communicators.create import name_of
 
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
 
-def facts(comm: Any) -> dict[str, Any]:
+
+def facts(comm: CommunicatorBase) -> dict[str, Any]:
     """What the summary says of this start. Collective."""
     hosts = comm.allgather_obj(socket.gethostname())
     return {

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dbrdist.cli.output.words import said
 from dbrdist.comm.protocol.agree import together
 from dbrdist.errors import CommunicatorError, ConfigError, DbrdistError, LoaderError, NonFiniteLossError
+
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
 
 WRONG = 2  # the exit code for a configuration, a command line, a file or data that is wrong, and for a full disk
 _FAILURES = (CommunicatorError, LoaderError, NonFiniteLossError)  # which nothing that was given explains by itself
@@ -45,7 +48,7 @@ def refusal(error: Exception) -> Refused | None:
 
 
 @contextlib.contextmanager
-def alike(comm: Any) -> Iterator[None]:
+def alike(comm: CommunicatorBase) -> Iterator[None]:
     """What fails inside the block on any rank ends all in the same way; the block does not communicate.
 
     What a user can mend is said in a sentence; anything else with the traceback of the lowest rank that has one.

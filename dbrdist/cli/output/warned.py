@@ -6,9 +6,12 @@ import contextlib
 import os
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.cli.output.console import Console
+
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
 
 _OWN_FILES = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _MAX_WARNINGS = 1000  # that are told apart
@@ -53,7 +56,7 @@ class Warned:
         for words in list(self._found) if self._rank else ():
             self._console.warn(f"rank {self._rank}: {words}")
 
-    def gather(self, comm: Any) -> None:
+    def gather(self, comm: CommunicatorBase) -> None:
         """Let rank 0 say what only other ranks were warned of. Collective."""
         for rank, theirs in enumerate(comm.allgather_obj(list(self._found))):
             for words in theirs if self._rank == 0 else ():

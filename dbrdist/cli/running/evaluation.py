@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.cli.builders import build, preflight, weights
 from dbrdist.cli.builders.assemble import evaluator, parts
@@ -15,8 +15,11 @@ from dbrdist.core.files import strict_json
 from dbrdist.errors import ConfigError
 from dbrdist.training.runs import RECIPE, find_snapshot, folder_of, load_weights, other_classes
 
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
 
-def evaluate(config: Config, origin: Origin, comm: Any, run_dir: str) -> None:
+
+def evaluate(config: Config, origin: Origin, comm: CommunicatorBase, run_dir: str) -> None:
     """Evaluate the newest snapshot of a run, and print the means as one line of JSON."""
     find = build.find_images(config, origin, comm)
     config = config.model_copy(update={"init_from": None})  # the weights are those of the snapshot
@@ -36,7 +39,7 @@ def evaluate(config: Config, origin: Origin, comm: Any, run_dir: str) -> None:
         print(strict_json.dumps({"snapshot": path, **{key: float(value) for key, value in means.items()}}), flush=True)
 
 
-def _load_newest(run_dir: str, task: Any, comm: Any) -> str:
+def _load_newest(run_dir: str, task: Any, comm: CommunicatorBase) -> str:
     """Fill the network with the weights of the snapshot that rank 0 finds; its path. Collective."""
     while True:
         with alike(comm):

@@ -8,16 +8,19 @@ import json
 import math
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dbrdist.cli.output.folder import FINDINGS
-from dbrdist.core.files.serializer import write_atomically
+from dbrdist.core.files.serializer import AbstractSerializer, write_atomically
 from dbrdist.core.model.reporter import as_number
 from dbrdist.training import Extension, plotting
 from dbrdist.training.extensions.snapshots import PRIORITY_SNAPSHOT
 from dbrdist.training.triggers import EndTrigger
+
+if TYPE_CHECKING:
+    from dbrdist.training.trainer import Trainer
 
 TABLE, PICTURE = FINDINGS
 _KEPT = 0.9  # of the mean of the losses, in a step
@@ -43,18 +46,18 @@ class RangeTest(Extension):
         self.rates = np.geomspace(lowest, highest, steps)
         self.losses: list[float] = []
 
-    def initialize(self, trainer: Any) -> None:
+    def initialize(self, trainer: Trainer) -> None:
         self._set_rate(trainer)
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         self.losses.append(as_number(trainer.observation["main/loss"]))
         self._set_rate(trainer)
 
-    def _set_rate(self, trainer: Any) -> None:
+    def _set_rate(self, trainer: Trainer) -> None:
         if len(self.losses) < len(self.rates):
             trainer.updater.get_optimizer("main").lr = float(self.rates[len(self.losses)])
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         """The losses so far: a test that was stopped on request goes on at the rate that comes next."""
         self.losses = json.loads(str(serializer("losses", json.dumps(self.losses))))
 
@@ -100,7 +103,7 @@ class EndOfTest(EndTrigger):
         super().__init__(math.inf, len(test.rates))
         self._test = test
 
-    def __call__(self, trainer: Any) -> bool:
+    def __call__(self, trainer: Trainer) -> bool:
         return super().__call__(trainer) or self._test.is_over()
 
 

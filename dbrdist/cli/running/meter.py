@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import resource
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.cli.output.folder import now
-from dbrdist.core.array.backend import import_cupy
+from dbrdist.core.array.backend import DeviceSpec, import_cupy
+
+if TYPE_CHECKING:
+    from dbrdist.training.trainer import Trainer
+    from dbrdist.training.updater import Updater
 
 
 class Meter:
@@ -19,7 +23,7 @@ class Meter:
     slower ranks included; on a GPU the memory that CuPy holds there.
     """
 
-    def __init__(self, num_examples: int, updater: Any, optimizer: Any = None, device: Any = None):
+    def __init__(self, num_examples: int, updater: Updater, optimizer: Any = None, device: DeviceSpec | None = None):
         self._num_examples = num_examples
         self._updater = updater
         self._optimizer = optimizer  # one that counts its `exposed_seconds`
@@ -43,7 +47,7 @@ class Meter:
         entry["epoch_detail"] = self._updater.epoch_detail
         entry["time"] = now()
 
-    def words(self, trainer: Any) -> str:
+    def words(self, trainer: Trainer) -> str:
         """The speed since the last look, and the wait for data where there is any to speak of."""
         before, self._at_look = self._at_look, self.position()
         speed, waited, _ = _speed(before, self._at_look)

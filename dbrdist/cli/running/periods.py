@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.cli.configuration.periods import SECONDS, interval
 from dbrdist.cli.configuration.schema import Config
@@ -11,6 +11,9 @@ from dbrdist.comm.run.extensions import StepAgreement
 from dbrdist.training import extensions
 from dbrdist.training.goals import GoalTrigger, OffsetTrigger
 from dbrdist.training.triggers import EndTrigger, TimeTrigger
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
 
 _ANY_LENGTH = 1e9  # epochs, where the steps end the run
 
@@ -67,7 +70,7 @@ def trigger_of(period: str, agreement: StepAgreement) -> Any:
     return interval(period)
 
 
-def average_of(config: Config, task: Any, num_examples: int) -> extensions.WeightAverage | None:
+def average_of(config: Config, task: Link, num_examples: int) -> extensions.WeightAverage | None:
     """The moving average of the weights that the configuration asks for."""
     settings = config.ema
     if settings is None:

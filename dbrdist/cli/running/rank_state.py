@@ -6,12 +6,16 @@ import contextlib
 import os
 import socket
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dbrdist.cli.running.meter import peak_memory_bytes
+from dbrdist.cli.running.meter import Meter, peak_memory_bytes
 from dbrdist.core.files import strict_json
 from dbrdist.training import Extension
 from dbrdist.training.extensions.snapshots import PRIORITY_SNAPSHOT
+
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
+    from dbrdist.training.trainer import Trainer
 
 _FILE_BYTES, _MAX_ERROR = 4096, 300
 _MAX_ERROR_BYTES = 3000  # of the error in JSON, where a letter beyond ASCII takes 6 or 12
@@ -34,7 +38,7 @@ class RankState(Extension):
     trigger = (1, "iteration")
     priority = PRIORITY_SNAPSHOT + 999  # before all that may take long: what is written last is true then, too
 
-    def __init__(self, folder: str, meter: Any, comm: Any, num_epochs: float):
+    def __init__(self, folder: str, meter: Meter, comm: CommunicatorBase, num_epochs: float):
         self._path = os.path.join(folder, f"{comm.rank}.json")
         self._meter = meter
         self._num_epochs = num_epochs
@@ -46,7 +50,7 @@ class RankState(Extension):
         self._start = (0.0, 0.0)
         self._trainer: Any = None
 
-    def initialize(self, trainer: Any) -> None:
+    def initialize(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._before = self._position(trainer)
         self._start = time.monotonic(), trainer.updater.epoch_detail
@@ -57,14 +61,14 @@ class RankState(Extension):
         self._write({"step": trainer.updater.iteration, "epoch": trainer.updater.epoch_detail})
         self._due = time.monotonic() + self._period / 4
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         now = time.monotonic()
         if now < self._due or self._descriptor < 0:
             return
         self._due = now + self._period
         self._write(self._measured(trainer, now))
 
-    def on_error(self, trainer: Any, exception: BaseException, traceback: Any) -> None:
+    def on_error(self, trainer: Trainer, exception: BaseException, traceback: Any) -> None:
         words = f"{type(exception).__name__}: {exception}"[:_MAX_ERROR]
         while len(strict_json.dumps(words)) > _MAX_ERROR_BYTES:
             words = words[: len(words) * 3 // 4]
@@ -75,11 +79,11 @@ class RankState(Extension):
             self._write({**self._measured(self._trainer, time.monotonic()), "ended": True})
         self._close()
 
-    def _position(self, trainer: Any) -> tuple[int, float, float, float, float]:
+    def _position(self, trainer: Trainer) -> tuple[int, float, float, float, float]:
         seconds, examples, waited, exposed = self._meter.position()
         return trainer.updater.iteration, seconds, examples, waited, exposed
 
-    def _measured(self, trainer: Any, now: float) -> dict[str, Any]:
+    def _measured(self, trainer: Trainer, now: float) -> dict[str, float]:
         """Where the run is, and its speed since the last time."""
         before, self._before = self._before, self._position(trainer)
         steps, seconds, examples, waited, exposed = (b - a for a, b in zip(before, self._before))
@@ -95,7 +99,7 @@ class RankState(Extension):
             found["seconds_left"] = max(self._num_epochs - epoch, 0.0) * (now - began) / (epoch - first)
         return found
 
-    def _write(self, found: dict[str, Any]) -> None:
+    def _write(self, found: dict[str, float]) -> None:
         self._known |= {**found, "time": time.time()}
         text = strict_json.dumps(self._known).encode()
         try:

@@ -31,7 +31,7 @@ _HIDDEN_FRACTION = 2 / 3  # of a step's computation is backward, behind which re
 _SECONDS_A_BYTE_WITHIN = 1.1e-3 / 2**24 * 2  # to add up a byte within a host: two ranks, 16 MiB, beyond the cache
 
 
-class Job(NamedTuple):
+class TargetJob(NamedTuple):
     """Where the job is going to run."""
 
     ranks: int
@@ -68,7 +68,7 @@ def parse_trial(text: str) -> Trial:
     return Trial(*map(int, found.groups()))
 
 
-def parse(text: str, gigabits: float, microseconds: float, examples_per_second: float | None) -> Job:
+def parse(text: str, gigabits: float, microseconds: float, examples_per_second: float | None) -> TargetJob:
     """`1024x8` as 1,024 ranks of which 8 are on each host."""
     found = re.fullmatch(r"([0-9]{1,7})x([0-9]{1,5})", text)
     if not found or not int(found[1]) or not int(found[2]) or int(found[1]) % int(found[2]):
@@ -76,7 +76,7 @@ def parse(text: str, gigabits: float, microseconds: float, examples_per_second: 
             "dbrdist-train: --rehearse: expected RANKSxPER_HOST, such as 1024x8 for 1,024 ranks with 8 on each host "
             f"(the first a multiple of the second), got {text!r}"
         )
-    return Job(int(found[1]), int(found[2]), gigabits, microseconds, examples_per_second)
+    return TargetJob(int(found[1]), int(found[2]), gigabits, microseconds, examples_per_second)
 
 
 # ---- the trial -------------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class Measured(NamedTuple):
     update_seconds: float = 0.0  # of the optimizer, where it is not part of the time of the examples
 
 
-def measure(config: Config, origin: Origin, job: Job) -> Measured:
+def measure(config: Config, origin: Origin, job: TargetJob) -> Measured:
     """Make the network and time a step of a few images of the recipe's size, the largest where it changes."""
     with tempfile.TemporaryDirectory(prefix="dbrdist-rehearsal-") as folder:
         make_photographs(folder)
@@ -218,7 +218,7 @@ def ring_bytes(ranks: int, num_bytes: float) -> float:
     return 2 * (ranks - 1) / ranks * num_bytes
 
 
-def predict(config: Config, job: Job, measured: Measured, work: float = 1.0) -> Prediction:
+def predict(config: Config, job: TargetJob, measured: Measured, work: float = 1.0) -> Prediction:
     """The time of a step: computation of the busiest rank, then what communication does not hide behind it.
 
     ``work`` is that of an example relative to one of the largest size.
@@ -243,7 +243,7 @@ def predict(config: Config, job: Job, measured: Measured, work: float = 1.0) -> 
     return Prediction(computation, communication, computation + max(communication - hidden, 0.0))
 
 
-def whole_seconds(config: Config, job: Job, measured: Measured, num_examples: int) -> tuple[int, float]:
+def whole_seconds(config: Config, job: TargetJob, measured: Measured, num_examples: int) -> tuple[int, float]:
     """The number of steps of the run, and their time; images that are smaller at first take less."""
     sizes = next((t.size for t in config.transforms.train if isinstance(getattr(t, "size", None), tuple)), None)
     if sizes is None:
@@ -261,7 +261,7 @@ def wire_bytes(config: Config, measured: Measured) -> float:
     return measured.num_parameters * 2 if narrow else measured.gradient_bytes
 
 
-def describe(config: Config, origin: Origin, job: Job, num_examples: int) -> Iterator[str]:
+def describe(config: Config, origin: Origin, job: TargetJob, num_examples: int) -> Iterator[str]:
     """What the job is going to do, line by line."""
     workers = config.virtual_workers
     if job.ranks > (config.batch_size if workers is None else workers):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dbrdist.cli.configuration import document
 from dbrdist.cli.configuration.extend import MAX_BYTES
@@ -14,6 +14,10 @@ from dbrdist.cli.configuration.schema import Config, number_at
 from dbrdist.cli.output.refuse import alike
 from dbrdist.core.files.regular_file import regular
 from dbrdist.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
+    from dbrdist.core.update.optimizer import GradientMethod
 
 # What the snapshot decides: a run cannot continue with another value, and must not say that it did.
 _FIXED = {
@@ -90,7 +94,7 @@ def unfit(found: list[Change]) -> str:
     return f"; since it was saved, {', and '.join(map(str, found))}" if found else ""
 
 
-def compare_ranks(config: Config, origin: Origin, comm: Any) -> None:
+def compare_ranks(config: Config, origin: Origin, comm: CommunicatorBase) -> None:
     """Refuse the run on every rank where one was told something else than rank 0. Collective."""
     own = dump(config)
     first = comm.bcast_obj(own)
@@ -106,7 +110,7 @@ def compare_ranks(config: Config, origin: Origin, comm: Any) -> None:
                 )
 
 
-def apply(found: list[Change], optimizer: Any, config: Config) -> None:
+def apply(found: list[Change], optimizer: GradientMethod, config: Config) -> None:
     """Give the optimizer the new hyperparameters in place of those from the snapshot.
 
     A number whose schedule has gone is that of the configuration again, not the schedule's last value.

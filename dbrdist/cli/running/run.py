@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -77,11 +77,17 @@ from dbrdist.training.extensions import snapshot_writers, snapshots
 from dbrdist.training.runs import RECIPE, set_constants
 from dbrdist.training.triggers import AnyTrigger, EndTrigger, MaxValueTrigger, MinValueTrigger
 
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
 
-class Run:
+
+class TrainingRun:
     """One run of training on this rank."""
 
-    def __init__(self, config: Config, origin: Origin, comm: Any, console: Console, warned: Warned, *, continues: bool):
+    def __init__(
+        self, config: Config, origin: Origin, comm: CommunicatorBase, console: Console, warned: Warned, *,
+        continues: bool,
+    ):  # fmt: skip
         self.config, self.origin = config, origin
         self.comm = comm
         self.console, self.warned = console, warned

@@ -6,16 +6,22 @@ import base64
 import struct
 import time
 import zlib
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from dbrdist.core.array.backend import to_cpu
+from dbrdist.core.array.types import Array
 from dbrdist.core.files import strict_json
 from dbrdist.core.files.serializer import write_atomically
-from dbrdist.core.tape.variable import as_array
+from dbrdist.core.tape.variable import Variable, as_array
 from dbrdist.training.extension import PRIORITY_WRITER, Extension
+
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
+    from dbrdist.core.model.link import Link
+    from dbrdist.training.trainer import Trainer
 
 _WRITE_SECONDS = 5.0  # between two files, at least: a small network evaluates many times a second
 _MAX_PIXELS = 96  # of a side of a picture
@@ -46,7 +52,7 @@ class Collector:
         """Forget all, before an evaluation."""
         self.first, self.worst = [], []
 
-    def __call__(self, inputs: Any, outputs: Any, labels: Any) -> None:
+    def __call__(self, inputs: Array, outputs: Variable, labels: Array) -> None:
         """Take what is worth keeping of a batch of images with one number per class each; of others nothing."""
         images, scores, truth = as_array(inputs), as_array(outputs), as_array(labels)
         if not (_are_images(images) and scores.ndim == 2 and truth.ndim == 1 and truth.dtype.kind in "iu"):
@@ -69,11 +75,11 @@ class Collector:
             self.worst = sorted(self.worst, key=lambda one: -one.loss)[: self.number]
 
 
-def _are_images(images: Any) -> bool:
+def _are_images(images: Array) -> bool:
     return images.ndim == 4 and images.shape[1] in (1, 3) and images.dtype.kind != "c"
 
 
-def _kept(images: Any, scores: Any, truth: Any, losses: Any, sums: Any, row: int) -> _Shown:
+def _kept(images: Array, scores: Array, truth: Array, losses: Array, sums: Array, row: int) -> _Shown:
     likeliest = np.argsort(-scores[row], kind="stable")[:_NUM_LIKELIEST]
     shares = np.exp(scores[row, likeliest] - sums[row])
     image = np.array(to_cpu(images[row]), np.float32)
@@ -96,19 +102,27 @@ class ShowTestExamples(Extension):
 
     priority = PRIORITY_WRITER - 1  # after the evaluation
 
-    def __init__(self, task: Any, comm: Any, number: int, path: str, classes: Any, complain: Callable[[str], None]):
+    def __init__(
+        self,
+        task: Link,
+        comm: CommunicatorBase,
+        number: int,
+        path: str,
+        classes: Sequence[str] | None,
+        complain: Callable[[str], None],
+    ):
         self._task, self._comm = task, comm
         self._collector = Collector(number, comm.rank == 0)
         self._path, self._classes, self._complain = path, classes, complain
         self._last = -np.inf  # seconds at which the file was written
         self._pending: dict[str, Any] | None = None
 
-    def begin(self, evaluator: Any = None) -> None:
+    def begin(self, evaluator: Extension | None = None) -> None:
         """Collect examples from now on."""
         self._collector.clear()
         self._task.on_outputs = self._collector
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         self._task.on_outputs = None
         worst = self._worst_of_all()
         if self._comm.rank == 0:

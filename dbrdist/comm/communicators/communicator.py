@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,9 +22,12 @@ from dbrdist.comm.protocol.objects import ObjectVerbs
 from dbrdist.comm.protocol.pair import PairVerbs
 from dbrdist.comm.protocol.primitives import Ranks
 from dbrdist.comm.transport import message
-from dbrdist.comm.transport.call_log import Record
+from dbrdist.comm.transport.call_log import CallLog
 from dbrdist.core.array import backend
 from dbrdist.core.array.backend import Array
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
 
 SETTINGS: dict[str, Any] = {"allreduce_grad_dtype": None, "batched_copy": True}  # of every communicator
 
@@ -72,10 +75,10 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
     def __init__(
         self,
         ranks: Ranks,
-        record: Record,
+        record: CallLog,
         name: str,
         members: tuple[int, ...],
-        configs: dict[str, Any] | None = None,
+        configs: dict[str, bool | None] | None = None,
     ) -> None:
         super().__init__(ranks, {**SETTINGS, **self.reducer_type.settings}, record, name, members, configs)
         self.reducer = self.reducer_type(self)
@@ -120,7 +123,9 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
                 self.ranks.allgather_bytes(message.as_bytes(flat), raw, counts, starts)
             return message.unpack(raw, headers, starts)
 
-    def _agree_on_arrays(self, call: Passage, x: Any, root: Any = None) -> tuple[message.HostArray, message.Header]:
+    def _agree_on_arrays(
+        self, call: Passage, x: Any, root: int | None = None
+    ) -> tuple[message.HostArray, message.Header]:
         """The elements of this rank's array, and the headers of all."""
         bad_root = self._take_root(call, root) if root is not None else None
         own, error = attempt(arguments.prepared, x, call.verb)
@@ -212,7 +217,7 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
 
     # ---- models ----
 
-    def bcast_data(self, model: Any) -> None:
+    def bcast_data(self, model: Link) -> None:
         """Give every rank rank 0's parameters and persistent values (such as batch-norm statistics).
 
         A parameter that has no shape yet is broadcast when it is initialised, which must then happen on every rank.
@@ -227,7 +232,7 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
         """The older name of :meth:`bcast_data`."""
         self.bcast_data(model)
 
-    def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
+    def multi_node_mean_grad(self, model: Link, zero_fill: bool = False) -> None:
         """Replace the gradients of a link by their means over ranks, with equal weights.
 
         A parameter that has a gradient on some ranks only counts as gradient zero on the others. One without a gradient

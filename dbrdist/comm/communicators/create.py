@@ -35,7 +35,7 @@ def _alone(mpi_comm: Any, settings: dict[str, Any]) -> CommunicatorBase:
 
 
 def _over_mpi(kind: type[mpi_communicator.MpiCommunicator]) -> Maker:
-    def make(mpi_comm: Any, settings: dict[str, Any]) -> CommunicatorBase:
+    def make(mpi_comm: Any, settings: dict[str, int]) -> CommunicatorBase:
         comm = kind(mpi_comm, settings)
         abort.guard_library_use(comm)
         return comm
@@ -64,7 +64,7 @@ FOR_TRAINING = tuple(name for name, kind in OVER_MPI.items() if not kind.reducer
 
 
 def create_communicator(
-    communicator_name: str | None = "auto", mpi_comm: Any = None, **kwargs: Any
+    communicator_name: str | None = "auto", mpi_comm: Any = None, **kwargs: bool | str
 ) -> CommunicatorBase:
     """The communicator of this process (or thread), and from now on abort on failure.
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import platform
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from dbrdist.comm.transport import message
 from dbrdist.comm.transport.call_log import Call
 from dbrdist.comm.transport.host_memory import RawMemory
 from dbrdist.core.array import spans
+from dbrdist.core.array.types import Array
 
 ENCLOSED_BYTES = 1 << 16  # the most in one row; twice as much takes a meeting of its own as fast
 _NUM_ROWS = 64  # of each rank that others may still have to read
@@ -31,7 +31,7 @@ _LOOKS = 300  # some 15 us: ranks with a core each come to most rows nearly toge
 _MAX_ENCLOSURES = 8  # of models that take turns
 _to_bytes = memoryview.tobytes
 
-Wait = Callable[[Call, Callable[[], bool], str], None]
+WaitForTest = Callable[[Call, Callable[[], bool], str], None]
 
 
 def is_possible() -> bool:
@@ -60,7 +60,7 @@ class Mailbox:
         wait: ``wait(call, test, kind)`` returns once ``test()`` is true, or raises.
     """
 
-    def __init__(self, raws: Sequence[RawMemory], rank: int, wait: Wait) -> None:
+    def __init__(self, raws: Sequence[RawMemory], rank: int, wait: WaitForTest) -> None:
         self._all = [_Memory(raw) for raw in raws]
         self._rank = rank
         self._own = self._all[rank]
@@ -121,7 +121,7 @@ class Mailbox:
         own.posted[0] = self._number = number
         return number, enclosure
 
-    def takes(self, arrays: Sequence[Any]) -> bool:
+    def takes(self, arrays: Sequence[Array]) -> bool:
         """Whether these arrays can be enclosed in a row."""
         return id(arrays) in self._enclosures or (
             enclosed_bytes(arrays) <= ENCLOSED_BYTES
@@ -244,7 +244,7 @@ class Letter:
         return self._enclosure.pieces[self.number % 2]
 
 
-def enclosed_bytes(arrays: Sequence[Any]) -> int:
+def enclosed_bytes(arrays: Sequence[Array]) -> int:
     """How much room these arrays take in a row."""
     return sum(_next_line(x.nbytes) for x in arrays)
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from dbrdist.comm.communicators.mpi_communicator import MpiCommunicator, MpiRanks
-from dbrdist.comm.gradients.pipeline import Messages, Sum
+from dbrdist.comm.gradients.pipeline import Messages, PipelinedSum
 from dbrdist.comm.gradients.reducer import Reducer
 from dbrdist.comm.protocol.wire_type import Codec
 from dbrdist.comm.transport import message
 from dbrdist.comm.transport.call_log import Call
+from dbrdist.core.array.types import RealArray
 
 _PIECE_BYTES = 1 << 30  # counts of MPI before version 4 end at 2**31
 
@@ -39,7 +40,7 @@ class MessageReducer(Reducer):
             # MPI has no such types. A user-defined operation would round at every addition and took 3 to 7 times as
             # long. Pairs of ranks exchange messages of the program on comm; on rows they have none.
             way = self._messages(self.ranks.rows if mpi_comm is self.ranks.comm else mpi_comm)
-            Sum(way, call, x, codec, factors, divisor).run()
+            PipelinedSum(way, call, x, codec, factors, divisor).run()
             return
         step = _PIECE_BYTES // x.itemsize
         for begin in range(0, x.size, step):
@@ -53,7 +54,7 @@ class MessageReducer(Reducer):
         self,
         mpi_comm: Any,
         call: Call,
-        x: message.HostArray,
+        x: RealArray,
         factors: Sequence[float] | None,
         divisor: float | None,
     ) -> None:

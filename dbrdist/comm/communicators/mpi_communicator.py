@@ -20,10 +20,10 @@ from dbrdist.comm.communicators.mailbox import Mailbox
 from dbrdist.comm.failure import watch
 from dbrdist.comm.protocol.arguments import attempt
 from dbrdist.comm.protocol.gate import Passage, digest
-from dbrdist.comm.protocol.primitives import Pending, Ranks, Row
+from dbrdist.comm.protocol.primitives import PendingRow, Ranks, Row
 from dbrdist.comm.transport import call_log, environment, hosts, message, mpi
 from dbrdist.comm.transport.call_log import Call
-from dbrdist.comm.transport.row_reduction import RowReduction
+from dbrdist.comm.transport.row_reduction import ReducedRow, RowReduction
 from dbrdist.core.array import spans
 from dbrdist.core.array.backend import Array
 from dbrdist.errors import CommunicatorError
@@ -141,7 +141,7 @@ class MpiRanks(Ranks):
 
     # ---- rows ----
 
-    def post_row(self, call: Call, row: bytes, enclosed: Sequence[message.HostArray] = ()) -> Pending:
+    def post_row(self, call: Call, row: bytes, enclosed: Sequence[message.HostArray] = ()) -> PendingRow:
         if self._mailbox is None:
             return self._row_reduction.post(row)
         return self._mailbox.post(call, row, enclosed)
@@ -241,7 +241,7 @@ class MpiRanks(Ranks):
         if call.meets_by == "bytes":
             self.wait(call, self.comm.Ibarrier())
 
-    def wait(self, call: Call, request: Any, kind: str = "reduce") -> None:
+    def wait(self, call: Call, request: ReducedRow, kind: str = "reduce") -> None:
         """Return when a request of MPI is done."""
         try:
             self.wait_until(call, request.Test, kind)

@@ -17,7 +17,7 @@ import numpy as np
 
 from dbrdist.comm.communicators.shared_memory import FlatCommunicator, FlatReducer
 from dbrdist.comm.gradients.reducer import Reducer
-from dbrdist.comm.gradients.reduction_plan import Plan
+from dbrdist.comm.gradients.reduction_plan import ReductionPlan
 from dbrdist.comm.protocol.arguments import attempt
 from dbrdist.comm.protocol.gate import Passage, digest
 from dbrdist.comm.protocol.wire_type import codec_for, growth
@@ -25,6 +25,7 @@ from dbrdist.comm.transport import message
 from dbrdist.comm.transport.call_log import Call
 from dbrdist.core.array import backend
 from dbrdist.core.array.backend import Array
+from dbrdist.core.array.types import DType
 from dbrdist.errors import CommunicatorError
 
 # NumPy's types that NCCL adds, and as which of its own; other numbers are added here. Complex ones are pairs.
@@ -70,7 +71,7 @@ class _ErrorWatch:
                 ) from error
 
 
-class Ring:
+class NcclRing:
     """The ranks of a communicator as NCCL knows them. What it does is ordered by the device's current stream.
 
     Args:
@@ -146,7 +147,7 @@ class Ring:
         finally:
             self._nccl.groupEnd()
 
-    def _move(self, verb: Any, x: Array, peer: int, stream: Any) -> None:
+    def _move(self, verb: Any, x: Array, peer: int, stream: int) -> None:
         if x.size:
             verb(x.data.ptr, x.nbytes, self._nccl.NCCL_UINT8, peer, stream)
 
@@ -154,7 +155,7 @@ class Ring:
 class NcclGradients:
     """Reduces the gradients of a plan, which lie on the device of the ring on every rank."""
 
-    def __init__(self, ring: Ring, plan: Plan) -> None:
+    def __init__(self, ring: NcclRing, plan: ReductionPlan) -> None:
         self._ring = ring
         self._grads = [run.grad for run in plan.runs]
 
@@ -187,7 +188,7 @@ class NcclGradients:
         self.reduce(reducer, call, factors, divisor)
 
     def _reduce_as(
-        self, dtype: Any, scale: float, grad: Array, factors: Sequence[float] | None, divisor: float | None
+        self, dtype: DType, scale: float, grad: Array, factors: Sequence[float] | None, divisor: float | None
     ) -> None:
         if dtype == grad.dtype:
             self._ring.reduce(grad, factors, divisor)
@@ -205,7 +206,7 @@ class NcclReducer(FlatReducer):
     the host uses.
     """
 
-    _ring: Ring | None = None
+    _ring: NcclRing | None = None
 
     def misfit(self) -> Exception | None:
         reason = backend.why_no_nccl()
@@ -216,12 +217,12 @@ class NcclReducer(FlatReducer):
             "or 'flat', which stage device arrays through host memory"
         )
 
-    def share_gradients(self, call: Passage, plan: Plan) -> Any:
+    def share_gradients(self, call: Passage, plan: ReductionPlan) -> Any | None:
         are_there = self._are_on_my_device([run.grad for run in plan.runs])
         ring = self._ring_if_all(call, bool(plan.runs) and are_there)
         return super().share_gradients(call, plan) if ring is None else NcclGradients(ring, plan)
 
-    def overlap(self, call: Passage, plan: Plan) -> Any:
+    def overlap(self, call: Passage, plan: ReductionPlan) -> Any:
         return None if isinstance(plan.shared, NcclGradients) else super().overlap(call, plan)
 
     def for_arrays_like(self, call: Passage, x: Array) -> Adder:
@@ -236,7 +237,7 @@ class NcclReducer(FlatReducer):
         device = backend.current_device() if self._ring is None else self._ring.device
         return all(backend.device_of(a) == device for a in arrays)
 
-    def _ring_if_all(self, call: Passage, is_mine: bool) -> Ring | None:
+    def _ring_if_all(self, call: Passage, is_mine: bool) -> NcclRing | None:
         """The ring where every rank's arrays lie on its device; it is made at the first time. Collective."""
         if self.ranks.size == 1 or not all(call.agree([is_mine])[:, 0]):
             return None
@@ -244,7 +245,7 @@ class NcclReducer(FlatReducer):
             self._ring = self._make_ring(call)
         return self._ring
 
-    def _make_ring(self, call: Passage) -> Ring:
+    def _make_ring(self, call: Passage) -> NcclRing:
         nccl = backend.import_nccl()
         unique_id, error = attempt(nccl.get_unique_id) if self.ranks.rank == 0 else (bytes(8 * _ID_WORDS), None)
         words = np.frombuffer(unique_id or bytes(8 * _ID_WORDS), np.int64)
@@ -252,7 +253,7 @@ class NcclReducer(FlatReducer):
         places = [tuple(row) for row in rows[:, :2].tolist()]
         call.agree((), _shared_device(places, self.ranks.rank))
         with call.moving():
-            return Ring(nccl, self.ranks.size, rows[0, 2 : 2 + _ID_WORDS].tobytes(), self.ranks.rank)
+            return NcclRing(nccl, self.ranks.size, rows[0, 2 : 2 + _ID_WORDS].tobytes(), self.ranks.rank)
 
     def free(self) -> None:
         if self._ring is not None:

@@ -20,16 +20,16 @@ from dbrdist.comm.communicators.mpi_communicator import MpiCommunicator
 from dbrdist.comm.gradients import bandwidth, shared_gradients
 from dbrdist.comm.gradients.communication_thread import Courier
 from dbrdist.comm.gradients.overlap import Overlap
-from dbrdist.comm.gradients.pipeline import Sum
+from dbrdist.comm.gradients.pipeline import PipelinedSum
 from dbrdist.comm.gradients.reducer import Configurable
-from dbrdist.comm.gradients.reduction_plan import Plan
+from dbrdist.comm.gradients.reduction_plan import ReductionPlan
 from dbrdist.comm.gradients.shared_gradients import SharedGradients, SharedValues
 from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.protocol.wire_type import Codec
 from dbrdist.comm.transport import message, mpi
 from dbrdist.comm.transport.call_log import Call
 from dbrdist.comm.transport.disagreement import name_ranks
-from dbrdist.comm.transport.host_memory import RawMemory, Segment, Ticket, attach
+from dbrdist.comm.transport.host_memory import RawMemory, Segment, SegmentTicket, attach
 from dbrdist.comm.transport.hosts import Hosts
 from dbrdist.comm.transport.sockets import MOST_RANKS, Cable, connect
 from dbrdist.core.array.backend import Array
@@ -118,7 +118,7 @@ class FlatReducer(MessageReducer):
             return np.array(own.ticket, np.int64)
 
         def take(everyones: list[message.HostArray]) -> list[RawMemory]:
-            return [attach(Ticket(*numbers.tolist())) for numbers in everyones]
+            return [attach(SegmentTicket(*numbers.tolist())) for numbers in everyones]
 
         raws = self._share(hosts, offer, take)
         if raws is None:
@@ -161,7 +161,7 @@ class FlatReducer(MessageReducer):
             print(f"dbrdist: {text}{reasons[failed[0]]}", file=stderr)
         return None
 
-    def share_gradients(self, call: Passage, plan: Plan) -> SharedGradients | None:
+    def share_gradients(self, call: Passage, plan: ReductionPlan) -> SharedGradients | None:
         hosts = self.hosts
         if hosts is None or not self._reaches(plan):
             return None
@@ -172,7 +172,7 @@ class FlatReducer(MessageReducer):
         plan.move(shared_gradients.move_gradients_in)
         return SharedGradients(runs)
 
-    def share_values(self, call: Passage, plan: Plan) -> SharedValues | None:
+    def share_values(self, call: Passage, plan: ReductionPlan) -> SharedValues | None:
         hosts = self.hosts
         if not isinstance(plan.shared, SharedGradients) or hosts is None or not hosts.is_only_one:
             return None
@@ -182,7 +182,7 @@ class FlatReducer(MessageReducer):
         plan.move(shared_gradients.move_values_in)
         return SharedValues(runs)
 
-    def _share_runs(self, hosts: Hosts, call: Passage, plan: Plan, segments: shared_gradients.Segments) -> Any:
+    def _share_runs(self, hosts: Hosts, call: Passage, plan: ReductionPlan, segments: shared_gradients.Segments) -> Any:
         """The runs of a plan as all ranks of the host have them, once they lie in ``segments``."""
         with call.moving():
             self.ranks.meet(call)
@@ -198,7 +198,7 @@ class FlatReducer(MessageReducer):
         if self._cable is None or not x.size:
             self.reduce_over(self.hosts.between, call, x, codec, None, divisor)
         else:
-            Sum(self._cable, call, x, codec, None, divisor).run()
+            PipelinedSum(self._cable, call, x, codec, None, divisor).run()
 
     def lay_cable(self, is_fast: bool | None = None) -> None:
         """Connect the hosts over TCP, once, where that is wanted, or as fast as MPI. Collective."""
@@ -233,7 +233,7 @@ class FlatReducer(MessageReducer):
             seconds.append(min(self.time_reduction(_COMPARED_BYTES) for _ in range(_NUM_COMPARED)))
         return bool(self.ranks.comm.bcast(seconds[1] <= _MOST_OF_MPI * seconds[0]))
 
-    def overlap(self, call: Passage, plan: Plan) -> Overlap | None:
+    def overlap(self, call: Passage, plan: ReductionPlan) -> Overlap | None:
         courier = self.thread() if self._overlaps(plan) else None
         if courier is None:
             return None
@@ -246,7 +246,8 @@ class FlatReducer(MessageReducer):
         if self._courier is None and mpi.watching_is_allowed() and self.ranks.size > 1:
             self.lay_cable()
             self._courier = Courier(self.comm.split(0, self.ranks.rank))
-            self._courier.comm.reducer.lay_cable(self._has_cable)
+            reducer: Any = self._courier.comm.reducer
+            reducer.lay_cable(self._has_cable)
         return self._courier
 
     def time_reduction(self, num_bytes: int) -> float:
@@ -263,7 +264,7 @@ class FlatReducer(MessageReducer):
                     return 0.0
                 return bandwidth.timed(lambda: self.reduce_between(call, x, Codec(), None))
 
-    def _overlaps(self, plan: Plan) -> bool:
+    def _overlaps(self, plan: ReductionPlan) -> bool:
         """Whether to reduce while backward runs; the same on every rank.
 
         Within one host there is nothing to hide: the cores that would add gradients compute them.
@@ -277,7 +278,7 @@ class FlatReducer(MessageReducer):
             return True  # the sooner gradients are reduced, the fewer lie in memory together
         return self.ranks.inter_size > 1 and plan.num_bytes >= _OVERLAP_FROM_BYTES
 
-    def _reaches(self, plan: Plan) -> bool:
+    def _reaches(self, plan: ReductionPlan) -> bool:
         """Whether to share the memory of these gradients; the same on every rank."""
         if not all(isinstance(run.grad, np.ndarray) and run.grad.dtype.isnative for run in plan.runs):
             return False

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
-from dbrdist.comm.communicators.world import Job, World
+from dbrdist.comm.communicators.world import ThreadJob, World
 from dbrdist.comm.gradients.reducer import Reducer
 from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.protocol.primitives import Ranks, Row
 from dbrdist.comm.transport import message
 from dbrdist.comm.transport.call_log import Call
+from dbrdist.core.array.types import Array
 
 _EAGER_BYTES = 1 << 16  # a longer message waits until it is received, as MPI's send does
 _current = threading.local()
@@ -47,7 +48,7 @@ class ThreadRanks(Ranks):
         self.world.see(call, self.show(None))
 
     def bcast_bytes(self, raw: message.HostArray, root: int) -> None:
-        def read(everyone: list[Any]) -> None:
+        def read(everyone: list[Array]) -> None:
             if root != self.rank:
                 raw[...] = everyone[root]
 
@@ -56,7 +57,7 @@ class ThreadRanks(Ranks):
     def allgather_bytes(
         self, mine: message.HostArray, raw: message.HostArray, counts: Sequence[int], starts: Sequence[int]
     ) -> None:
-        def read(everyone: list[Any]) -> None:
+        def read(everyone: list[Array]) -> None:
             for theirs, count, start in zip(everyone, counts, starts):
                 raw[start : start + count] = theirs
 
@@ -102,7 +103,7 @@ class ThreadReducer(Reducer):
         borders = message.blocks(x.size, self.ranks.size)
         begin, end = borders[rank], borders[rank + 1]
 
-        def reduce_my_block(everyone: list[Any]) -> None:
+        def reduce_my_block(everyone: list[Array]) -> None:
             total = message.weighted_sum([theirs[begin:end] for theirs in everyone], factors, divisor)
             for theirs in everyone:  # no other rank touches this block
                 theirs[begin:end] = total
@@ -116,8 +117,10 @@ class ThreadCommunicator(CommunicatorBase):
     reducer_type = ThreadReducer
     ranks: ThreadRanks
 
-    def __init__(self, world: World | None = None, rank: int = 0, configs: dict[str, Any] | None = None) -> None:
-        world = World(Job(1), "threads", (0,)) if world is None else world
+    def __init__(
+        self, world: World | None = None, rank: int = 0, configs: dict[str, bool | None] | None = None
+    ) -> None:
+        world = World(ThreadJob(1), "threads", (0,)) if world is None else world
         ranks = ThreadRanks(world, rank)
         super().__init__(ranks, ranks.record, world.name, world.members, configs)
 
@@ -184,7 +187,7 @@ def run_threads(
     """
     if num_ranks < 1:
         raise ValueError(f"run_threads expected at least 1 rank, got {num_ranks}")
-    job = Job(num_ranks)
+    job = ThreadJob(num_ranks)
     world = World(job, "threads", tuple(range(num_ranks)))
     results: list[Any] = [None] * num_ranks
     failures: list[tuple[int, BaseException]] = []
@@ -211,7 +214,7 @@ def run_threads(
     return results
 
 
-def _join(threads: list[threading.Thread], job: Job, timeout_seconds: float | None) -> None:
+def _join(threads: list[threading.Thread], job: ThreadJob, timeout_seconds: float | None) -> None:
     end = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     for thread in threads:
         thread.join(None if end is None else max(0.0, end - time.monotonic()))

@@ -61,7 +61,7 @@ class TwoLevelReducer(MessageReducer):
         step = _PIECE_BYTES // x.itemsize
         for begin in range(0, x.size, step):
             piece = x[begin : begin + step]
-            total = piece.astype(np.float32) if is_wider else piece
+            total: Any = piece.astype(np.float32) if is_wider else piece
             if factors is not None:
                 total *= total.dtype.type(factors[self.ranks.rank])
             if self._hosts.has_one_each:
@@ -144,7 +144,7 @@ class NonCudaAwareReducer(HierarchicalReducer):
             self._stage = backend.pinned_bytes(_PIECE_BYTES)
         step = _PIECE_BYTES // x.itemsize
         for begin in range(0, x.size, step):
-            piece = x[begin : begin + step]
+            piece: Any = x[begin : begin + step]  # an array of CuPy
             host = self._stage[: piece.nbytes].view(x.dtype)
             piece.get(out=host)
             work(host)

@@ -9,19 +9,19 @@ from collections.abc import Callable
 from typing import Any
 
 from dbrdist.comm.failure import deadlock
-from dbrdist.comm.transport.call_log import Call, Record
+from dbrdist.comm.transport.call_log import Call, CallLog
 from dbrdist.errors import CommunicatorError
 
 _LOOK_SECONDS = 0.25
 patience_seconds = 1.0  # a rank that has waited this long looks whether the others can still come
 
 
-class Job:
+class ThreadJob:
     """All ranks of one ``run_threads``; one lock for all that they share."""
 
     def __init__(self, size: int) -> None:
         self.changed = threading.Condition()
-        self.records = [Record(rank) for rank in range(size)]
+        self.records = [CallLog(rank) for rank in range(size)]
         self.left: set[int] = set()
         self.failure = ""
 
@@ -55,7 +55,7 @@ class Job:
 
     def _look(self) -> None:
         now = time.monotonic()
-        states = {r.rank: deadlock.State.of(r, now, r.rank in self.left) for r in self.records}
+        states = {r.rank: deadlock.WaitState.of(r, now, r.rank in self.left) for r in self.records}
         waiting = deadlock.stuck(states)
         if waiting:
             self.failure = deadlock.describe(states, waiting)
@@ -65,7 +65,7 @@ class Job:
 class World:
     """What the ranks of one communicator share."""
 
-    def __init__(self, job: Job, name: str, members: tuple[int, ...]) -> None:
+    def __init__(self, job: ThreadJob, name: str, members: tuple[int, ...]) -> None:
         self.job = job
         self.name = name
         self.members = members

@@ -18,7 +18,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from dbrdist.comm.protocol.agree import on_root
 from dbrdist.core.files.regular_file import regular
 from dbrdist.training.extension import Extension
 from dbrdist.training.extensions.snapshots import PRIORITY_SNAPSHOT
+
+if TYPE_CHECKING:
+    from dbrdist.training.trainer import Trainer
 
 FOLDER = "audit"
 _VERSION = "dbrdist audit 1"
@@ -57,7 +60,7 @@ class AuditLog(Extension):
         self._iterator = iterator
         self._file: Any = None
 
-    def initialize(self, trainer: Any) -> None:
+    def initialize(self, trainer: Trainer) -> None:
         """Begin this start's file. Collective."""
         folder = os.path.join(trainer.out, FOLDER)
         start = on_root(self._comm, lambda: _next_start(folder))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.data import virtual_evaluator
@@ -14,7 +14,7 @@ from dbrdist.comm.gradients.mean_network import one_network
 from dbrdist.comm.protocol import agree
 from dbrdist.comm.protocol.agree import raise_together
 from dbrdist.comm.protocol.arguments import attempt, rank_of
-from dbrdist.core.array.backend import is_array, to_cpu
+from dbrdist.core.array.backend import DeviceSpec, is_array, to_cpu
 from dbrdist.core.array.config import no_backprop_mode, using_config
 from dbrdist.core.model.reporter import Reporter, Summary, report
 from dbrdist.core.tape.variable import Variable
@@ -23,6 +23,9 @@ from dbrdist.datasets.loading.convert import call_converter, concat_examples
 from dbrdist.datasets.loading.serial import SerialIterator
 from dbrdist.training.extensions.evaluator import Evaluator
 from dbrdist.training.updater import as_arguments
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
 
 
 def create_multi_node_evaluator(actual_evaluator: Any, communicator: CommunicatorBase) -> Any:
@@ -91,8 +94,8 @@ class GenericMultiNodeEvaluator(Evaluator):
         self,
         comm: CommunicatorBase,
         iterator: Any,
-        target: Any,
-        device: Any = None,
+        target: Link,
+        device: DeviceSpec | None = None,
         converter: Callable[..., Any] = concat_examples,
         root: int = 0,
         **kwargs: Any,
@@ -126,7 +129,7 @@ class GenericMultiNodeEvaluator(Evaluator):
                 total = self.aggregate([result for turn in turns for result in turn if result is not None])
         return total
 
-    def _result_of(self, batch: Any) -> Any:
+    def _result_of(self, batch: Sequence[Any]) -> Any:
         with no_backprop_mode():
             args, named = as_arguments(call_converter(self.converter, batch, self.device))
             result = self.calc_local(*args, **named)

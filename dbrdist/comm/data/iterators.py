@@ -6,7 +6,7 @@ from typing import Any
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.protocol import agree
-from dbrdist.core.files.serializer import DictionarySerializer, NpzDeserializer
+from dbrdist.core.files.serializer import AbstractSerializer, DictionarySerializer, NpzDeserializer
 from dbrdist.core.names.missing_names import explained as _explained
 from dbrdist.datasets.loading.order import ShuffleOrderSampler
 from dbrdist.datasets.loading.serial import Iterator
@@ -97,7 +97,7 @@ class MultiNodeIterator(Iterator):
         if self._is_master:
             self.actual_iterator.finalize()
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         """Save or load the position. The state of the master's iterator is one entry, empty in a file of another rank.
 
         A file that the master wrote can be loaded by every rank; that of another rank by the same one.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.protocol import agree
 from dbrdist.core.model.reporter import DictSummary, as_number
+
+if TYPE_CHECKING:
+    pass
 
 Entry = tuple[int, int, int, dict[str, float]]  # batch, worker, examples, values
 

@@ -148,7 +148,7 @@ def _on_thread_exception(args: Any) -> None:
     _end(1)  # at once: the main thread is alive and will not come to a meeting
 
 
-def _on_system_exit(status: Any) -> Any:
+def _on_system_exit(status: int | str | None) -> int | str | None:
     code, text = _status(status)
     if code == 0 or _installed_in != os.getpid() or watch.is_over():
         return status
@@ -158,7 +158,7 @@ def _on_system_exit(status: Any) -> Any:
     return code  # not the text, which the interpreter would print again
 
 
-def _status(status: Any) -> tuple[int, str]:
+def _status(status: int | str | None) -> tuple[int, str]:
     """What the interpreter makes of SystemExit's argument: (exit code, text to print)."""
     if status is None:
         return 0, ""

@@ -17,7 +17,7 @@ _FOR = "pass on to"
 _FAN = 32  # ranks to which one rank sends what is for all
 
 
-class Channel:
+class FailureChannel:
     """The channel of one group of ranks. Making it is collective over them.
 
     Args:
@@ -50,7 +50,7 @@ class Channel:
             self._sent = [request for request in self._sent if not request.Test()]
             self._sent += [self._comm.Isend([raw, self._MPI.BYTE], self._place[rank], _TAG) for rank in ranks]
 
-    def tell_all(self, words: dict[str, Any]) -> None:
+    def tell_all(self, words: dict[str, str]) -> None:
         """Have every rank but this one hear something.
 
         In a large job it goes to a few, each of which passes it on to its part: a rank has a connection to each that
@@ -59,7 +59,7 @@ class Channel:
         me = self.members[self._comm.rank]
         self._spread([rank for rank in self.members if rank != me], words)
 
-    def _spread(self, ranks: Sequence[int], words: dict[str, Any]) -> None:
+    def _spread(self, ranks: Sequence[int], words: dict[str, str]) -> None:
         if len(ranks) <= 2 * _FAN:
             self.tell_each(ranks, words)
             return

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dbrdist.comm.transport.call_log import Call, Record
+from dbrdist.comm.transport.call_log import Call, CallLog
 from dbrdist.comm.transport.disagreement import name_ranks
 
 _MAX_LISTED = 8
@@ -70,7 +70,7 @@ class Wait:
 
 
 @dataclass
-class State:
+class WaitState:
     """One rank at one moment."""
 
     rank: int
@@ -80,14 +80,14 @@ class State:
     counts: dict[tuple[Any, ...], int] = field(default_factory=dict)  # see Record.counts
 
     @staticmethod
-    def of(record: Record, now: float, has_left: bool, keys: Iterable[Sequence[Any]] | None = None) -> State:
+    def of(record: CallLog, now: float, has_left: bool, keys: Iterable[Sequence[Any]] | None = None) -> WaitState:
         """What the record says. With ``keys`` of all that was counted for messages these alone."""
         waits = [Wait.of(call, now) for call in list(record.running.values()) if call.is_waiting]
         counts = record.counts()
         if keys is not None:
             asked = set(map(tuple, keys))
             counts = {key: number for key, number in counts.items() if len(key) == 1 or key in asked}
-        return State(record.rank, record.is_busy() and not has_left, has_left, waits, counts)
+        return WaitState(record.rank, record.is_busy() and not has_left, has_left, waits, counts)
 
     def wait_ids(self) -> set[int]:
         """Which waits: unchanged as long as none of them is over."""
@@ -99,10 +99,10 @@ class State:
         return {**vars(self), "waits": [wait.encode() for wait in self.waits], "counts": counts}
 
     @staticmethod
-    def decode(data: dict[str, Any]) -> State:
+    def decode(data: dict[str, Any]) -> WaitState:
         """From JSON."""
         counts = {tuple(key): number for key, number in data["counts"]}
-        return State(**{**data, "waits": [*map(Wait.decode, data["waits"])], "counts": counts})
+        return WaitState(**{**data, "waits": [*map(Wait.decode, data["waits"])], "counts": counts})
 
 
 @functools.lru_cache(maxsize=1024)
@@ -126,7 +126,7 @@ class _Needs:
     """Whom each rank waits for, of those that have said something. Equal waits are looked at once: a thousand ranks
     that wait in one meeting cost as little as one."""
 
-    def __init__(self, states: Mapping[int, State]) -> None:
+    def __init__(self, states: Mapping[int, WaitState]) -> None:
         self._states = states
         self._missing: dict[tuple[Any, ...], frozenset[int]] = {}
         self.left = {rank for rank, state in states.items() if state.has_left}
@@ -185,7 +185,7 @@ class _Needs:
         return waiting
 
 
-def stuck(states: Mapping[int, State]) -> dict[int, set[int]]:
+def stuck(states: Mapping[int, WaitState]) -> dict[int, set[int]]:
     """The ranks that can never continue, and for whom each waits; ranks that said nothing count as computing."""
     needs = _Needs(states)
     found = needs.stuck()
@@ -193,7 +193,7 @@ def stuck(states: Mapping[int, State]) -> dict[int, set[int]]:
     return {rank: needs.among(rank, gone) for rank in found}
 
 
-def grow(states: Mapping[int, State], core: Mapping[int, set[int]]) -> dict[int, set[int]]:
+def grow(states: Mapping[int, WaitState], core: Mapping[int, set[int]]) -> dict[int, set[int]]:
     """The core, which can never continue, with all ranks that wait for it, or for ranks that do."""
     needs = _Needs(states)
     found = set(core)
@@ -207,7 +207,7 @@ def grow(states: Mapping[int, State], core: Mapping[int, set[int]]) -> dict[int,
         rest -= more
 
 
-def _is_missing(states: Mapping[int, State], rank: int, wait: Wait, other: int) -> bool:
+def _is_missing(states: Mapping[int, WaitState], rank: int, wait: Wait, other: int) -> bool:
     theirs = states[other]
     if wait.is_meeting():
         number = theirs.counts.get((wait.comm_name,), 0)
@@ -221,7 +221,7 @@ def _is_missing(states: Mapping[int, State], rank: int, wait: Wait, other: int) 
     return theirs.counts.get((wait.comm_name, answer, rank, wait.tag), 0) < wait.number
 
 
-def describe(states: Mapping[int, State], waiting: Mapping[int, set[int]]) -> str:
+def describe(states: Mapping[int, WaitState], waiting: Mapping[int, set[int]]) -> str:
     """The verdict in words, the same on every rank."""
     parts = []
     for rank in sorted(waiting)[:_MAX_LISTED]:

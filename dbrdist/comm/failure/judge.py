@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dbrdist.comm.failure import deadlock
-from dbrdist.comm.failure.channel import Channel
-from dbrdist.comm.failure.deadlock import State
+from dbrdist.comm.failure.channel import FailureChannel
+from dbrdist.comm.failure.deadlock import WaitState
 
 # For the answers of ranks without which the verdict stands, too. They hear it with the others if they answer, and on a
 # busy machine a second may pass until then; only a rank that is deep in a call that holds the GIL does not.
@@ -17,21 +17,21 @@ _PATIENCE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0  # until ranks that seemed to be stuck, and were not, are asked again
 
 
-class Judge:
+class DeadlockJudge:
     """What the lowest rank of a channel knows of the others."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: FailureChannel) -> None:
         self.channel = channel
-        self._states: dict[int, State] = {}
+        self._states: dict[int, WaitState] = {}
         self._asked: dict[int, set[int]] = {}  # rank -> the waits that it is to confirm
-        self._answers: dict[int, State] = {}
+        self._answers: dict[int, WaitState] = {}
         self._asked_at = 0.0
         self._num_asked = 0
         self._has_news = False  # since the last look: without any, a look costs nothing
         self._looks_again_at, self._pause_seconds = math.inf, _PATIENCE_SECONDS
         self._said: dict[tuple[str, int], str] = {}  # (communicator, number of the meeting) -> the verdict on it
 
-    def hear(self, state: State, is_answer: bool) -> None:
+    def hear(self, state: WaitState, is_answer: bool) -> None:
         """Take what a rank says of itself."""
         known = self._states.get(state.rank)
         if not is_answer and (known is None or not known.has_left):
@@ -78,7 +78,7 @@ class Judge:
         text = self._verdict_on(states, waiting)
         return text, {rank: states[rank].wait_ids() for rank in waiting}
 
-    def _verdict_on(self, states: Mapping[int, State], waiting: Mapping[int, set[int]]) -> str:
+    def _verdict_on(self, states: Mapping[int, WaitState], waiting: Mapping[int, set[int]]) -> str:
         """The words; a rank that comes late to a meeting hears those that the others have heard there."""
         waits = [wait for rank in waiting for wait in states[rank].waits if wait.kind in ("row", "bytes")]
         meetings = [(wait.comm_name, wait.number) for wait in waits]

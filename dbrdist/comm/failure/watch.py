@@ -22,9 +22,9 @@ import threading
 import time
 from typing import Any
 
-from dbrdist.comm.failure.channel import Channel
-from dbrdist.comm.failure.deadlock import State
-from dbrdist.comm.failure.judge import Judge
+from dbrdist.comm.failure.channel import FailureChannel
+from dbrdist.comm.failure.deadlock import WaitState
+from dbrdist.comm.failure.judge import DeadlockJudge
 from dbrdist.comm.transport import call_log, environment, mpi
 from dbrdist.comm.transport.call_log import Call
 from dbrdist.comm.transport.disagreement import name_ranks
@@ -40,8 +40,8 @@ class _Watch:
 
     def __init__(self) -> None:
         self.process = os.getpid()
-        self.channels: list[Channel] = []
-        self.judges: dict[int, Judge] = {}  # by position in channels, where this rank judges
+        self.channels: list[FailureChannel] = []
+        self.judges: dict[int, DeadlockJudge] = {}  # by position in channels, where this rank judges
         self.has_left = False
         self.others_left: set[int] = set()
         self.over = False
@@ -63,10 +63,10 @@ def join(mpi_comm: Any, members: tuple[int, ...]) -> None:
     """Watch over these ranks from now on. Collective."""
     if any(set(members) <= set(channel.members) for channel in _watch.channels):
         return
-    channel = Channel(mpi_comm, members)
+    channel = FailureChannel(mpi_comm, members)
     with _watch.lock:
         if call_log.process.rank == channel.judge:
-            _watch.judges[len(_watch.channels)] = Judge(channel)
+            _watch.judges[len(_watch.channels)] = DeadlockJudge(channel)
         _watch.channels.append(channel)
     if _watch.joined:
         return
@@ -173,8 +173,8 @@ def _look() -> None:
         _say_who_is_missing()
 
 
-def _state(keys: Any) -> State:
-    return State.of(call_log.process, time.monotonic(), _watch.has_left, keys)
+def _state(keys: Any) -> WaitState:
+    return WaitState.of(call_log.process, time.monotonic(), _watch.has_left, keys)
 
 
 def _say_where() -> None:
@@ -196,10 +196,10 @@ def _say_where() -> None:
         each.tell(each.judge, {"what": "state", **state.encode()})
 
 
-def _obey(words: dict[str, Any], channel: Channel, judge: Judge | None) -> None:
+def _obey(words: dict[str, Any], channel: FailureChannel, judge: DeadlockJudge | None) -> None:
     what = words.pop("what")
     if what in ("state", "answer"):
-        state = State.decode(words)
+        state = WaitState.decode(words)
         if state.has_left:
             _watch.left_at = _watch.left_at or time.monotonic()
             _watch.others_left.add(state.rank)
@@ -219,7 +219,7 @@ def _obey(words: dict[str, Any], channel: Channel, judge: Judge | None) -> None:
         say_record()
 
 
-def _pronounce(judge: Judge) -> None:
+def _pronounce(judge: DeadlockJudge) -> None:
     verdict = judge.look()
     if verdict is None:
         return

@@ -17,13 +17,17 @@ raise the same error on every rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.comm.functions.graph import Communication, applied, as_variables, counted, no_elements
 from dbrdist.comm.protocol import arguments
 from dbrdist.comm.protocol.arguments import attempt
 from dbrdist.comm.protocol.gate import digest
 from dbrdist.core.array.backend import Array, accumulation_dtype, is_array
+
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
+    from dbrdist.core.tape.variable import Variable
 
 
 class AllGather(Communication):
@@ -33,7 +37,7 @@ class AllGather(Communication):
         found: Sequence[Array] = self.comm.allgather(xs[0])
         return found
 
-    def send_back(self, gys: tuple[Any, ...]) -> tuple[Sequence[Any], Any]:
+    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Any], Any]:
         return applied(ReduceScatter(self.comm), self.filled(gys)), None
 
 
@@ -47,7 +51,7 @@ class ReduceScatter(Communication):
             total += part
         return (total.astype(parts[0].dtype, copy=False),)
 
-    def send_back(self, gys: tuple[Any, ...]) -> tuple[Sequence[Any], Any]:
+    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Any], Any]:
         return applied(AllGather(self.comm), gys), None
 
 
@@ -57,7 +61,7 @@ class AllReduce(Communication):
     def move(self, xs: tuple[Array, ...]) -> Sequence[Array]:
         return (self.comm.allreduce(xs[0]),)
 
-    def send_back(self, gys: tuple[Any, ...]) -> tuple[Sequence[Any], Any]:
+    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Any], Any]:
         return applied(AllReduce(self.comm), gys), None
 
 
@@ -68,14 +72,14 @@ class AllToAll(Communication):
         found: Sequence[Array] = self.comm.alltoall(xs)
         return found
 
-    def send_back(self, gys: tuple[Any, ...]) -> tuple[Sequence[Any], Any]:
+    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Any], Any]:
         return applied(AllToAll(self.comm), self.filled(gys)), None
 
 
 class _Rooted(Communication):
     """Communication in which one rank is apart."""
 
-    def __init__(self, comm: Any, root: Any) -> None:
+    def __init__(self, comm: CommunicatorBase, root: int) -> None:
         super().__init__(comm)
         self.root = root
 
@@ -83,12 +87,12 @@ class _Rooted(Communication):
     def is_root(self) -> bool:
         return bool(self.comm.rank == self.root)
 
-    def to_root(self, node: _Rooted, gys: tuple[Any, ...]) -> tuple[Sequence[Any], Any]:
+    def to_root(self, node: _Rooted, gys: tuple[Array, ...]) -> tuple[Sequence[Any], Any]:
         """Send a gradient to the root, where alone an input has one."""
         found = applied(node, gys)
         return (found, None) if self.is_root else ((), found[0])
 
-    def from_root(self, node: _Rooted, gys: tuple[Any, ...]) -> tuple[Sequence[Any], Any]:
+    def from_root(self, node: _Rooted, gys: tuple[Array, ...]) -> tuple[Sequence[Any], Any]:
         """Get a gradient from the root; the other ranks' output was a delegate variable."""
         if self.is_root:
             return applied(node, self.filled(gys)), None
@@ -102,7 +106,7 @@ class Bcast(_Rooted):
         y = self.comm.bcast(xs[0] if self.is_root else None, root=self.root)
         return (y[...] if self.is_root else y,)
 
-    def send_back(self, gys: tuple[Any, ...]) -> tuple[Sequence[Any], Any]:
+    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Any], Any]:
         return self.to_root(Reduce(self.comm, self.root), gys)
 
 
@@ -113,7 +117,7 @@ class Reduce(_Rooted):
         total = self.comm.allreduce(xs[0])
         return (total if self.is_root else no_elements(),)
 
-    def send_back(self, gys: tuple[Any, ...]) -> tuple[Sequence[Any], Any]:
+    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Any], Any]:
         return self.from_root(Bcast(self.comm, self.root), gys)
 
 
@@ -121,10 +125,10 @@ class Gather(_Rooted):
     """Every rank's x, on the root."""
 
     def move(self, xs: tuple[Array, ...]) -> Sequence[Array]:
-        found = self.comm.gather(xs[0], self.root)
+        found: Any = self.comm.gather(xs[0], self.root)
         return found if self.is_root else (no_elements(),)
 
-    def send_back(self, gys: tuple[Any, ...]) -> tuple[Sequence[Any], Any]:
+    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Any], Any]:
         return self.from_root(Scatter(self.comm, self.root), gys)
 
 
@@ -134,7 +138,7 @@ class Scatter(_Rooted):
     def move(self, xs: tuple[Array, ...]) -> Sequence[Array]:
         return (self.comm.scatter(xs if self.is_root else None, self.root),)
 
-    def send_back(self, gys: tuple[Any, ...]) -> tuple[Sequence[Any], Any]:
+    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Any], Any]:
         return self.to_root(Gather(self.comm, self.root), gys)
 
 
@@ -209,7 +213,7 @@ def reduce_scatter(comm: Any, xs: Any) -> Any:
     return counted(ReduceScatter(comm), each)[0] if each is not None else _exchange_alike(comm, _all(xs))
 
 
-def allreduce(comm: Any, x: Any) -> Any:
+def allreduce(comm: CommunicatorBase, x: Variable) -> Any:
     """The sum of every rank's ``x``, which all have the same shape and type. The gradient of ``x`` is that of the sum,
     added up over ranks.
 
@@ -248,7 +252,7 @@ def alltoall(comm: Any, xs: Any) -> tuple[Any, ...]:
     return counted(AllToAll(comm), each) if each is not None else comm.alltoall(_all(xs))
 
 
-def bcast(comm: Any, x: Any, root: int = 0) -> Any:
+def bcast(comm: CommunicatorBase, x: Variable, root: int = 0) -> Any:
     """The ``x`` of ``root``, on every rank; its gradient is the sum of all ranks'.
 
     On the other ranks ``x`` is None, or a delegate variable, through which backward continues.
@@ -272,7 +276,7 @@ def bcast(comm: Any, x: Any, root: int = 0) -> Any:
     return counted(Bcast(comm, root), xs)[0] if xs else comm.bcast(_one(x), root=root)
 
 
-def gather(comm: Any, x: Any, root: int = 0) -> Any:
+def gather(comm: CommunicatorBase, x: Variable, root: int = 0) -> Any | None:
     """On ``root`` every rank's ``x``, as a tuple of Variables; on the others a delegate variable, from which or through
     which (:func:`pseudo_connect`) backward must go.
 

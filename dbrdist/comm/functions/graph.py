@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from dbrdist.core.tape.call import variable
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.function_node import FunctionNode
 from dbrdist.core.tape.variable import Variable, as_array, as_variable
+
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
 
 _thread = threading.local()
 
@@ -34,7 +37,7 @@ class Communication(FunctionNode):
     number = 0  # of the call among all on the communicator
     given: tuple[tuple[tuple[int, ...], Any], ...] = ()  # shape and type of each output
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: CommunicatorBase) -> None:
         self.comm = comm
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -46,17 +49,17 @@ class Communication(FunctionNode):
         """The outputs for this rank's inputs, delegate apart."""
         raise NotImplementedError
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array | None, ...]:
         num_inputs = len(self.inputs) - 1
         with going_back_through(self.comm, self.number):
             gxs, delegate = self.send_back(gys)
         return tuple([gxs[i] if i < num_inputs else self._of_delegate(delegate, gys) for i in wanted])
 
-    def send_back(self, gys: tuple[Any, ...]) -> tuple[Sequence[Any], Any]:
+    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Any], Any]:
         """(the gradients of the inputs, the delegate variable of this communication or None)."""
         raise NotImplementedError
 
-    def _of_delegate(self, delegate: Any, gys: tuple[Any, ...]) -> Any:
+    def _of_delegate(self, delegate: Any, gys: tuple[Array, ...]) -> Any:
         """Zeros, which in a higher-order pass stand for the communication that went back."""
         if self.has_own_delegate:
             return None
@@ -64,7 +67,7 @@ class Communication(FunctionNode):
         zeros = zeros_as(as_array(next(g for g in gys if g is not None)), node.shape, node.dtype)
         return pseudo_connect(delegate, variable(zeros, True)) if isinstance(delegate, Variable) else zeros
 
-    def filled(self, gys: tuple[Any, ...]) -> list[Any]:
+    def filled(self, gys: tuple[Array, ...]) -> list[Any]:
         """The gradients of the outputs, with zeros for those on which no loss depends."""
         like = as_array(next(g for g in gys if g is not None))
         missing: list[Any] = [None if g is not None else zeros_as(like, *self.given[i]) for i, g in enumerate(gys)]
@@ -74,7 +77,7 @@ class Communication(FunctionNode):
 
 
 @contextmanager
-def going_back_through(comm: Any, number: int) -> Iterator[None]:
+def going_back_through(comm: CommunicatorBase, number: int) -> Iterator[None]:
     """Ranks in it that go back through different calls raise an error, even where both use the same verb."""
     gate = comm.gate
     before, gate.backward_of = gate.backward_of, number
@@ -84,20 +87,20 @@ def going_back_through(comm: Any, number: int) -> Iterator[None]:
         gate.backward_of = before
 
 
-def number_of_call(comm: Any) -> int:
+def number_of_call(comm: CommunicatorBase) -> int:
     """The number of a new collective call."""
     comm.gate.num_differentiable += 1
     return int(comm.gate.num_differentiable)
 
 
-def applied(node: Communication, xs: Sequence[Any], delegate: Any = None) -> tuple[Any, ...]:
+def applied(node: Communication, xs: Sequence[Array], delegate: Any = None) -> tuple[Any, ...]:
     """Apply the communication, in a graph where there is a Variable."""
     if delegate is None and not any(isinstance(x, Variable) for x in xs):
         return node.forward((*xs, no_elements()))
     return recorded(node, xs, delegate)
 
 
-def recorded(node: Communication, xs: Sequence[Any], delegate: Any = None) -> tuple[Any, ...]:
+def recorded(node: Communication, xs: Sequence[Any], delegate: Any = None) -> tuple[Variable, ...]:
     """Apply the communication, in a graph in any case."""
     if not getattr(delegate, "requires_grad", False):
         delegate, node.has_own_delegate = Variable(no_elements()), True
@@ -106,14 +109,14 @@ def recorded(node: Communication, xs: Sequence[Any], delegate: Any = None) -> tu
     return ys
 
 
-def counted(node: Communication, xs: Sequence[Any], delegate: Any = None) -> tuple[Any, ...]:
+def counted(node: Communication, xs: Sequence[Variable], delegate: Any = None) -> tuple[Variable, ...]:
     """A collective call of the user's."""
     ys = recorded(node, xs, delegate)
     node.number = number_of_call(node.comm)  # now that it has passed the gate, on every rank
     return ys
 
 
-def in_order(node: FunctionNode, ys: Sequence[Any]) -> None:
+def in_order(node: FunctionNode, ys: Sequence[Variable]) -> None:
     """Make backward come to ``node`` before all communication that this thread has done so far."""
     if node.inputs:
         go_beyond(max(node.rank, place() + 1))
@@ -168,7 +171,7 @@ def no_elements() -> Array:
     return np.empty(0, np.float32)
 
 
-def as_variables(xs: Sequence[Any]) -> list[Variable] | None:
+def as_variables(xs: Sequence[Variable]) -> list[Variable] | None:
     """Arrays and Variables as Variables; None if one of them is neither, or has no array yet."""
     try:
         found = [as_variable(x) for x in xs]
@@ -177,7 +180,7 @@ def as_variables(xs: Sequence[Any]) -> list[Variable] | None:
     return found if all(x.is_initialized and is_plain(x.array) for x in found) else None
 
 
-def is_plain(x: Any) -> bool:
+def is_plain(x: Array) -> bool:
     """Whether it is an array."""
     return hasattr(x, "dtype") and hasattr(x, "shape")
 
@@ -189,16 +192,16 @@ class PseudoConnect(FunctionNode):
         self.delegate_shape, self.delegate_dtype = xs[0].shape, xs[0].dtype
         return tuple([x[...] for x in xs[1:]])
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return tuple([gys[i - 1] if i else self._zeros(gys) for i in wanted])
 
-    def _zeros(self, gys: tuple[Any, ...]) -> Any:
+    def _zeros(self, gys: tuple[Array, ...]) -> Any:
         like = as_array(next(g for g in gys if g is not None))
         zeros = zeros_as(like, self.delegate_shape, self.delegate_dtype)
         return variable(zeros, False) if self._on_variables else zeros
 
 
-def pseudo_connect(delegate_variable: Any, *actual_variables: Any) -> Any:
+def pseudo_connect(delegate_variable: Variable, *actual_variables: Variable) -> Any:
     """The actual variables unchanged, but tied to a delegate variable: backward through one of them reaches both.
 
     Args:

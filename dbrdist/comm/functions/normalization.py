@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist import kernels
 from dbrdist.comm.functions.collective import AllReduce
@@ -13,10 +13,14 @@ from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected
 from dbrdist.functions.normalization import SharedBatchNormalization, checked_axis, move_running
 
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
+    from dbrdist.core.tape.variable import Operand
+
 _BACKENDS = ("auto", "mpi", "nccl")
 
 
-def get_communication_backend(comm: Any, communication_backend: str = "auto") -> str:
+def get_communication_backend(comm: CommunicatorBase, communication_backend: str = "auto") -> str:
     """What carries the statistics of a multi-node batch normalization: the communicator itself, whatever is asked.
 
     Args:
@@ -43,7 +47,7 @@ class MultiNodeBatchNormalization(SharedBatchNormalization):
     v_k of rank k, mu = sum n_k mu_k / N and v = sum n_k (v_k + (mu_k - mu)^2) / N.
     """
 
-    def __init__(self, comm: Any, eps: float, axis: tuple[int, ...]) -> None:
+    def __init__(self, comm: CommunicatorBase, eps: float, axis: tuple[int, ...]) -> None:
         super().__init__(eps, axis, comm.allreduce)
         self.comm = comm
         self.number: int  # of the call, once it has passed the gate
@@ -63,7 +67,7 @@ class MultiNodeBatchNormalization(SharedBatchNormalization):
         self.mean, self.var = mean.astype(wide).reshape(gamma.shape), var.astype(wide).reshape(gamma.shape)
         return (kernels.bn_inference(x, gamma, beta, self.mean, self.var, self.eps, False, self.axis),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any = None) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...], out: Any = None) -> tuple[Array, ...]:
         with going_back_through(self.comm, self.number):
             if not self._on_variables:
                 return super().derive(wanted, gys, out)
@@ -94,8 +98,8 @@ class MultiNodeBatchNormalization(SharedBatchNormalization):
 
 
 def multi_node_batch_normalization(
-    comm: Any, x: Any, gamma: Any, beta: Any, *, eps: float = 2e-5, running_mean: Array | None = None,
-    running_var: Array | None = None, decay: float = 0.9, axis: Any = None,
+    comm: CommunicatorBase, x: Array, gamma: Operand, beta: Operand, *, eps: float = 2e-5,
+    running_mean: Array | None = None, running_var: Array | None = None, decay: float = 0.9, axis: Any = None,
 ) -> Any:  # fmt: skip
     """:func:`dbrdist.functions.batch_normalization` over the batches of all ranks together.
 

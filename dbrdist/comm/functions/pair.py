@@ -41,7 +41,7 @@ class Send(_Message):
         self.note("send")
         return (no_elements(),)
 
-    def send_back(self, gys: tuple[Any, ...]) -> tuple[Sequence[Any], Any]:
+    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Any], Any]:
         """Despite its name it receives: the gradients of the inputs."""
         nodes = self.inputs[:-1]
         if not any(is_floating(node.dtype) for node in nodes):
@@ -76,7 +76,7 @@ class Recv(_Message):
             )
         return each[1:]
 
-    def send_back(self, gys: tuple[Any, ...]) -> tuple[Sequence[Any], Any]:
+    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Any], Any]:
         """The gradients of the outputs, to where these came from."""
         pairs = list(zip(self.filled(gys), self.given))[: -1 if self.is_anchored else None]
         grads = [g for g, (_, dtype) in pairs if is_floating(dtype)]

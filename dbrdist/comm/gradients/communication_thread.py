@@ -9,7 +9,10 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
 
 PAUSE_SECONDS = 5e-5  # between two looks, at least
 
@@ -21,7 +24,7 @@ class Courier:
         comm: the communicator, which nobody else uses; jobs get it as their argument.
     """
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: CommunicatorBase) -> None:
         self.comm = comm
         self._jobs: queue.SimpleQueue[Callable[[Any], None] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()

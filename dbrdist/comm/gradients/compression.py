@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from dbrdist.comm.gradients.reduction_plan import Plan
+from dbrdist.comm.gradients.reduction_plan import ReductionPlan
 from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.transport import message
 from dbrdist.core.array import random
 from dbrdist.core.array.backend import to_cpu, to_device
-from dbrdist.core.array.types import HostArray
+from dbrdist.core.array.types import RealArray
 from dbrdist.core.model import flat
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.names.constructors import explain_constructors
 from dbrdist.core.names.limits import count, part
 
-Matrix: TypeAlias = HostArray
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
+
+Matrix: TypeAlias = RealArray
 Layers: TypeAlias = list[tuple[Parameter, slice]]
 
 
@@ -44,7 +48,7 @@ class Compression:
         self.kept.clear()
         self.right.clear()
 
-    def spend(self, plan: Plan) -> None:
+    def spend(self, plan: ReductionPlan) -> None:
         """Add to the gradients what was kept of them in a run of several ranks; one alone sends nothing."""
         plan.collect()
         for p in plan.params:
@@ -52,7 +56,7 @@ class Compression:
                 p.grad += to_device(self.kept.pop(p).astype(p.dtype).reshape(p.shape), p.device)
 
     def reduce(
-        self, comm: Any, call: Passage, plan: Plan, factors: Sequence[float] | None, divisor: float | None
+        self, comm: Any, call: Passage, plan: ReductionPlan, factors: Sequence[float] | None, divisor: float | None
     ) -> None:
         """Collective; every rank gets the same bits."""
         flat.collect_gradients(plan.params)
@@ -126,7 +130,7 @@ class PowerSGD(Compression):
             right = generator.standard_normal((matrix.shape[1], r)).astype(matrix.dtype)
         return right
 
-    def _mean(self, comm: Any, call: Passage, arrays: Sequence[Matrix], dtype: Any) -> list[Matrix]:
+    def _mean(self, comm: CommunicatorBase, call: Passage, arrays: Sequence[Matrix], dtype: DTypeLike) -> list[Matrix]:
         """The means of some arrays over the ranks, in one reduction."""
         if not arrays:
             return []

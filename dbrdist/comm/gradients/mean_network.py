@@ -12,7 +12,7 @@ import threading
 import weakref
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,19 +20,25 @@ from dbrdist.comm.protocol import samples
 from dbrdist.comm.transport.disagreement import name_ranks
 from dbrdist.core.array.backend import is_array
 from dbrdist.core.array.memory import accumulation_dtype
+from dbrdist.core.array.types import Array
+
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
+    from dbrdist.core.model.link import Link
+    from dbrdist.core.model.parameter import Parameter
 
 _lock = threading.Lock()  # ranks may be threads
 _apart: weakref.WeakSet[Any] = weakref.WeakSet()  # links whose parameters differ between ranks at times
 
 
-def goes_apart(link: Any) -> None:
+def goes_apart(link: Link) -> None:
     """From now on the ranks' parameters of this link may differ."""
     with _lock:
         _apart.add(link)
 
 
 @contextlib.contextmanager
-def mean_parameters(comm: Any, links: Iterable[Any]) -> Iterator[None]:
+def mean_parameters(comm: CommunicatorBase, links: Iterable[Any]) -> Iterator[None]:
     """Within the block, parameters that may differ between ranks are their means on all. Collective."""
     params = _differing(links) if comm.size > 1 else []
     own = [p.array.copy() for p in params]
@@ -116,17 +122,17 @@ def _have_same_names(comm: Any, statistics: list[tuple[Any, str, Any]]) -> bool:
     return all(theirs == found[0] for theirs in found)
 
 
-def mean_over_ranks(comm: Any, array: Any) -> Any:
+def mean_over_ranks(comm: CommunicatorBase, array: Array) -> Array:
     """The mean of an array of all ranks, added and divided in the type in which sums of such arrays run."""
     return comm.allreduce(array.astype(accumulation_dtype(array.dtype))) / comm.size
 
 
-def may_differ(link: Any) -> bool:
+def may_differ(link: Link) -> bool:
     """Whether parameters of this link may differ between ranks."""
     return bool(_differing([link]))
 
 
-def _differing(links: Iterable[Any]) -> list[Any]:
+def _differing(links: Iterable[Any]) -> list[Parameter]:
     with _lock:
         all_apart = list(_apart)
     apart = {p for link in all_apart for p in link.params()}

@@ -7,31 +7,36 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dbrdist.comm.gradients.reduction_plan import EQUAL_WEIGHT, Plan, key_of, plan_anew, weights
+from dbrdist.comm.gradients.reduction_plan import EQUAL_WEIGHT, ReductionPlan, key_of, plan_anew, weights
 from dbrdist.comm.protocol import agree, arguments
 from dbrdist.comm.protocol.arguments import attempt
 from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.transport import message
 from dbrdist.core.array.backend import get_array_module, is_array
+from dbrdist.core.array.types import Array
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape.node import note_assignment
 from dbrdist.core.tape.variable import Variable
+
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
+    from dbrdist.core.model.link import Link
 
 _PIECE_BYTES = 1 << 20  # of parameters at a time
 _MAX_PLANS = 8  # of models that take turns
 
 
-def bcast_data(comm: Any, model: Any, root: int = 0) -> None:
+def bcast_data(comm: CommunicatorBase, model: Link, root: int = 0) -> None:
     """Give every rank the parameters and persistent values of ``root``."""
     bcast_params(comm, model, root)
     _bcast_persistents(comm, model, root)
 
 
-def bcast_params(comm: Any, model: Any, root: int = 0) -> None:
+def bcast_params(comm: CommunicatorBase, model: Link, root: int = 0) -> None:
     """Give every rank the parameters of ``root``.
 
     A parameter that has no shape yet on another rank gets the root's; one without a shape on the root is broadcast when
@@ -40,7 +45,7 @@ def bcast_params(comm: Any, model: Any, root: int = 0) -> None:
     bcast_named(comm, list(model.namedparams()), root)
 
 
-def bcast_named(comm: Any, named: Sequence[tuple[str, Parameter]], root: int = 0) -> None:
+def bcast_named(comm: CommunicatorBase, named: Sequence[tuple[str, Parameter]], root: int = 0) -> None:
     """The same for some parameters, which every rank has in the same order."""
     _initialize_like_root(comm, named, root)
     agree.check_params(comm, named)
@@ -53,7 +58,7 @@ def bcast_named(comm: Any, named: Sequence[tuple[str, Parameter]], root: int = 0
             p.on_initialize = Broadcast(comm, name, root)
 
 
-def _bcast_in_place(comm: Any, params: Sequence[Parameter], root: int) -> bool:
+def _bcast_in_place(comm: CommunicatorBase, params: Sequence[Parameter], root: int) -> bool:
     """Give every rank the root's values, with one agreement for all of them.
 
     False where ranks have them in different layouts, or in memory that MPI cannot reach.
@@ -78,7 +83,7 @@ def _bcast_in_place(comm: Any, params: Sequence[Parameter], root: int) -> bool:
     return True
 
 
-def _receive(comm: Any, call: Passage, flat: Any, scratch: Any) -> bool:
+def _receive(comm: Any, call: Passage, flat: Array, scratch: Array) -> bool:
     """Receive the root's values piece by piece; whether any of them is another than before."""
     is_changed, step = False, _PIECE_BYTES // flat.itemsize
     for begin in range(0, flat.size, step):
@@ -95,12 +100,12 @@ def _receive(comm: Any, call: Passage, flat: Any, scratch: Any) -> bool:
     return is_changed
 
 
-def _in_words(raw: Any) -> Any:
+def _in_words(raw: Array) -> Array:
     """Bytes as fewer and longer integers, where they are a number of these: they are compared faster."""
     return raw.view(np.int64) if raw.size % 8 == 0 else raw
 
 
-def _take_values(p: Parameter, values: Any) -> None:
+def _take_values(p: Parameter, values: Array) -> None:
     """Copy values into the parameter, in place as others may share the array; equal ones are no assignment."""
     old = p.array
     if values is old:
@@ -111,7 +116,7 @@ def _take_values(p: Parameter, values: Any) -> None:
         p.copydata(Variable(values))
 
 
-def _initialize_like_root(comm: Any, named: Sequence[tuple[str, Parameter]], root: int) -> None:
+def _initialize_like_root(comm: CommunicatorBase, named: Sequence[tuple[str, Parameter]], root: int) -> None:
     shapes = comm.bcast_obj([(name, p.shape) for name, p in named], root=root)
     mine = dict(named)
     with agree.together(comm):
@@ -122,7 +127,7 @@ def _initialize_like_root(comm: Any, named: Sequence[tuple[str, Parameter]], roo
                 p.initialize(shape)
 
 
-def _bcast_persistents(comm: Any, model: Any, root: int) -> None:
+def _bcast_persistents(comm: CommunicatorBase, model: Link, root: int) -> None:
     """The root's persistent values; one that is not an array yet takes the root's array."""
     places = {
         f"{path.rstrip('/')}/{name}": (link, name)
@@ -157,7 +162,7 @@ def _kind(value: Any) -> str:
 class Broadcast:
     """What a late parameter does at its initialisation: take the root's values."""
 
-    def __init__(self, comm: Any, name: str, root: int) -> None:
+    def __init__(self, comm: CommunicatorBase, name: str, root: int) -> None:
         self._comm = comm
         self._name = name
         self._root = root
@@ -173,7 +178,11 @@ class Broadcast:
 
 
 def mean_grad(
-    comm: Any, call: Passage, params: Sequence[tuple[str, Parameter]], zero_fill: bool, num_samples: int | None
+    comm: Any,
+    call: Passage,
+    params: Sequence[tuple[str, Parameter]],
+    zero_fill: bool,
+    num_samples: int | None,
 ) -> None:
     """Replace gradients by their mean over ranks, weighted by ``num_samples``; None on every rank is equal weights.
 
@@ -201,17 +210,17 @@ def mean_grad(
     plan.reduce(comm, call, wanted, factors, divisor)
 
 
-def plan_for(comm: Any, named: list[tuple[str, Parameter]]) -> Plan:
+def plan_for(comm: Any, named: list[tuple[str, Parameter]]) -> ReductionPlan:
     """The plan of these parameters on a communicator, where nothing has changed since it was made."""
-    plan: Plan | None = comm.reducer.plans.get(key_of(named))
+    plan: ReductionPlan | None = comm.reducer.plans.get(key_of(named))
     if plan is None or not plan.is_for([p for _, p in named]):
-        plan = Plan(named)
+        plan = ReductionPlan(named)
     return keep_plan(comm, plan)
 
 
-def keep_plan(comm: Any, plan: Plan) -> Plan:
+def keep_plan(comm: Any, plan: ReductionPlan) -> ReductionPlan:
     """Remember a plan as the last that was used."""
-    plans: dict[Any, Plan] = comm.reducer.plans
+    plans: dict[Any, ReductionPlan] = comm.reducer.plans
     key = plan.key
     plans.pop(key, None)
     plans[key] = plan

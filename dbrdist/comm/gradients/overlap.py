@@ -14,17 +14,20 @@ import statistics
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from dbrdist.comm.gradients.communication_thread import PAUSE_SECONDS, Courier
-from dbrdist.comm.gradients.reduction_plan import Plan
+from dbrdist.comm.gradients.reduction_plan import ReductionPlan
 from dbrdist.core.array import spans
 from dbrdist.core.model import flat
 from dbrdist.core.model.flat import Run
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape.node import VariableNode
+
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
 
 Weights: TypeAlias = tuple[Sequence[float] | None, float | None]  # factor of each rank, divisor of the sum
 
@@ -69,7 +72,7 @@ class Overlap:
         num_bytes: the size of a bucket.
     """
 
-    def __init__(self, courier: Courier, plan: Plan, num_bytes: int) -> None:
+    def __init__(self, courier: Courier, plan: ReductionPlan, num_bytes: int) -> None:
         self._courier = courier
         self._plan = weakref.ref(plan)  # which has this reduction
         self._of_param: dict[Parameter, list[int]] = {p: [] for p in plan.params}
@@ -153,7 +156,7 @@ class Overlap:
         plan, place = self._plan(), self._place
         assert plan is not None
 
-        def reduce(comm: Any) -> None:
+        def reduce(comm: CommunicatorBase) -> None:
             began = time.perf_counter()
             with comm.gate.call("reduce", place) as call:
                 self._call = call

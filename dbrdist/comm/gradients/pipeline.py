@@ -20,7 +20,7 @@ PIECE_BYTES = 1 << 20  # on the wire, of each block; smaller ones wake a rank mo
 _AHEAD = 2  # pieces that are on their way before the first comes back
 
 
-class Way(Protocol):
+class Messenger(Protocol):
     """How messages go from rank to rank: in order for each pair, in sizes that both know."""
 
     rank: int
@@ -75,12 +75,12 @@ class Messages:
         self._under_way = []
 
 
-class Sum:
+class PipelinedSum:
     """One array on its way: ``sum(factors[k] * x of rank k) / divisor``, sent as ``codec`` says."""
 
     def __init__(
         self,
-        way: Way,
+        way: Messenger,
         call: Call,
         x: HostArray,
         codec: Codec,
@@ -143,7 +143,7 @@ class Sum:
             if total is not own:
                 own[...] = total
             return own
-        sent: HostArray = total.astype(self._kind)
+        sent = np.asarray(total).astype(self._kind)
         self._codec.decode(sent, own)
         return sent
 

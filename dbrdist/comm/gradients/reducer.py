@@ -11,7 +11,7 @@ import numpy as np
 
 from dbrdist.comm.gradients.communication_thread import Courier
 from dbrdist.comm.gradients.overlap import Overlap
-from dbrdist.comm.gradients.reduction_plan import Plan
+from dbrdist.comm.gradients.reduction_plan import ReductionPlan
 from dbrdist.comm.protocol.gate import Gate, Passage
 from dbrdist.comm.protocol.wire_type import Codec
 from dbrdist.comm.transport import message
@@ -50,7 +50,7 @@ class Reducer(ABC):
     def __init__(self, comm: Configurable) -> None:
         self.comm = comm
         self.ranks: Any = comm.ranks
-        self.plans: dict[Any, Plan] = {}  # of the last models whose gradients were reduced
+        self.plans: dict[Any, ReductionPlan] = {}  # of the last models whose gradients were reduced
         self._num_places = 0  # how often ranks have brought gradients to their places together
 
     def misfit(self) -> Exception | None:
@@ -160,15 +160,15 @@ class Reducer(ABC):
         """Whether these gradients come with a row; the same on ranks whose arrays are alike."""
         return bool(self.ranks.takes(arrays))
 
-    def share_gradients(self, call: Passage, plan: Plan) -> Any:
+    def share_gradients(self, call: Passage, plan: ReductionPlan) -> Any:
         """Bring the gradients of a plan where ranks reach each other's; None where they do not. Collective."""
         return None
 
-    def share_values(self, call: Passage, plan: Plan) -> Any:
+    def share_values(self, call: Passage, plan: ReductionPlan) -> Any:
         """Bring the parameters of a plan there too, so that each rank takes the others' parts. Collective."""
         return None
 
-    def overlap(self, call: Passage, plan: Plan) -> Overlap | None:
+    def overlap(self, call: Passage, plan: ReductionPlan) -> Overlap | None:
         """What reduces the gradients of a plan while backward runs; None where that does not pay. Collective."""
         return None
 

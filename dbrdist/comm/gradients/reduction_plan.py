@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.comm.protocol import agree
 from dbrdist.comm.protocol.gate import Passage, digest
@@ -16,10 +16,13 @@ from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.model.versions import Watch
 from dbrdist.errors import CommunicatorError, NoSamplesError
 
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
+
 EQUAL_WEIGHT = -(1 << 63)  # in place of a number of samples; nobody has a wrong one like that
 
 
-class Plan:
+class ReductionPlan:
     """The runs of some parameters, and numbers that are equal on ranks whose parameters, and whose runs, are."""
 
     def __init__(self, named: Sequence[tuple[str, Parameter]]) -> None:
@@ -53,7 +56,7 @@ class Plan:
         move(list({id(run.arena): run.arena for run in self.runs}.values()))
         self._place_runs()
 
-    def settle(self, comm: Any, call: Passage, places: Sequence[int]) -> None:
+    def settle(self, comm: CommunicatorBase, call: Passage, places: Sequence[int]) -> None:
         """Bring the gradients to their places if a rank says that its are not there. Collective."""
         if not all(place == places[0] != 0 for place in places):
             self.shared = comm.reducer.share_gradients(call, self)
@@ -66,7 +69,7 @@ class Plan:
 
     def reduce(
         self,
-        comm: Any,
+        comm: CommunicatorBase,
         call: Passage,
         wanted: Sequence[Parameter],
         factors: Sequence[float] | None,
@@ -106,14 +109,16 @@ class Plan:
             if total is not grad:
                 grad[...] = total
 
-    def reduce_scatter(self, comm: Any, call: Passage, factors: Sequence[float] | None, divisor: float | None) -> None:
+    def reduce_scatter(
+        self, comm: CommunicatorBase, call: Passage, factors: Sequence[float] | None, divisor: float | None
+    ) -> None:
         """Average the gradients; each rank gets its part alone."""
         flat.collect_gradients(self.params)
         self._scatter(comm, call, [(n, 0, run.size) for n, run in enumerate(self.runs)], factors, divisor)
 
     def _scatter(
         self,
-        comm: Any,
+        comm: CommunicatorBase,
         call: Passage,
         parts: Sequence[tuple[int, int, int]],
         factors: Sequence[float] | None,
@@ -134,7 +139,7 @@ class Plan:
 
     def reduce_part(
         self,
-        comm: Any,
+        comm: CommunicatorBase,
         call: Passage,
         number: int,
         begin: int,
@@ -165,11 +170,11 @@ def _runs(params: Sequence[Parameter]) -> list[Run]:
     return sorted(flat.runs(params), key=lambda run: index[id(run.params[0])])
 
 
-def plan_anew(named: Sequence[tuple[str, Parameter]]) -> Plan:
+def plan_anew(named: Sequence[tuple[str, Parameter]]) -> ReductionPlan:
     """Bring parameters whose places differ between ranks into arenas that do not."""
     for _, p in named:
         p.leave_arena()
-    return Plan(named)
+    return ReductionPlan(named)
 
 
 def weights(counts: Sequence[int]) -> tuple[list[float] | None, float | None]:
@@ -194,7 +199,7 @@ def _as_text(counts: Sequence[int]) -> str:
 
 
 def reduce_gradients(
-    comm: Any,
+    comm: CommunicatorBase,
     call: Passage,
     grads: Sequence[Array],
     factors: Sequence[float] | None,

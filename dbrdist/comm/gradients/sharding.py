@@ -9,23 +9,28 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dbrdist.comm.gradients import shared_gradients
-from dbrdist.comm.gradients.reduction_plan import Plan
+from dbrdist.comm.gradients.reduction_plan import ReductionPlan
 from dbrdist.comm.protocol import agree
 from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.transport import message
 from dbrdist.core.array.backend import to_cpu, to_device
+from dbrdist.core.array.types import Array
 from dbrdist.core.model.flat import Arena, Run, Shard
 from dbrdist.core.model.parameter import Parameter
+
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
+    from dbrdist.core.update.optimizer import GradientMethod
 
 _LINE = 64  # elements in a cache line at most: no two ranks own parts of one
 
 
-class Sharding:
+class ZeroSharding:
     """Which rank owns what of an optimizer's target.
 
     Args:
@@ -35,7 +40,7 @@ class Sharding:
             they are reduced.
     """
 
-    def __init__(self, comm: Any, optimizer: Any, stage: int) -> None:
+    def __init__(self, comm: CommunicatorBase, optimizer: GradientMethod, stage: int) -> None:
         self._comm = comm
         self._optimizer = optimizer
         self.releases = stage == 2
@@ -46,7 +51,7 @@ class Sharding:
 
     # ---- who owns what ----
 
-    def settle(self, plan: Plan) -> None:
+    def settle(self, plan: ReductionPlan) -> None:
         """Divide the runs of a plan. Collective; states that lie elsewhere by now move."""
         with agree.together(self._comm):
             _check_unshared(plan.params)
@@ -94,12 +99,12 @@ class Sharding:
         shared_gradients.release(run.arena, start, start + borders[rank])
         shared_gradients.release(run.arena, start + borders[rank + 1], run.start + end)
 
-    def total(self, values: Sequence[Any]) -> list[float]:
+    def total(self, values: Sequence[int | np.generic]) -> list[float]:
         """The sums of these numbers over the ranks."""
         mine = np.array([float(value) for value in values])
         return [float(value) for value in self._comm.allreduce(mine)] if mine.size else []
 
-    def share_values(self, call: Passage, plan: Plan) -> None:
+    def share_values(self, call: Passage, plan: ReductionPlan) -> None:
         """Give every rank the parameters that the others have updated."""
         runs = plan.runs
         call.meet_without_row()
@@ -169,7 +174,7 @@ def _entries(p: Parameter) -> list[tuple[str, Any]]:
     return list(p.update_rule.state.items())
 
 
-def _take(p: Parameter, state: dict[str, Any]) -> None:
+def _take(p: Parameter, state: dict[str, Array]) -> None:
     rule = p.update_rule
     rule.put_state({name: to_device(a.reshape(p.shape), p.device) for name, a in state.items()}, None)
 
@@ -183,7 +188,7 @@ def _check_unshared(params: Sequence[Parameter]) -> None:
         )
 
 
-def check_stage(zero: Any) -> int:
+def check_stage(zero: int) -> int:
     """The stage, checked."""
     if isinstance(zero, bool) or zero not in (0, 1, 2):
         raise ValueError(f"zero: expected 0, 1 (divide the optimizer's state) or 2 (and the gradients), got {zero!r}")

@@ -18,7 +18,7 @@ from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.protocol.wire_type import Codec, codec_for, growth
 from dbrdist.comm.transport import message
 from dbrdist.comm.transport.call_log import Call
-from dbrdist.comm.transport.host_memory import Segment, Ticket, attach
+from dbrdist.comm.transport.host_memory import Segment, SegmentTicket, attach
 from dbrdist.comm.transport.hosts import Hosts
 from dbrdist.comm.transport.message import HostArray
 from dbrdist.core.model.flat import Arena, Run
@@ -78,11 +78,12 @@ def reach(everyones: Sequence[HostArray], runs: Sequence[Run], own: int, segment
     Raises:
         OSError: where the memory of one cannot be reached.
     """
-    memories: dict[Ticket, HostArray] = {}
+    memories: dict[SegmentTicket, HostArray] = {}
     result: list[Reach] = [[] for _ in runs]
     for k, numbers in enumerate(everyones):
         for run, pieces, row in zip(runs, result, numbers.reshape(-1, 6).tolist()):
-            ticket = Ticket(*row[:5])
+            ticket = SegmentTicket(*row[:5])
+            raw: HostArray
             if k == own:
                 raw = segment_for(run.arena, segments).raw
             else:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from dbrdist.comm.transport import message
 from dbrdist.core.array import backend
 from dbrdist.core.array.backend import Array
 from dbrdist.datasets.loading.base import block_bounds
+
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
 
 T = TypeVar("T")
 
@@ -138,7 +141,7 @@ def _add_weighted(total: Array, a: Array, weight: float) -> None:
 # ---- over ranks -----------------------------------------------------------------------------------------------------
 
 
-def add_over_ranks(comm: Any, call: Passage, num_leaves: int, mine: TreeSum) -> list[Array]:
+def add_over_ranks(comm: CommunicatorBase, call: Passage, num_leaves: int, mine: TreeSum) -> list[Array]:
     """The sums over all leaves of all ranks, the same bits on every rank. Collective; all ranks have agreed."""
     if comm.size == 1:
         return mine.total()
@@ -148,7 +151,7 @@ def add_over_ranks(comm: Any, call: Passage, num_leaves: int, mine: TreeSum) -> 
         return [_added(comm, call, nodes, [total[i] for total in mine.sums]) for i in range(len(like))]
 
 
-def _added(comm: Any, call: Passage, nodes: list[list[Node]], mine: list[Array]) -> Array:
+def _added(comm: CommunicatorBase, call: Passage, nodes: list[list[Node]], mine: list[Array]) -> Array:
     """The root's value of one array, from this rank's subtrees, whose memory is used for it."""
     place = mine[0]
     hosts = [backend.to_cpu(a) for a in mine]
@@ -173,7 +176,7 @@ def _add_everywhere(comm: Any, nodes: list[list[Node]], mine: list[message.HostA
     mine[0][...] = _folded(nodes, found)
 
 
-def _add_by_owners(comm: Any, nodes: list[list[Node]], mine: list[message.HostArray]) -> None:
+def _add_by_owners(comm: CommunicatorBase, nodes: list[list[Node]], mine: list[message.HostArray]) -> None:
     """Each rank adds its block of elements of all subtrees, and gives it to all, into their first."""
     result = mine[0]
     borders = message.blocks(result.size, comm.size)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dbrdist.functions as F
 from dbrdist.comm.functions import pseudo_connect, send
 from dbrdist.comm.functions.graph import deepen, place
 from dbrdist.comm.functions.pair import recv_anchored
-from dbrdist.comm.links.wiring import Action, Component, Give, Ranks, Run, Slot, Take, plan
+from dbrdist.comm.links.wiring import Component, ComponentSlot, Give, Instruction, RanksOrAll, RunComponent, Take, plan
 from dbrdist.comm.protocol.arguments import whole_number
 from dbrdist.core.array.backend import is_array
+from dbrdist.core.array.types import Array, PerAxis
 from dbrdist.core.model.chain import ChainList
 from dbrdist.core.model.link import Link
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.node import assignments
 from dbrdist.core.tape.variable import Variable
+
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
 
 
 class MultiNodeChainList(ChainList):
@@ -48,14 +52,14 @@ class MultiNodeChainList(ChainList):
         >>> model.add_link(L.Linear(4, 3))
     """
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: CommunicatorBase) -> None:
         super().__init__()
         self.comm = comm
         self.num_micro_batches = 1
-        self._ends: tuple[tuple[Ranks, Ranks], ...] = ()
-        self._plan: tuple[Any, list[Action]] | None = None
+        self._ends: tuple[tuple[RanksOrAll, RanksOrAll], ...] = ()
+        self._plan: tuple[Any, list[Instruction]] | None = None
 
-    def add_link(self, link: Any, rank_in: Any = None, rank_out: Any = None) -> None:
+    def add_link(self, link: Link, rank_in: PerAxis | None = None, rank_out: Any = None) -> None:
         """Add a component.
 
         Args:
@@ -90,11 +94,11 @@ class MultiNodeChainList(ChainList):
         self.num_micro_batches, self._plan = number, None
         return self
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Array) -> Any:
         """The output of the model, or a delegate variable where it is on another rank."""
         return _Pass(self, inputs).run(self._agreed_plan())
 
-    def _agreed_plan(self) -> list[Action]:
+    def _agreed_plan(self) -> list[Instruction]:
         """What this rank does; the same error on all ranks where their components do not fit."""
         if self._plan is None or self._plan[0] != len(self._ends):
             names = [type(link).__name__ for link in self]
@@ -107,7 +111,7 @@ class MultiNodeChainList(ChainList):
         return self._plan[1]
 
     @property
-    def ends(self) -> Sequence[tuple[Ranks, Ranks]]:
+    def ends(self) -> Sequence[tuple[RanksOrAll, RanksOrAll]]:
         """``rank_in`` and ``rank_out`` of each component."""
         return self._ends
 
@@ -115,17 +119,17 @@ class MultiNodeChainList(ChainList):
 class _Pass:
     """One forward pass on this rank."""
 
-    def __init__(self, model: MultiNodeChainList, inputs: tuple[Any, ...]) -> None:
+    def __init__(self, model: MultiNodeChainList, inputs: tuple[Array, ...]) -> None:
         self.model = model
         self.parts = _cut(inputs, model.num_micro_batches)
-        self.arrived: dict[tuple[Slot, int], Any] = {}
+        self.arrived: dict[tuple[ComponentSlot, int], Any] = {}
         self.made: dict[tuple[int, int], Any] = {}
         self.outputs: list[Any] = []
         self.delegates: list[Any] = []
 
-    def run(self, actions: Sequence[Action]) -> Any:
+    def run(self, actions: Sequence[Instruction]) -> Any:
         for action in actions:
-            if isinstance(action, Run):
+            if isinstance(action, RunComponent):
                 self.run_component(*action)
             elif isinstance(action, Give):
                 self.give(action)
@@ -141,8 +145,8 @@ class _Pass:
         if rank_in is None:
             xs = self.parts[part]
         else:
-            xs = tuple(self.arrived.pop((Slot(model.comm.rank, number, i), part)) for i in range(len(rank_in)))
-        y = model[number](*xs) if model.num_micro_batches == 1 else _called_in_order(model[number], xs)
+            xs = tuple(self.arrived.pop((ComponentSlot(model.comm.rank, number, i), part)) for i in range(len(rank_in)))
+        y: Any = model[number](*xs) if model.num_micro_batches == 1 else _called_in_order(model[number], xs)
         if rank_out is None:
             self.outputs.append(y)
         else:
@@ -170,7 +174,7 @@ def _called_in_order(link: Any, xs: Sequence[Any]) -> Any:
     return y
 
 
-def _ranks(value: Any, what: str) -> Ranks:
+def _ranks(value: Any, what: str) -> RanksOrAll:
     if value is None:
         return None
     each = value if isinstance(value, (list, tuple)) else [value]

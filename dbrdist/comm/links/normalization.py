@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import DTypeLike
 
 from dbrdist.comm.functions.normalization import get_communication_backend, multi_node_batch_normalization
 from dbrdist.core.array.config import config
 from dbrdist.core.model.link import Link
 from dbrdist.core.tape.checks import expected
 from dbrdist.links import BatchNormalization
+from dbrdist.links.initializers import InitialValue
+
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
 
 
 class MultiNodeBatchNormalization(BatchNormalization):
@@ -39,9 +45,9 @@ class MultiNodeBatchNormalization(BatchNormalization):
     """
 
     def __init__(
-        self, size: Any, comm: Any, decay: float = 0.9, eps: float = 2e-5, dtype: Any = None, use_gamma: bool = True,
-        use_beta: bool = True, initial_gamma: Any = None, initial_beta: Any = None,
-        communication_backend: str = "auto",
+        self, size: Any, comm: CommunicatorBase, decay: float = 0.9, eps: float = 2e-5,
+        dtype: DTypeLike | None = None, use_gamma: bool = True, use_beta: bool = True,
+        initial_gamma: InitialValue = None, initial_beta: InitialValue = None, communication_backend: str = "auto",
     ) -> None:  # fmt: skip
         get_communication_backend(comm, communication_backend)
         super().__init__(size, decay, eps, dtype, use_gamma, use_beta, initial_gamma, initial_beta)

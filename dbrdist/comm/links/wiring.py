@@ -12,18 +12,18 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-Ranks = tuple[int, ...] | None  # of a component's inputs or outputs; None for those of the whole model
+RanksOrAll = tuple[int, ...] | None  # of a component's inputs or outputs; None for those of the whole model
 
 
 class Component(NamedTuple):
     """A link with its connections."""
 
     name: str
-    rank_in: Ranks
-    rank_out: Ranks
+    rank_in: RanksOrAll
+    rank_out: RanksOrAll
 
 
-class Slot(NamedTuple):
+class ComponentSlot(NamedTuple):
     """One input or output of a component: its rank, its number there, and which one."""
 
     rank: int
@@ -31,7 +31,7 @@ class Slot(NamedTuple):
     which: int
 
 
-class Run(NamedTuple):
+class RunComponent(NamedTuple):
     """Run a component for a micro-batch."""
 
     component: int
@@ -44,22 +44,22 @@ class Give(NamedTuple):
     component: int
     part: int
     rank: int
-    to: Slot
+    to: ComponentSlot
 
 
 class Take(NamedTuple):
     """Receive an input from ``rank``."""
 
-    to: Slot
+    to: ComponentSlot
     part: int
     rank: int
 
 
-Action = Run | Give | Take
+Instruction = RunComponent | Give | Take
 Wiring = Sequence[Sequence[Component]]  # of each rank
 
 
-def plan(wiring: Wiring, num_parts: int) -> list[list[Action]]:
+def plan(wiring: Wiring, num_parts: int) -> list[list[Instruction]]:
     """What each rank does, in order.
 
     Raises:
@@ -73,24 +73,24 @@ def plan(wiring: Wiring, num_parts: int) -> list[list[Action]]:
     return play.actions
 
 
-def connect(wiring: Wiring) -> dict[Slot, Slot]:
+def connect(wiring: Wiring) -> dict[ComponentSlot, ComponentSlot]:
     """From each output that goes to a rank to the input that it feeds: the k-th of one rank to another is the k-th
     that this one takes from it.
 
     Raises:
         ValueError: if there are not as many of both, or a rank is not there.
     """
-    outputs: dict[tuple[int, int], list[Slot]] = {}
-    inputs: dict[tuple[int, int], list[Slot]] = {}
+    outputs: dict[tuple[int, int], list[ComponentSlot]] = {}
+    inputs: dict[tuple[int, int], list[ComponentSlot]] = {}
     for rank, components in enumerate(wiring):
         for number, component in enumerate(components):
             for index, other in enumerate(component.rank_out or ()):
                 _check_rank(other, wiring, rank, component, "rank_out")
-                outputs.setdefault((rank, other), []).append(Slot(rank, number, index))
+                outputs.setdefault((rank, other), []).append(ComponentSlot(rank, number, index))
             for index, other in enumerate(component.rank_in or ()):
                 _check_rank(other, wiring, rank, component, "rank_in")
-                inputs.setdefault((other, rank), []).append(Slot(rank, number, index))
-    found: dict[Slot, Slot] = {}
+                inputs.setdefault((other, rank), []).append(ComponentSlot(rank, number, index))
+    found: dict[ComponentSlot, ComponentSlot] = {}
     for source, target in sorted(outputs.keys() | inputs.keys()):
         given, taken = outputs.get((source, target), []), inputs.get((source, target), [])
         if len(given) != len(taken):
@@ -111,7 +111,7 @@ def _check_rank(other: int, wiring: Wiring, rank: int, component: Component, wha
         )
 
 
-def _names(wiring: Wiring, slots: Sequence[Slot]) -> str:
+def _names(wiring: Wiring, slots: Sequence[ComponentSlot]) -> str:
     return ", ".join(_name(wiring, slot.rank, slot.component) for slot in slots) or "no component"
 
 
@@ -122,19 +122,19 @@ def _name(wiring: Wiring, rank: int, number: int) -> str:
 class _Play:
     """How far each rank is."""
 
-    def __init__(self, wiring: Wiring, feeds: dict[Slot, Slot], num_parts: int) -> None:
+    def __init__(self, wiring: Wiring, feeds: dict[ComponentSlot, ComponentSlot], num_parts: int) -> None:
         self.feeds = feeds
-        self.actions: list[list[Action]] = [[] for _ in wiring]
+        self.actions: list[list[Instruction]] = [[] for _ in wiring]
         self.outputs = [[len(c.rank_out or ()) for c in components] for components in wiring]
         self.missing = [[[len(c.rank_in or ())] * num_parts for c in components] for components in wiring]
         self.todo = [[deque(range(num_parts)) for _ in components] for components in wiring]  # parts in their order
         self.num_left = sum(len(parts) for rank in self.todo for parts in rank)
 
-    def ready(self, rank: int) -> Run | None:
+    def ready(self, rank: int) -> RunComponent | None:
         """The first component that has its inputs, for its next micro-batch: so those that feed others come first."""
         for number, parts in enumerate(self.todo[rank]):
             if parts and not self.missing[rank][number][parts[0]]:
-                return Run(number, parts[0])
+                return RunComponent(number, parts[0])
         return None
 
     def step(self) -> bool:
@@ -146,7 +146,7 @@ class _Play:
             self.num_left -= 1
         for rank, (number, part) in running:
             for index in range(self.outputs[rank][number]):
-                to = self.feeds[Slot(rank, number, index)]
+                to = self.feeds[ComponentSlot(rank, number, index)]
                 self.missing[to.rank][to.component][part] -= 1
                 self.actions[rank].append(Give(number, part, to.rank, to))
                 if to.rank != rank:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dbrdist.comm.protocol.gate import digest
+
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
 
 T = TypeVar("T")
 
 
-def raise_together(comm: Any, error: Exception | None) -> None:
+def raise_together(comm: CommunicatorBase, error: Exception | None) -> None:
     """Return if no rank has an error; otherwise raise the error of the lowest such rank, on every rank.
 
     The type is kept where it can be made from a text, else it is CommunicatorError. The text names the ranks. On a rank
@@ -26,7 +29,7 @@ def raise_together(comm: Any, error: Exception | None) -> None:
 
 
 @contextmanager
-def together(comm: Any) -> Iterator[None]:
+def together(comm: CommunicatorBase) -> Iterator[None]:
     """Whatever fails inside the block on any rank is raised after it on every rank.
 
     The block must not communicate over ``comm``: a rank that failed in it no longer would.
@@ -39,7 +42,7 @@ def together(comm: Any) -> Iterator[None]:
     raise_together(comm, error)
 
 
-def on_root(comm: Any, function: Callable[[], T], root: int = 0) -> T:
+def on_root(comm: CommunicatorBase, function: Callable[[], T], root: int = 0) -> T:
     """What ``function`` returns on ``root``, on every rank; if it raises there, it raises everywhere."""
     result: T | None = None
     with together(comm):
@@ -58,7 +61,7 @@ def same_everywhere(comm: Any, text: str, what: str) -> None:
         call.agree([digest(text)], num_same=1, what=what, detail=text)
 
 
-def check_params(comm: Any, named: Sequence[tuple[str, Any]]) -> None:
+def check_params(comm: CommunicatorBase, named: Sequence[tuple[str, Any]]) -> None:
     """Make sure that every rank has the same parameters: names, shapes, types, in the same order.
 
     Raises:

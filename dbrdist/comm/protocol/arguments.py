@@ -35,7 +35,7 @@ def whole_number(value: Any, what: str) -> int:
         raise TypeError(f"{what} expected a whole number, got {type(value).__name__}") from None
 
 
-def rank_of(value: Any, size: int, what: str) -> int:
+def rank_of(value: int | None, size: int, what: str) -> int:
     """A rank of a communicator of ``size`` ranks."""
     rank = whole_number(value, what)
     if not 0 <= rank < size:
@@ -43,7 +43,7 @@ def rank_of(value: Any, size: int, what: str) -> int:
     return rank
 
 
-def tag(value: Any, what: str) -> int:
+def tag(value: int | np.generic, what: str) -> int:
     """The tag of a message."""
     number = whole_number(value, f"{what}: tag")
     if not 0 <= number <= MAX_TAG:
@@ -51,7 +51,7 @@ def tag(value: Any, what: str) -> int:
     return number
 
 
-def piece_bytes(value: Any, what: str) -> int:
+def piece_bytes(value: int | None, what: str) -> int:
     """The argument ``max_buf_len``; 0 for None, which leaves it to the communicator."""
     if value is None:
         return 0
@@ -61,7 +61,7 @@ def piece_bytes(value: Any, what: str) -> int:
     return number
 
 
-def num_samples(value: Any, what: str) -> int | None:
+def num_samples(value: float | np.generic | str | None, what: str) -> int | None:
     """A number of examples, of any type that has whole numbers, or None."""
     if value is None:
         return None
@@ -77,12 +77,12 @@ def num_samples(value: Any, what: str) -> int | None:
     return number
 
 
-def color_and_key(color: Any, key: Any) -> tuple[int, int, int]:
+def color_and_key(color: int | np.generic | None, key: int) -> tuple[int, int, int]:
     """The arguments of ``split``: (is there a colour, the colour, the key)."""
     return int(color is not None), _word(0 if color is None else color, "color"), _word(key, "key")
 
 
-def _word(value: Any, what: str) -> int:
+def _word(value: int | np.generic, what: str) -> int:
     """A number, or a truth value, that fits into 64 bits."""
     number = int(value) if isinstance(value, (bool, np.bool_)) else whole_number(value, f"split: {what}")
     if not -(2**63) <= number < 2**63:

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from dbrdist.comm.protocol import arguments
-from dbrdist.comm.protocol.primitives import Pending, Ranks, Row
+from dbrdist.comm.protocol.primitives import PendingRow, Ranks, Row
 from dbrdist.comm.transport import disagreement
-from dbrdist.comm.transport.call_log import Call, Record
+from dbrdist.comm.transport.call_log import Call, CallLog
 from dbrdist.errors import CommunicatorError
 
 _HEAD = 5  # number, verb, root, configuration, error
@@ -44,7 +44,7 @@ class Gate:
     def __init__(
         self,
         ranks: Ranks,
-        record: Record,
+        record: CallLog,
         name: str,
         members: tuple[int, ...],
         describe_config: Callable[[], str] = str,
@@ -87,7 +87,7 @@ class Gate:
         call.since, call.thread = time.monotonic(), threading.get_ident()
         return call
 
-    def message(self, verb: str, peer: Any, tag: Any) -> Passage:
+    def message(self, verb: str, peer: int, tag: int) -> Passage:
         """Enter a send or receive; what is wrong with these arguments is raised on this rank alone."""
         if self.closed or self.ranks.refusal():
             self._check_open(verb)
@@ -159,7 +159,7 @@ class Passage(Call):
 
     enclosed: Sequence[list[Any]] = ()  # for each array enclosed in the row what every rank enclosed
     gate: Gate
-    _answer: Pending | None = None
+    _answer: PendingRow | None = None
     _is_meeting = False  # shows a row and waits for the others'
     is_moving = False  # all ranks have agreed and move bytes
 

@@ -10,7 +10,7 @@ from dbrdist.comm.protocol.arguments import attempt
 from dbrdist.comm.protocol.gate import Gate
 from dbrdist.comm.protocol.primitives import Ranks, Row
 from dbrdist.comm.protocol.settings import Configured
-from dbrdist.comm.transport.call_log import Call, Record
+from dbrdist.comm.transport.call_log import Call, CallLog
 
 
 class StopRequests:
@@ -36,11 +36,11 @@ class RankGroup(Configured):
     def __init__(
         self,
         ranks: Ranks,
-        defaults: dict[str, Any],
-        record: Record,
+        defaults: dict[str, bool | None],
+        record: CallLog,
         name: str,
         members: tuple[int, ...],
-        configs: dict[str, Any] | None = None,
+        configs: dict[str, bool | None] | None = None,
     ) -> None:
         super().__init__(defaults, configs)
         self.ranks = ranks
@@ -99,7 +99,7 @@ class RankGroup(Configured):
     # ---- what verbs begin with ----
 
     def _prepare_bcast(
-        self, call: Call, root: Any, max_buf_len: Any, prepare: Callable[..., Any], *args: Any
+        self, call: Call, root: int | None, max_buf_len: int | None, prepare: Callable[..., Any], *args: Any
     ) -> tuple[tuple[Any, int], Exception | None]:
         """((what the root sends, bytes at a time), what is wrong)."""
         error = self._take_root(call, root)
@@ -110,7 +110,7 @@ class RankGroup(Configured):
             error = error or bad
         return (own, piece or 0), error or wrong
 
-    def _take_root(self, call: Call, root: Any) -> Exception | None:
+    def _take_root(self, call: Call, root: int | None) -> Exception | None:
         number, error = attempt(arguments.rank_of, root, self.size, call.verb)
         call.root = -1 if number is None else number
         return error

@@ -43,7 +43,7 @@ class ObjectVerbs(RankGroup):
             found = self._unpickle_together(call, lambda: [arguments.unpickled(raw) for raw in raws])
             return found if self.rank == root else None
 
-    def _gather_objects(self, call: Passage, obj: Any, root: Any = None) -> list[message.HostArray]:
+    def _gather_objects(self, call: Passage, obj: Any, root: int | None = None) -> list[message.HostArray]:
         bad_root = self._take_root(call, root) if root is not None else None
         own, error = attempt(arguments.pickled, obj)
         mine = np.empty(0, np.uint8) if own is None else own

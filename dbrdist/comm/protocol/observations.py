@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from dbrdist.core.array.types import Array
+
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
 
 _KEYS_PER_ROW = 32
 
@@ -17,7 +22,7 @@ class Observations:
         comm: the ranks.
     """
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: CommunicatorBase) -> None:
         self._comm = comm
         self._keys: list[str] = []  # all that any rank has observed, the same list on every rank
 
@@ -54,7 +59,7 @@ class Observations:
         return means
 
 
-def _means(keys: list[str], rows: Any, weights: list[int]) -> dict[str, float]:
+def _means(keys: list[str], rows: Array, weights: list[int]) -> dict[str, float]:
     means = {}
     masks, values = rows[:, 0].tolist(), np.ascontiguousarray(rows[:, 1:]).view(np.float64).tolist()
     for i, key in enumerate(keys):

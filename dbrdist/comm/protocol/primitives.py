@@ -18,7 +18,7 @@ from dbrdist.core.array.types import IntArray
 Row: TypeAlias = IntArray
 
 
-class Pending(Protocol):
+class PendingRow(Protocol):
     """A row that was shown and not yet answered."""
 
     def is_there(self) -> bool:
@@ -45,7 +45,7 @@ class Ranks(ABC):
     # ---- rows ----
 
     @abstractmethod
-    def post_row(self, call: Call, row: bytes, enclosed: Sequence[HostArray] = ()) -> Pending:
+    def post_row(self, call: Call, row: bytes, enclosed: Sequence[HostArray] = ()) -> PendingRow:
         """Show a row of fixed length to all ranks, without waiting for theirs; enclosed arrays may be written again."""
 
     def exchange_row(

@@ -25,7 +25,7 @@ class Configured:
 
     within_config_scope = False  # True inside :meth:`config_scope`
 
-    def __init__(self, defaults: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, defaults: Mapping[str, bool | None], others: Mapping[str, bool | None] | None = None) -> None:
         self._defaults = tuple(sorted(defaults))
         self._configs = {**defaults, **(others or {})}
 

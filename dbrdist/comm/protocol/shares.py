@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,6 +10,9 @@ from dbrdist.comm.protocol import agree
 from dbrdist.comm.transport.disagreement import name_ranks
 from dbrdist.datasets.loading.serial import SerialIterator
 from dbrdist.errors import CommunicatorError
+
+if TYPE_CHECKING:
+    pass
 
 
 def check_shares(comm: Any, iterator: Any, what: str = "training") -> None:

@@ -10,8 +10,8 @@ import numpy as np
 
 from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.transport import message
-from dbrdist.comm.transport.message import HostArray
 from dbrdist.core.array.backend import Array, get_array_module, to_cpu
+from dbrdist.core.array.types import DType, HostArray
 
 
 class ArrayReducer(Protocol):
@@ -45,7 +45,7 @@ class Codec:
             growth: how many times this rank's largest element a sent value can be, 1 for means.
         """
 
-    def wire_dtype(self, dtype: Any) -> Any:
+    def wire_dtype(self, dtype: DType) -> DType:
         """The type in which elements of this one are sent."""
         return dtype
 
@@ -101,12 +101,14 @@ class Narrowed(Codec):
     def encode(self, x: HostArray) -> HostArray:
         if x.dtype == self.dtype:
             return x
-        return (x if self.scale == 1.0 else x * x.dtype.type(self.scale)).astype(self.dtype)
+        numbers: Any = x
+        sent: HostArray = (numbers if self.scale == 1.0 else numbers * x.dtype.type(self.scale)).astype(self.dtype)
+        return sent
 
     def decode(self, came: HostArray, x: HostArray) -> None:
         x[...] = came
         if self.scale != 1.0:
-            x *= x.dtype.type(1 / self.scale)  # a power of two: the same bits as a division
+            np.multiply(x, x.dtype.type(1 / self.scale), out=x)  # a power of two: the same bits as a division
 
 
 class Scaled(Narrowed):

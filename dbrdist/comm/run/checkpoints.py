@@ -12,7 +12,7 @@ import io
 import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,11 +22,14 @@ from dbrdist.comm.protocol.arguments import attempt, rank_of, whole_number
 from dbrdist.comm.steps.joint_steps import JointSteps
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.files.regular_file import regular
-from dbrdist.core.files.serializer import read_npz
+from dbrdist.core.files.serializer import AbstractSerializer, read_npz
 from dbrdist.errors import CheckpointError
 from dbrdist.training import Extension
 from dbrdist.training.extensions import snapshots
 from dbrdist.training.extensions.snapshots import PRIORITY_SNAPSHOT, Snapshot
+
+if TYPE_CHECKING:
+    from dbrdist.training.trainer import Trainer
 
 
 def create_multi_node_checkpointer(
@@ -66,7 +69,7 @@ def create_multi_node_checkpointer(
     return MultiNodeCheckpointer(name, comm, cp_interval, gc_interval, path)
 
 
-def _positive(value: Any, what: str) -> None:
+def _positive(value: int, what: str) -> None:
     if whole_number(value, what) < 1:
         raise ValueError(f"{what} expected 1 or more, got {value}")
 
@@ -85,7 +88,7 @@ class MultiNodeCheckpointer(Extension):
         self._path = path
         self._num_calls = 0
 
-    def _folder(self, trainer: Any) -> str:
+    def _folder(self, trainer: Trainer) -> str:
         return str(trainer.out if self._path is None else self._path)
 
     def _file(self, folder: str, iteration: int) -> str:
@@ -97,10 +100,10 @@ class MultiNodeCheckpointer(Extension):
         names = os.listdir(folder) if os.path.isdir(folder) else []
         return sorted(int(n[len(start) :]) for n in names if n.startswith(start) and n[len(start) :].isdecimal())
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         self.save(trainer)
 
-    def save(self, trainer: Any) -> None:
+    def save(self, trainer: Trainer) -> None:
         """Save a generation now. Collective; an error while one rank writes is raised on all."""
         folder = self._folder(trainer)
         with together(self._comm):
@@ -118,7 +121,7 @@ class MultiNodeCheckpointer(Extension):
             with contextlib.suppress(FileNotFoundError):
                 os.remove(self._file(folder, old))
 
-    def maybe_load(self, trainer: Any, optimizer: Any = None, path: str | None = None) -> bool:
+    def maybe_load(self, trainer: Trainer, optimizer: Any = None, path: str | None = None) -> bool:
         """Load the newest generation of which every rank has a complete file; True if there was one. Collective.
 
         Args:
@@ -166,11 +169,11 @@ class MultiNodeCheckpointer(Extension):
 class _OfRank:
     """A trainer, and of how many ranks the file is."""
 
-    def __init__(self, comm: CommunicatorBase, trainer: Any) -> None:
+    def __init__(self, comm: CommunicatorBase, trainer: Trainer) -> None:
         self._comm = comm
         self._trainer = trainer
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         size = int(serializer("num_ranks", self._comm.size))
         if size != self._comm.size:
             raise CheckpointError(
@@ -242,12 +245,12 @@ class MultiNodeSnapshot(Extension):
         """The snapshot of this rank's set, with the writer's rank in its file name."""
         return self._snapshot
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         with together(self._comm):
             if self._is_writer:
                 self._snapshot(trainer)
 
-    def on_error(self, trainer: Any, exc: BaseException, tb: Any) -> None:
+    def on_error(self, trainer: Trainer, exc: BaseException, tb: str) -> None:
         if self._is_writer:
             self._snapshot.on_error(trainer, exc, tb)
 
@@ -269,7 +272,7 @@ class MultiNodeSnapshot(Extension):
             saved = read_npz(io.BytesIO(content.tobytes()))
             snapshots.load_entries(path or "the writer's snapshot", saved, trainer if target is None else target)
 
-    def _newest(self, trainer: Any) -> str | None:
+    def _newest(self, trainer: Trainer) -> str | None:
         """On a writer, its file of the newest snapshot that all writers have whole; None where there is none."""
         mine = self._files(trainer)
         everyone = [names for names in self._comm.allgather_obj(list(mine) if self._is_writer else None) if names]
@@ -283,7 +286,7 @@ class MultiNodeSnapshot(Extension):
                     return mine.get(name)
         return None
 
-    def _files(self, trainer: Any) -> dict[str, str]:
+    def _files(self, trainer: Trainer) -> dict[str, str]:
         """The writer's files, the oldest first, by their names without the rank; none without ``autoload``."""
         filename = self._snapshot.filename
         if not self._snapshot.autoload or callable(filename) or not self._is_writer:

@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Callable
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,13 +22,18 @@ from dbrdist.comm.protocol.shares import check_shares
 from dbrdist.comm.run.checkpoints import create_multi_node_checkpointer as create_multi_node_checkpointer
 from dbrdist.comm.run.checkpoints import multi_node_snapshot as multi_node_snapshot
 from dbrdist.comm.run.snapshots import AllreducePersistent as AllreducePersistent
-from dbrdist.core.files.serializer import is_about
+from dbrdist.core.array.types import Array
+from dbrdist.core.files.serializer import AbstractSerializer, is_about
 from dbrdist.core.model.reporter import as_number
 from dbrdist.core.names.missing_names import explained as _explained
 from dbrdist.errors import NonFiniteLossError, StopRequested
 from dbrdist.training.extension import PRIORITY_EDITOR, Extension
 from dbrdist.training.extensions.observe import FailOnNonNumber, is_loss
 from dbrdist.training.triggers import EarlyStoppingTrigger, get_trigger
+
+if TYPE_CHECKING:
+    from dbrdist.datasets.loading.serial import SerialIterator
+    from dbrdist.training.trainer import Trainer
 
 _SECONDS = "elapsed seconds of rank 0"  # sent with the observed values and taken out again
 
@@ -52,7 +57,7 @@ class StepAgreement(Extension):
     trigger = (1, "iteration")
     priority = 1000
 
-    def __init__(self, comm: CommunicatorBase, iterator: Any, shares_time: bool = False) -> None:
+    def __init__(self, comm: CommunicatorBase, iterator: SerialIterator, shares_time: bool = False) -> None:
         self._comm = comm
         self._observations = Observations(comm)
         self._tells_time = shares_time and comm.rank == 0
@@ -63,7 +68,7 @@ class StepAgreement(Extension):
         self._failure = FailOnNonNumber()
         self._seconds = 0.0
 
-    def initialize(self, trainer: Any) -> None:
+    def initialize(self, trainer: Trainer) -> None:
         """Compare the iterators of the ranks."""
         check_shares(self._comm, self._iterator)
 
@@ -96,7 +101,7 @@ class StepAgreement(Extension):
         self._seconds = means.pop(_SECONDS, self._seconds)
         observation.update(means)
 
-    def elapsed_time(self, trainer: Any) -> float:
+    def elapsed_time(self, trainer: Trainer) -> float:
         """Rank 0's elapsed seconds after the step, the same on all ranks: the clock of a shared TimeTrigger.
 
         A step in which rank 0 had no example does not advance it.
@@ -174,7 +179,7 @@ class StopOnRequest(Extension):
             f"{text}{trainer.updater.iteration}" + (" and saved" if self._save is not None else ""), number
         )
 
-    def _numbers(self) -> Any:
+    def _numbers(self) -> Array:
         """The signal that each rank has, 0 for none: from the header of the step, or asked now where there was none."""
         answers, self._comm.stop.answers = self._comm.stop.answers, None
         if answers is not None and self._comm.size > 1:
@@ -223,7 +228,7 @@ class ObservationAggregator(Extension):
         self._collected: list[float] = []
         self._error: Exception | None = None  # of this rank, which all ranks raise together
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         observation = trainer.observation
         if self._original_key in observation:
             value, error = attempt(as_number, observation[self._original_key])
@@ -238,7 +243,7 @@ class ObservationAggregator(Extension):
         if result is not None:
             observation[self._aggregated_key] = result
 
-    def _aggregated(self, everyone: list[Any]) -> Any:
+    def _aggregated(self, everyone: list[Any]) -> float | list[list[float]] | None:
         """What the aggregator makes of all ranks' values, None where there are none."""
         for rank, theirs in enumerate(everyone):
             if isinstance(theirs, str):
@@ -248,7 +253,7 @@ class ObservationAggregator(Extension):
                 )
         return self._aggregator(everyone) if any(everyone) else None
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         if is_about(serializer["values"], self._original_key):
             mine = None if serializer.is_loading else np.array(self._collected, np.float64)
             saved = serializer("collected", mine)
@@ -289,7 +294,7 @@ class MultiNodeEarlyStoppingTrigger:
             check_trigger, aggregated, patience, mode, is_speaker, max_trigger, **kwargs
         )
 
-    def __call__(self, trainer: Any) -> bool:
+    def __call__(self, trainer: Trainer) -> bool:
         self._aggregator(trainer)
         return self._actual(trainer)
 
@@ -297,7 +302,7 @@ class MultiNodeEarlyStoppingTrigger:
         """The longest run: that of ``max_trigger``."""
         return self._actual.get_training_length()
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         self._aggregator.serialize(serializer["aggregator"])
         self._actual.serialize(serializer["actual"])
 

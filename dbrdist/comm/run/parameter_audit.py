@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.transport.disagreement import name_ranks
 from dbrdist.core.array.backend import is_array, to_cpu
+from dbrdist.core.array.types import Array
 from dbrdist.errors import CommunicatorError
 from dbrdist.training.extension import Extension
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
+    from dbrdist.training.trainer import Trainer
 
 
 class ParameterAudit(Extension):
@@ -34,7 +39,7 @@ class ParameterAudit(Extension):
     def __init__(self, comm: CommunicatorBase) -> None:
         self._comm = comm
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         for name, optimizer in trainer.updater.get_all_optimizers().items():
             compare(self._comm, optimizer, f"optimizer {name!r}, step {trainer.updater.iteration}")
 
@@ -76,7 +81,7 @@ def _other_names(everyone: list[list[str]], where: str) -> str:
     return f"expected the same parameters and states on every rank ({where}), got {words}"
 
 
-def _arrays(link: Any, has_equal_state: bool) -> Iterator[tuple[str, Any]]:
+def _arrays(link: Link, has_equal_state: bool) -> Iterator[tuple[str, Any]]:
     """Parameters, then the states of their rules that are whole on every rank."""
     named = [(name, p) for name, p in link.namedparams() if p.is_initialized]
     for name, p in named:
@@ -89,7 +94,7 @@ def _arrays(link: Any, has_equal_state: bool) -> Iterator[tuple[str, Any]]:
                     yield f"{name}, state {entry}", a
 
 
-def _checksum(a: Any) -> int:
+def _checksum(a: Array) -> int:
     host = to_cpu(a)
     raw: Any = np.ascontiguousarray(host).reshape(-1).view(np.uint8)
     return zlib.crc32(raw)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.steps.worker_state import Statistics
 from dbrdist.core.array import random
+from dbrdist.core.array.backend import DeviceSpec
 from dbrdist.core.array.config import no_backprop_mode, using_config
+from dbrdist.core.array.types import FloatArray
 from dbrdist.core.model.reporter import Reporter, get_current_reporter, report_scope
 from dbrdist.datasets.loading.convert import concat_examples
 from dbrdist.links import BatchNormalization
 from dbrdist.training import PRIORITY_WRITER, Extension
 from dbrdist.training.updater import as_arguments
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
 
 
 class RecalibrateStatistics(Extension):
@@ -47,11 +52,11 @@ class RecalibrateStatistics(Extension):
     def __init__(
         self,
         comm: CommunicatorBase,
-        model: Any,
+        model: Link,
         make_iterator: Callable[[], Any],
         num_batches: int = 100,
         converter: Callable[..., Any] = concat_examples,
-        device: Any = None,
+        device: DeviceSpec | None = None,
     ):
         if num_batches < 1:
             raise ValueError(f"expected num_batches of 1 or more, got {num_batches}")
@@ -87,7 +92,7 @@ class RecalibrateStatistics(Extension):
             with using_config("train", True), no_backprop_mode(), _unheard():
                 self._model(*args, **named)
             sums += len(batch) * np.append(statistics.read(), 1.0)
-        total = self._comm.allreduce(sums)
+        total: FloatArray = np.asarray(self._comm.allreduce(sums))
         statistics.write(total[:-1] / total[-1])
 
     def _parts(self) -> Iterator[tuple[int, Any]]:

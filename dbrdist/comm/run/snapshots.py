@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,12 +15,17 @@ from dbrdist.comm.gradients.mean_network import may_differ, mean_over_ranks, mea
 from dbrdist.comm.protocol.agree import on_root, together
 from dbrdist.comm.steps.optimizer import MultiNodeOptimizer
 from dbrdist.core.array.backend import is_array, to_cpu
-from dbrdist.core.files.serializer import described
+from dbrdist.core.array.types import Array, Number
+from dbrdist.core.files.serializer import AbstractSerializer, described
 from dbrdist.training import PRIORITY_WRITER, Extension
 from dbrdist.training.extensions import snapshots
 from dbrdist.training.extensions.snapshots import PRIORITY_SNAPSHOT, Snapshot
 from dbrdist.training.extensions.weight_average import WeightAverage
 from dbrdist.training.runs import CONSTANTS, constants_of
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
+    from dbrdist.training.trainer import Trainer
 
 _LONG_BYTES = 1 << 16  # entries of snapshots that are sent one by one; the others are one object
 _MOST_ROWS_BYTES, _MOST_ROWS = 1_000_000, 0.1  # of all ranks' statistics; and of the parameters' bytes
@@ -75,7 +80,7 @@ class LocalState(Extension):
         else:
             self._gathered = self._comm.gather_obj(mine) or []
 
-    def _are_large(self, mine: dict[str, Any]) -> bool:
+    def _are_large(self, mine: dict[str, Array]) -> bool:
         """Whether the rows of all ranks take so much room that their means have to do; the same on every rank."""
         num_bytes = self._comm.size * sum(value.nbytes for value in mine.values())
         of_params = sum(p.array.nbytes for p in self._model.params() if p.is_initialized)
@@ -94,7 +99,7 @@ class LocalState(Extension):
             for path, value in own.items():
                 _set_persistent(self._model, path, value)
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         constants = described(serializer, CONSTANTS, json.dumps(constants_of(self._model)))
         self.saved_constants = json.loads(constants) if serializer.is_loading and constants else {}
         size = int(serializer("size", self._size))
@@ -132,13 +137,15 @@ def _all_of(skipped_of_ranks: list[list[str]]) -> list[str]:
     return list(dict.fromkeys(itertools.chain(*skipped_of_ranks)))
 
 
-def _saved_apart(serializer: Any, names: list[str], size: int) -> tuple[list[dict[str, Any]], list[list[str]]]:
+def _saved_apart(
+    serializer: AbstractSerializer, names: list[str], size: int
+) -> tuple[list[dict[str, Any]], list[list[str]]]:
     """(the values of each rank, the examples that each left out) of an earlier version's snapshot."""
     saved = [{name: serializer[f"rank{rank}"](name, None) for name in ["skipped", *names]} for rank in range(size)]
     return saved, [json.loads(str(state.pop("skipped"))) for state in saved]
 
 
-def _means_of_ranks(comm: CommunicatorBase, mine: dict[str, Any]) -> dict[str, Any]:
+def _means_of_ranks(comm: CommunicatorBase, mine: dict[str, Array]) -> dict[str, Array]:
     """The means of floats, and rank 0's values of the rest, without all ranks' values in one memory. Collective."""
     return {
         path: (comm.allreduce(value.astype(np.float64)) / comm.size).astype(value.dtype)
@@ -152,7 +159,7 @@ def _mean(states: list[dict[str, Any]], path: str) -> Any:
     return np.mean([state[path] for state in states], 0)
 
 
-def _persistents(model: Any) -> dict[str, Any]:
+def _persistents(model: Link) -> dict[str, Array]:
     """The numbers of a network that are saved but not trained, by path."""
     return {
         f"{path.strip('/')}/{name}": np.array(_on_host(getattr(link, name)))
@@ -162,11 +169,11 @@ def _persistents(model: Any) -> dict[str, Any]:
     }
 
 
-def _on_host(value: Any) -> Any:
+def _on_host(value: Any) -> Array | int:
     return to_cpu(value) if is_array(value) else value
 
 
-def _set_persistent(model: Any, path: str, value: Any) -> None:
+def _set_persistent(model: Link, path: str, value: Array | Number) -> None:
     prefix, _, name = path.rpartition("/")
     link = next(link for p, link in model.namedlinks() if p.strip("/") == prefix)
     old = getattr(link, name)
@@ -181,11 +188,11 @@ class AverageStatistics(Extension):
 
     priority = PRIORITY_WRITER + 1  # before the evaluation that it is for
 
-    def __init__(self, comm: CommunicatorBase, model: Any):
+    def __init__(self, comm: CommunicatorBase, model: Link):
         self._comm = comm
         self._model = model
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         if self._comm.size == 1:
             return
         for path, value in _persistents(self._model).items():
@@ -226,14 +233,14 @@ class SharedSnapshot(Extension):
         self._snapshot = snapshot
         self._local = local
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         self.save(trainer)
 
-    def initialize(self, trainer: Any) -> None:
+    def initialize(self, trainer: Trainer) -> None:
         if self._comm.rank == 0:
             self._snapshot.initialize(trainer)
 
-    def resume(self, trainer: Any) -> None:
+    def resume(self, trainer: Trainer) -> None:
         path = on_root(self._comm, lambda: self._snapshot.find_newest(trainer))
         if path is None:
             return
@@ -241,7 +248,7 @@ class SharedSnapshot(Extension):
         with together(self._comm):
             snapshots.load_entries(path, entries, trainer)
 
-    def save(self, trainer: Any) -> None:
+    def save(self, trainer: Trainer) -> None:
         """Save now. Collective."""
         self._local.gather()
         with _whole_states(trainer), _mean_networks(self._comm, trainer), together(self._comm):
@@ -254,7 +261,7 @@ class SharedSnapshot(Extension):
         self._snapshot.finalize()
 
 
-def _read_on_root(comm: CommunicatorBase, path: str) -> dict[str, Any]:
+def _read_on_root(comm: CommunicatorBase, path: str) -> dict[str, Array]:
     """What is in a snapshot, read by rank 0 alone: a thousand ranks would read the same file a thousand times."""
     entries: dict[str, Any] = {}
     with together(comm):
@@ -269,7 +276,7 @@ def _read_on_root(comm: CommunicatorBase, path: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _mean_networks(comm: CommunicatorBase, trainer: Any) -> Iterator[None]:
+def _mean_networks(comm: CommunicatorBase, trainer: Trainer) -> Iterator[None]:
     """Within the block the networks are those that all ranks evaluate: between two averages of local SGD the means.
 
     What each rank has for itself is in the state of its optimizer by then. Collective.
@@ -285,7 +292,7 @@ def _mean_networks(comm: CommunicatorBase, trainer: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _whole_states(trainer: Any) -> Iterator[None]:
+def _whole_states(trainer: Trainer) -> Iterator[None]:
     """Within the block rank 0 has the state of optimizers that is divided over ranks. Collective."""
     with contextlib.ExitStack() as stack:
         for optimizer in trainer.updater.get_all_optimizers().values():

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.gradients.communication_thread import PAUSE_SECONDS
-from dbrdist.comm.gradients.reduction_plan import Plan, reduce_gradients
+from dbrdist.comm.gradients.reduction_plan import ReductionPlan, reduce_gradients
 from dbrdist.core.array.backend import Array, to_device, zeros
 from dbrdist.core.model import flat
 from dbrdist.core.model.parameter import Parameter
@@ -46,7 +46,9 @@ class Buffers:
         """Let no gradient arrive that is on its way: the next step only sends."""
         self._key, self._resumed = None, {}
 
-    def swap(self, plan: Plan, factors: Sequence[float] | None, divisor: float | None, place: tuple[str, int]) -> bool:
+    def swap(
+        self, plan: ReductionPlan, factors: Sequence[float] | None, divisor: float | None, place: tuple[str, int],
+    ) -> bool:  # fmt: skip
         """Send this step's gradients off, and put the means of the step before in their place. Collective.
 
         False where there are none: in the first step, and in the first after parameters or their places changed.
@@ -76,7 +78,7 @@ class Buffers:
             self._courier.put(reduce)
         return bool(arrived)
 
-    def hold(self, plan: Plan) -> bool:
+    def hold(self, plan: ReductionPlan) -> bool:
         """The same of gradients that are means already, in a step that could not know before what it sends."""
         arriving = dict(self.arriving())
         self._key, self._resumed = None, {p: p.grad.reshape(-1).copy() for p in plan.params}
@@ -86,7 +88,7 @@ class Buffers:
             p.grad[...] = to_device(arriving[p], p.device).reshape(p.shape)
         return True
 
-    def _as_runs(self, plan: Plan) -> list[Array]:
+    def _as_runs(self, plan: ReductionPlan) -> list[Array]:
         """The gradients of :meth:`resume` as they lie in flat memory; none where some parameter has none."""
         if not all(p in self._resumed for p in plan.params):
             return []

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dbrdist.core.update.hyperparameter import HyperparameterProxy
+from dbrdist.core.update.hyperparameter import Hyperparameter, HyperparameterProxy
+
+if TYPE_CHECKING:
+    from dbrdist.core.update.optimizer import GradientMethod
 
 
 class HandsOn:
@@ -13,7 +16,7 @@ class HandsOn:
 
     __slots__ = ("actual_optimizer",)
 
-    def __init__(self, actual_optimizer: Any) -> None:
+    def __init__(self, actual_optimizer: GradientMethod) -> None:
         self.actual_optimizer = actual_optimizer
 
     @property
@@ -40,7 +43,7 @@ class HandsOn:
         self.actual_optimizer.epoch = value
 
     @property
-    def hyperparam(self) -> Any:
+    def hyperparam(self) -> Hyperparameter:
         """The hyperparameters of the wrapped optimizer."""
         return self.actual_optimizer.hyperparam
 
@@ -88,7 +91,7 @@ def _handed_on(name: str) -> property:
     def read(self: HandsOn) -> Any:
         return getattr(self.actual_optimizer, name)
 
-    def write(self: HandsOn, value: Any) -> None:
+    def write(self: HandsOn, value: float) -> None:
         setattr(self.actual_optimizer, name, value)
 
     return property(read, write, doc=f"``{name}`` of the wrapped optimizer.")

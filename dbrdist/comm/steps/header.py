@@ -9,20 +9,25 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.gradients.model import plan_for
 from dbrdist.comm.gradients.overlap import Weights
-from dbrdist.comm.gradients.reduction_plan import EQUAL_WEIGHT, Plan, weights
+from dbrdist.comm.gradients.reduction_plan import EQUAL_WEIGHT, ReductionPlan, weights
 from dbrdist.comm.protocol.gate import Passage, digest, payload_bytes, words_of
 from dbrdist.comm.steps.drift import Drift
 from dbrdist.comm.steps.introduction import Introduction
-from dbrdist.comm.steps.optimizer_settings import Values, described
+from dbrdist.comm.steps.optimizer_settings import OptimizerValues, described
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.model.versions import Watch
+
+if TYPE_CHECKING:
+    from dbrdist.comm.gradients.sharding import ZeroSharding
+    from dbrdist.core.model.link import Link
+    from dbrdist.core.update.optimizer import GradientMethod
 
 # Step, parameters, hyperparameters, which parameters are reduced, which are new, the optimizer, its batches.
 _NUM_SAME = 7
@@ -36,19 +41,21 @@ STALE = 2  # of a rank whose forward pass came before the parameters that all ra
 class Steps:
     """The headers of one optimizer's steps."""
 
-    def __init__(self, comm: CommunicatorBase, optimizer: Any, settings: str = "") -> None:
+    def __init__(self, comm: CommunicatorBase, optimizer: GradientMethod, settings: str = "") -> None:
         """``settings`` are further words that all ranks must have in common, lines with a break at their end."""
         self._comm = comm
         self._gate = comm.gate
         self._settings = settings
         self._optimizer = optimizer
-        self._plan: Plan | None = None
-        self._early_plan: Plan | None = None  # of the parameters that have shapes, while others wait for theirs
+        self._plan: ReductionPlan | None = None
+        self._early_plan: ReductionPlan | None = (
+            None  # of the parameters that have shapes, while others wait for theirs
+        )
         self._watch: Watch | None = None
         self._target: Any = None  # of which the watch speaks
         self._params_text = ""
         self._params_digest = self._runs_digest = 0
-        self._values = Values(optimizer)
+        self._values = OptimizerValues(optimizer)
         self.drift = Drift()
         self._num_plans_seen = -1  # by the values, which have the hooks of update rules too
         self.introduction = Introduction(comm)
@@ -56,7 +63,7 @@ class Steps:
         self._said: tuple[Any, ...] = ()  # what the words of the last header are made of
         self._header: Header | None = None
         self._last: Header | None = None
-        self._small_plan: Plan | None = None  # the last whose gradients fit into the header,
+        self._small_plan: ReductionPlan | None = None  # the last whose gradients fit into the header,
         self._small_config: str | None = None  # and with which configuration
         self._is_refused = False  # waiting for it has raised on all ranks
         self.error: Exception | None = None  # of this rank, which all raise at the next header
@@ -171,7 +178,7 @@ class Steps:
             self._passage.break_off(error)
 
     @property
-    def shown_plan(self) -> Plan:
+    def shown_plan(self) -> ReductionPlan:
         """The plan of what the header spoke of; there is one where gradients came with it."""
         assert self._plan is not None
         return self._plan
@@ -182,13 +189,13 @@ class Steps:
         assert self._passage is not None
         return self._passage.place
 
-    def plan(self) -> Plan | None:
+    def plan(self) -> ReductionPlan | None:
         """A plan of what the header spoke of; None where the forward pass has changed the parameters since."""
         said = self._params_digest, self._plan
         self.look()
         return self._plan if said == (self._params_digest, self._plan) else None
 
-    def current_plan(self) -> Plan:
+    def current_plan(self) -> ReductionPlan:
         """The plan of what is updated now: while some parameters wait for their shapes, of the others."""
         self.look()
         if self._plan is not None:
@@ -199,7 +206,7 @@ class Steps:
             self._runs_digest = self._early_plan.runs_digest
         return self._early_plan
 
-    def overlap(self, division: Any = None) -> Any:
+    def overlap(self, division: ZeroSharding | None = None) -> Any:
         """What reduces the plan's gradients while backward runs; None where they are reduced after it.
 
         With a ``division`` each rank gets its part alone, once the ranks have agreed on the parts.
@@ -213,7 +220,7 @@ class Steps:
     def _named_updated(self) -> list[tuple[str, Parameter]]:
         return [(name, p) for name, p in self._optimizer.target.namedparams() if _is_updated(p)]
 
-    def is_current(self, target: Any) -> bool:
+    def is_current(self, target: Link) -> bool:
         """False where a parameter, a link or a rule has changed since the last look, or the target is another."""
         watch = self._watch
         return watch is not None and self._target is target and watch.is_current()

@@ -23,9 +23,10 @@ from dbrdist.comm.protocol.primitives import Row
 from dbrdist.comm.protocol.shares import batches_in_words, refuse_doubled
 from dbrdist.comm.transport.call_log import place_of
 from dbrdist.core.array.backend import is_array, to_cpu
+from dbrdist.core.array.types import Array
 from dbrdist.core.tape.variable import Variable
 from dbrdist.core.usage.mistakes import warn
-from dbrdist.datasets.loading.serial import SerialIterator
+from dbrdist.datasets.loading.serial import Iterator, SerialIterator
 
 _UNKNOWN, _DIVIDED, _WHOLE = range(3)  # what the iterators of a rank read: its share of each batch, or whole batches
 _MAX_COMPARED_BYTES = 1 << 20  # of a first batch
@@ -66,7 +67,7 @@ class Introduction:
         self._divided: list[Any] = []  # iterators that divide the same batches over these ranks
         self.number = 0  # 0 until it was introduced
 
-    def reads(self, iterators: Mapping[str, Any]) -> None:
+    def reads(self, iterators: Mapping[str, Iterator]) -> None:
         """The iterators that its updater has."""
         self._iterators = dict(iterators)
 
@@ -133,7 +134,7 @@ class Introduction:
         indices = [zlib.crc32(np.asarray(it.indices, np.int64).tobytes()) for it in iterators.values()]
         return _WHOLE, [*lines, f"batches {indices}"], 0
 
-    def _warn_of_equal_batches(self, arguments: Iterable[Any]) -> None:
+    def _warn_of_equal_batches(self, arguments: Iterable[Array]) -> None:
         """Warn once where all ranks have read the same examples, which can only be seen in their values. Collective."""
         checksum, differs = _checksum(arguments)
         rows = self._comm.gate.allgather_rows(np.array([checksum, differs], np.int64))
@@ -155,7 +156,7 @@ def _reads_whole_batches(iterator: Any) -> bool:
     return iterator.size == 1 and iterator.batch_size > 1 and not is_part
 
 
-def _checksum(arguments: Iterable[Any]) -> tuple[int, bool]:
+def _checksum(arguments: Iterable[Array]) -> tuple[int, bool]:
     """A checksum of arrays, and whether the examples in one of them differ: made-up data may be all zeros."""
     found, differs = 0, False
     for x in arguments:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.gradients import model as models
@@ -22,6 +22,11 @@ from dbrdist.comm.steps.step_state import Carried
 from dbrdist.core.array import spans
 from dbrdist.core.model.parameter import Parameter
 
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
+    from dbrdist.core.update.optimizer import GradientMethod
+    from dbrdist.datasets.loading.serial import Iterator
+
 
 class JointSteps(HandsOn):
     """The steps of a multi-node optimizer, which wraps ``actual_optimizer``."""
@@ -35,7 +40,7 @@ class JointSteps(HandsOn):
 
     def __init__(
         self,
-        actual_optimizer: Any,
+        actual_optimizer: GradientMethod,
         communicator: CommunicatorBase,
         zero_fill: bool,
         way: Way,
@@ -86,7 +91,7 @@ class JointSteps(HandsOn):
         self._is_synchronized = True
 
     def continue_from(
-        self, carried: Carried, introduction: Introduction, target: Any, known: set[Parameter] | None
+        self, carried: Carried, introduction: Introduction, target: Link, known: set[Parameter] | None
     ) -> None:
         """Go on where another optimizer was, which had stepped with these parameters if ``known``."""
         exposed_seconds = self.exposed_seconds
@@ -96,7 +101,7 @@ class JointSteps(HandsOn):
         if known is not None:
             self._is_synchronized, self._target, self._known = True, target, known
 
-    def reads(self, iterators: Mapping[str, Any]) -> None:
+    def reads(self, iterators: Mapping[str, Iterator]) -> None:
         """Compare these iterators with those of the other ranks at the first step: an updater tells which it has."""
         self._steps.introduction.reads(iterators)
 
@@ -149,7 +154,7 @@ class JointSteps(HandsOn):
 
     # ---- parameters that all ranks have in common ----
 
-    def _is_in_step(self, target: Any) -> bool:
+    def _is_in_step(self, target: Link) -> bool:
         """Whether all ranks have the parameters of ``target`` in common already."""
         if not self._is_synchronized or self._target is not target:
             return False
@@ -158,7 +163,7 @@ class JointSteps(HandsOn):
         steps = self._steps
         return self._num_plans == steps.num_plans and steps.is_current(target)  # a forward pass can change it
 
-    def _synchronize(self, args: Any, kwds: Any) -> bool:
+    def _synchronize(self, args: Any, kwds: dict[str, int]) -> bool:
         """Rank 0's parameters on all ranks, before the first step with a target; later, those that have come since.
 
         True before the first step.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.gradients.compression import Compression
@@ -14,9 +14,13 @@ from dbrdist.comm.steps.joint_steps import JointSteps
 from dbrdist.comm.steps.step_options import checked_way
 from dbrdist.core.update.optimizer import GradientMethod, Optimizer
 
+if TYPE_CHECKING:
+    from dbrdist.core.files.serializer import AbstractSerializer
+    from dbrdist.core.model.link import Link
+
 
 def create_multi_node_optimizer(
-    actual_optimizer: Any,
+    actual_optimizer: GradientMethod | int,
     communicator: CommunicatorBase,
     double_buffering: bool = False,
     zero_fill: bool = True,
@@ -109,7 +113,7 @@ class MultiNodeOptimizer(JointSteps):
 
     # ---- what it is set up with, and its state ----
 
-    def setup(self, link: Any) -> MultiNodeOptimizer:
+    def setup(self, link: Link) -> MultiNodeOptimizer:
         """Take a link as the target."""
         self.actual_optimizer.setup(link)
         self._is_synchronized, self._target = False, None
@@ -133,7 +137,7 @@ class MultiNodeOptimizer(JointSteps):
             stack.enter_context(self._carried.everyones_on(root, self.target))
             yield
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         """Save or load the wrapped optimizer; what one saves, an optimizer of any number of ranks loads.
 
         With compression, ``accumulate``, ``local_steps`` or ``double_buffering`` it has what this rank carries into its

@@ -6,7 +6,7 @@ import functools
 import numbers
 import operator
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,11 +15,15 @@ from dbrdist.core.array import random
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.update.update_rule import Hooks
 
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
+    from dbrdist.core.update.optimizer import GradientMethod
 
-class Values:
+
+class OptimizerValues:
     """The settings of one optimizer: learning rate, hooks and their like. Most steps change none of them."""
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: GradientMethod) -> None:
         self._optimizer = optimizer
         self._hooks: Hooks | None = None
         self._seen_hooks: list[Any] = []
@@ -87,7 +91,7 @@ def _name(hook: Any) -> str:
     return str(getattr(hook, "__qualname__", None) or type(hook).__qualname__).replace("<locals>.", "")
 
 
-def described(attributes: Mapping[str, Any], paths: Mapping[Parameter, str] | None = None) -> list[str]:
+def described(attributes: Mapping[str, float | None], paths: Mapping[Parameter, str] | None = None) -> list[str]:
     """``name value`` for each attribute that is a setting, in alphabetical order."""
     found = [(name, in_words(value, paths or {})) for name, value in sorted(attributes.items())]
     return [f"{name} {words}" for name, words in found if words is not None]
@@ -121,7 +125,7 @@ def _joined(entries: Iterable[str | None]) -> str:
     return f"({', '.join(map(str, entries))})"
 
 
-def _named_params(target: Any) -> Iterator[tuple[str, Parameter]]:
+def _named_params(target: Link) -> Iterator[tuple[str, Parameter]]:
     yield from () if target is None else target.namedparams()
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.gradients import model as models
 from dbrdist.comm.gradients.communication_thread import PAUSE_SECONDS, Courier
-from dbrdist.comm.gradients.reduction_plan import EQUAL_WEIGHT, Plan, weights
+from dbrdist.comm.gradients.reduction_plan import EQUAL_WEIGHT, ReductionPlan, weights
 from dbrdist.comm.protocol import agree, arguments
 from dbrdist.comm.protocol.arguments import attempt
 from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.protocol.primitives import Row
 from dbrdist.comm.transport import message
 from dbrdist.core.array.backend import Array
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
 
 _NUM_SAME = 2  # parameters, how many reductions were started
 _RUNS, _COUNT, _PLACE, _SHOWN = range(_NUM_SAME, _NUM_SAME + 4)
@@ -57,7 +60,7 @@ class Reduction:
         >>> reduction = dbrdist.comm.Reduction(dbrdist.comm.create_communicator("single"), model)
     """
 
-    def __init__(self, communicator: CommunicatorBase, model: Any) -> None:
+    def __init__(self, communicator: CommunicatorBase, model: Link) -> None:
         if not isinstance(communicator, CommunicatorBase):
             raise TypeError(f"Reduction: expected a communicator, got {type(communicator).__name__}")
         self.communicator = communicator
@@ -117,14 +120,14 @@ class Reduction:
         if started.plan.digest != self._agreed:
             self._agree_on(models.plan_for(self.communicator, started.plan.named))
 
-    def _agree_on(self, plan: Plan) -> None:
+    def _agree_on(self, plan: ReductionPlan) -> None:
         """Choose how to reduce, once all ranks have these parameters: one that has others by then still meets them."""
         self._agreed = plan.digest
         self._way: type[_Started] = _Started if self._courier is None else _ByThread
         if self.communicator.reducer.encloses([run.grad for run in plan.runs]):
             self._way = _Enclosed
 
-    def _current_plan(self) -> Plan:
+    def _current_plan(self) -> ReductionPlan:
         named = list(self._model.namedparams())
         for name, p in named:
             if not p.is_initialized:
@@ -139,7 +142,7 @@ class _Started:
     """One reduction on its way; this one begins in the wait."""
 
     def __init__(
-        self, comm: CommunicatorBase, plan: Plan, number: int, count: int | None, error: Exception | None
+        self, comm: CommunicatorBase, plan: ReductionPlan, number: int, count: int | None, error: Exception | None
     ) -> None:
         self.comm = comm
         self.plan = plan

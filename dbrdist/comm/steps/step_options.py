@@ -48,7 +48,7 @@ class Way(NamedTuple):
 
 
 def checked_way(
-    double_buffering: Any, zero: Any, compression: Any, accumulate: Any, local_steps: Any, zero_fill: bool
+    double_buffering: Any, zero: int, compression: Any, accumulate: Any, local_steps: Any, zero_fill: bool
 ) -> Way:
     """The settings, if each is in range and they go together; ValueError or TypeError otherwise."""
     stage = check_stage(zero)
@@ -60,7 +60,7 @@ def checked_way(
     return way
 
 
-def _check_counts(accumulate: Any, local_steps: Any) -> None:
+def _check_counts(accumulate: int, local_steps: float) -> None:
     for name, value in [("accumulate", accumulate), ("local_steps", local_steps)]:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}: expected an integer of 1 or more, got {value!r}")

@@ -11,20 +11,24 @@ import contextlib
 import copy
 import json
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
-from dbrdist.comm.gradients.reduction_plan import Plan
+from dbrdist.comm.gradients.reduction_plan import ReductionPlan
 from dbrdist.comm.protocol import agree
 from dbrdist.comm.steps.buffering import Buffers
 from dbrdist.comm.steps.step_options import Way
 from dbrdist.comm.transport import message
 from dbrdist.core.array.backend import is_array, to_cpu, to_device
-from dbrdist.core.array.types import HostArray
+from dbrdist.core.array.types import Array, HostArray
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from dbrdist.core.files.serializer import AbstractSerializer
+    from dbrdist.core.model.link import Link
 
 Entries: TypeAlias = dict[str, HostArray]  # by kind and path of the parameter: kept/l1/W
 _NO_COUNT = -1  # in place of a number of samples
@@ -66,7 +70,7 @@ class Carried:
             return num_samples
         return num_samples + sum(n or 0 for n in self.gathered)
 
-    def divide(self, plan: Plan, total: int | None) -> None:
+    def divide(self, plan: ReductionPlan, total: int | None) -> None:
         """Make means of the gradients that all calls of this step, with so many examples, added up."""
         for grad in plan.collect():
             message.divide(grad, float(len(self.gathered) + 1 if total is None else max(total, 1)))
@@ -82,7 +86,7 @@ class Carried:
 
     # ---- what there is ----
 
-    def _own(self, target: Any) -> Entries:
+    def _own(self, target: Link) -> Entries:
         """What this rank alone has."""
         if self.loaded is not None:
             return self.loaded.own
@@ -101,7 +105,7 @@ class Carried:
             found["counts"] = np.array([_NO_COUNT if n is None else n for n in self.gathered], np.int64)
         return found
 
-    def _common(self, target: Any) -> Entries:
+    def _common(self, target: Link) -> Entries:
         """What all ranks have in common."""
         if self.loaded is not None:
             return self.loaded.common
@@ -120,7 +124,7 @@ class Carried:
     # ---- snapshots ----
 
     @contextlib.contextmanager
-    def everyones_on(self, root: int, target: Any) -> Iterator[None]:
+    def everyones_on(self, root: int, target: Link) -> Iterator[None]:
         """Within the block :meth:`serialize` on ``root`` saves what every rank has. Collective."""
         if self._way.carries and self._comm.size > 1:
             parts = self._comm.gather_obj(self._own(target), root)
@@ -130,7 +134,7 @@ class Carried:
         finally:
             self._everyones = None
 
-    def serialize(self, serializer: Any, target: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer, target: Link) -> None:
         """Save or load; what is loaded waits for the first step. A state without any of this starts over."""
         if not self._way.carries:
             return
@@ -146,7 +150,7 @@ class Carried:
             for key, value in entries.items():
                 inner[place](key, value)
 
-    def _load(self, serializer: Any) -> None:
+    def _load(self, serializer: AbstractSerializer) -> None:
         self.forget()
         self.loaded = None
         if self._way.compression is not None:
@@ -170,7 +174,7 @@ class Carried:
             common["num_local"] = np.array(0)  # all have the same again
         self.loaded = Loaded(common, own)
 
-    def take_up(self, target: Any) -> bool:
+    def take_up(self, target: Link) -> bool:
         """Go on from what was loaded, if anything was. Collective then."""
         loaded, self.loaded = self.loaded, None
         if loaded is None:
@@ -202,7 +206,7 @@ class Carried:
         if self.buffers is not None and arriving:
             self.buffers.resume(arriving)
 
-    def _take(self, kind: str, p: Parameter, value: HostArray, arriving: dict[Parameter, HostArray]) -> None:
+    def _take(self, kind: str, p: Parameter, value: Any, arriving: dict[Parameter, HostArray]) -> None:
         compression = self._way.compression
         if kind == "kept" and compression is not None:
             compression.kept[p] = value
@@ -216,7 +220,7 @@ class Carried:
             p.array[...] = to_device(value, p.device)
 
 
-def _names(target: Any) -> dict[Parameter, str]:
+def _names(target: Link) -> dict[Parameter, str]:
     """The first path of each parameter."""
     found: dict[Parameter, str] = {}
     for name, p in target.namedparams():
@@ -224,11 +228,11 @@ def _names(target: Any) -> dict[Parameter, str]:
     return found
 
 
-def _on_host(value: Any) -> Any:
+def _on_host(value: Any) -> Array | int:
     return to_cpu(value) if is_array(value) else value
 
 
-def _read(serializer: Any, keys: list[str]) -> Entries:
+def _read(serializer: AbstractSerializer, keys: list[str]) -> Entries:
     return {key: np.asarray(serializer(key, None)) for key in keys}
 
 
@@ -250,10 +254,11 @@ def _merged(parts: dict[int, Entries], size: int, rank: int, num_ranks: int) -> 
     examples, all go to rank 0; parameters and states become the means of the ranks'.
     """
     result: Entries = {}
-    counts = _total(parts, "counts")
+    counts: Any = _total(parts, "counts")
     has_counts = counts is not None and not (counts < 0).any()
     for key in dict.fromkeys(key for own in parts.values() for key in own):
-        total, kind = _total(parts, key), key.partition("/")[0]
+        kind = key.partition("/")[0]
+        total: Any = _total(parts, key)
         assert total is not None
         if kind == "gradient":
             scale = 1.0 if has_counts else num_ranks / size

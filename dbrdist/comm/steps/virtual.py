@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.protocol import agree
@@ -22,9 +22,15 @@ from dbrdist.comm.steps.optimizer import MultiNodeOptimizer
 from dbrdist.comm.steps.policies.virtual_workers import VirtualWorkers
 from dbrdist.comm.steps.step_options import Way
 from dbrdist.core.array import thread_pools
-from dbrdist.core.array.backend import as_dtype
+from dbrdist.core.array.backend import DeviceSpec, as_dtype
+from dbrdist.core.array.types import Array
 from dbrdist.datasets.loading.convert import call_converter, concat_examples
 from dbrdist.training.updater import StandardUpdater, as_arguments
+
+if TYPE_CHECKING:
+    from dbrdist.core.update.optimizer import GradientMethod
+    from dbrdist.datasets.loading.base import Batch
+    from dbrdist.datasets.loading.serial import Iterator
 
 
 class VirtualUpdater(StandardUpdater):
@@ -65,18 +71,18 @@ class VirtualUpdater(StandardUpdater):
 
     def __init__(
         self,
-        iterator: Any,
-        optimizer: Any,
+        iterator: Iterator,
+        optimizer: GradientMethod,
         communicator: CommunicatorBase,
         converter: Callable[..., Any] = concat_examples,
-        device: Any = None,
+        device: DeviceSpec | None = None,
         loss_func: Callable[..., Any] | None = None,
         loss_scale: float | None = None,
         auto_new_epoch: bool = True,
         *,
         reproducible: bool = False,
-        input_device: Any = None,
-        grad_dtype: Any = None,
+        input_device: DeviceSpec | None = None,
+        grad_dtype: str | None = None,
     ) -> None:
         options = {} if input_device is None else {"input_device": input_device}
         with agree.together(communicator):
@@ -114,14 +120,14 @@ class VirtualUpdater(StandardUpdater):
         if self.auto_new_epoch and iterator.is_new_epoch:
             self._optimizers["main"].new_epoch(auto=True)
 
-    def _loss(self, batch: Any) -> Any:
+    def _loss(self, batch: Batch | Sequence[tuple[Array, ...]]) -> Any:
         """The mean over the examples of one worker."""
         args, named = as_arguments(call_converter(self.converter, batch, self.input_device))
         function = self._optimizers["main"].target if self.loss_func is None else self.loss_func
         return function(*args, **named)
 
 
-def _check(iterators: dict[str, Any], optimizers: dict[str, Any], comm: CommunicatorBase) -> None:
+def _check(iterators: dict[str, Any], optimizers: dict[str, GradientMethod], comm: CommunicatorBase) -> None:
     """Raise ValueError for what virtual workers cannot train with."""
     if set(iterators) != {"main"} or set(optimizers) != {"main"}:
         raise ValueError("VirtualUpdater expected one iterator and one optimizer, got dictionaries of several")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -13,9 +13,12 @@ from dbrdist.comm.gradients.tree_sum import Node
 from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.transport import message
 from dbrdist.core.array.backend import is_array, is_floating, to_cpu
-from dbrdist.core.array.types import FloatArray
+from dbrdist.core.array.types import Array, FloatArray
 from dbrdist.core.model.reporter import as_number
 from dbrdist.datasets.loading.base import block_bounds
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
 
 Vector: TypeAlias = FloatArray
 
@@ -30,7 +33,7 @@ class Statistics:
         model: a link.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Link) -> None:
         self._model = model
         self._places: list[tuple[Any, str]] = []
         self._before: list[Any] = []
@@ -67,7 +70,7 @@ class Statistics:
             position += count
 
 
-def _is_number(link: Any, name: str) -> bool:
+def _is_number(link: Link, name: str) -> bool:
     value = getattr(link, name)
     if is_array(value):
         return value.dtype.kind in "iu" or is_floating(value.dtype)
@@ -90,7 +93,7 @@ def _like(old: Any, values: Vector) -> Any:
     return (np.rint(values) if old.dtype.kind in "iu" else values).reshape(old.shape)
 
 
-def _put(link: Any, name: str, value: Any) -> None:
+def _put(link: Link, name: str, value: Array | int) -> None:
     old = getattr(link, name)
     if is_array(old):
         old[...] = link.xp.asarray(value, old.dtype)
@@ -116,7 +119,7 @@ class Values:
         """Forget the last step's."""
         self._mine = []
 
-    def add(self, observed: Mapping[str, Any], num_samples: int) -> None:
+    def add(self, observed: Mapping[str, Array], num_samples: int) -> None:
         """What the next worker of this rank has observed, as means over so many examples; only numbers count."""
         self._mine.append(({k: as_number(v) for k, v in observed.items() if _is_scalar(v)}, num_samples))
 
@@ -159,5 +162,5 @@ class Values:
         return [*values, *(float(num_samples if key in numbers else 0) for key in self._keys)]
 
 
-def _is_scalar(value: Any) -> bool:
+def _is_scalar(value: Array) -> bool:
     return isinstance(value, (int, float)) or getattr(value, "ndim", None) == 0

@@ -47,7 +47,7 @@ class Call:
 
     def __init__(
         self,
-        record: Record,
+        record: CallLog,
         verb: str,
         comm_name: str,
         members: tuple[int, ...],
@@ -140,7 +140,7 @@ def _line(frame: Any) -> tuple[str, int]:
     return place
 
 
-class Record:
+class CallLog:
     """The verbs of one rank (a process, or a thread of ``run_threads``)."""
 
     def __init__(self, rank: int = 0, home: int | None = None) -> None:
@@ -155,7 +155,7 @@ class Record:
         self._counts: dict[tuple[Any, ...], int] = {}
         self.num_entered = 0  # how often a verb was entered
 
-    def count(self, *key: Any) -> int:
+    def count(self, *key: int | str) -> int:
         """One more of ``key``; returns how many there are now."""
         number = self._counts[key] = self._counts.get(key, 0) + 1
         return number
@@ -196,4 +196,4 @@ class Record:
         return True
 
 
-process = Record()  # of this process, where ranks are processes
+process = CallLog()  # of this process, where ranks are processes

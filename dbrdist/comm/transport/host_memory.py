@@ -22,7 +22,7 @@ import numpy as np
 RawMemory: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 
-class Ticket(NamedTuple):
+class SegmentTicket(NamedTuple):
     """What another process of the host needs to map a segment: integers, so that it fits into a row."""
 
     pid: int
@@ -56,7 +56,7 @@ class Segment:
         except BaseException:
             os.close(self._fd)
             raise
-        self.ticket = Ticket(os.getpid(), self._fd, about.st_dev, about.st_ino, num_bytes)
+        self.ticket = SegmentTicket(os.getpid(), self._fd, about.st_dev, about.st_ino, num_bytes)
         _segments.add(self)
 
     def part(self) -> None:
@@ -82,7 +82,7 @@ class Segment:
             os.close(self._fd)
 
 
-def attach(ticket: Ticket) -> RawMemory:
+def attach(ticket: SegmentTicket) -> RawMemory:
     """Another process's segment; it lives as long as the array and its views.
 
     Raises:

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from dbrdist.core.array.types import Module
+
 
 class Hosts:
     """The ranks on this rank's host, and its counterparts on the others. Collective.
@@ -40,6 +42,6 @@ class Hosts:
             self.between.Free()
 
 
-def local_ranks(mpi_module: Any, mpi_comm: Any) -> Any:
+def local_ranks(mpi_module: Module, mpi_comm: Any) -> Any:
     """The communicator of the ranks of ``mpi_comm`` on this host, in their order."""
     return mpi_comm.Split_type(mpi_module.COMM_TYPE_SHARED, key=mpi_comm.rank)

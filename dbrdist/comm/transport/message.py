@@ -17,7 +17,7 @@ import numpy as np
 from dbrdist.core.array import backend
 from dbrdist.core.array.backend import Array
 from dbrdist.core.array.types import HostArray as HostArray
-from dbrdist.core.array.types import IntArray
+from dbrdist.core.array.types import IntArray, Number
 
 MAX_NDIM = 32
 _PLAIN_KINDS = "biufcmMSU"
@@ -224,7 +224,7 @@ def divide(x: Array, divisor: float | None) -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def _factor(divisor: float, dtype: np.dtype[Any]) -> Any:
+def _factor(divisor: float, dtype: np.dtype[Any]) -> Array | Number | None:
     """The inverse of a power of two; None of another number."""
     if math.frexp(divisor)[0] != 0.5:
         return None

@@ -12,10 +12,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from dbrdist.comm.transport import environment
 from dbrdist.comm.transport.call_log import Call
+from dbrdist.core.array.types import Module
 from dbrdist.errors import CommunicatorError
 
 # Hydra drops what a rank wrote just before it aborts: seen once in some 40 jobs on a loaded machine without this.
@@ -32,6 +33,8 @@ _spins = _SPINS
 _num_ranks_on_host = 0  # the most that have compared their cores
 _is_ending = False
 _waiting: set[int] = set()  # threads that wait in MPI
+T = TypeVar("T")
+
 _module: Any = None  # mpi4py.MPI, once a communicator was made
 _is_forked = False  # a forked child inherits MPI, but must not use it
 
@@ -110,7 +113,7 @@ def _finalize() -> None:
         module.Finalize()
 
 
-def started() -> Any:
+def started() -> Module | None:
     """The module ``mpi4py.MPI`` if MPI runs in this process, else None."""
     module = sys.modules.get("mpi4py.MPI")
     if module is None or not module.Is_initialized() or module.Is_finalized():
@@ -171,7 +174,7 @@ def share_cores(are_enough: bool, num_ranks: int) -> bool:
     return _spins == _SPINS
 
 
-def wait_until(test: Callable[[], Any], call: Call) -> Any:
+def wait_until(test: Callable[[], T], call: Call) -> T:
     """Wait until ``test()`` gives something true, and return that.
 
     Between two looks Python runs signal handlers, so that Ctrl-C ends the wait. A long wait sleeps, and leaves the core

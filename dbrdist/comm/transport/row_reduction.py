@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from dbrdist.comm.transport.call_log import Call
-from dbrdist.core.array.types import HostArray
+from dbrdist.core.array.types import IntArray, Module
 
-Wait = Callable[[Call, Any, str], None]
+WaitForRequest = Callable[[Call, Any, str], None]
 
 
 class RowReduction:
@@ -29,7 +29,7 @@ class RowReduction:
         wait: ``wait(call, request, kind)`` returns once ``request.Test()`` is true, or raises.
     """
 
-    def __init__(self, mpi_module: Any, rows: Any, differing: Any, wait: Wait) -> None:
+    def __init__(self, mpi_module: Module, rows: Any, differing: Any, wait: WaitForRequest) -> None:
         self._largest = mpi_module.MAX
         self._rows = rows
         self.size: int = rows.size
@@ -56,7 +56,7 @@ class RowReduction:
 class ReducedRow:
     """A row that was shown and not yet answered."""
 
-    def __init__(self, owner: RowReduction, row: bytes, found: HostArray, reduction: Any) -> None:
+    def __init__(self, owner: RowReduction, row: bytes, found: IntArray, reduction: Any) -> None:
         self._owner = owner
         self._row = row
         self._found = found

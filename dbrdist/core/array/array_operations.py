@@ -21,12 +21,12 @@ from dbrdist.core.array.config import config
 from dbrdist.core.array.elementwise import elementwise, fused, kernels
 from dbrdist.core.array.ordered_sums import add_in_order
 from dbrdist.core.array.sums import read_only, sum_over, sum_rows
-from dbrdist.core.array.types import HostArray
+from dbrdist.core.array.types import DType, Index, IntArray, RealArray
 
 _SELECT_ELEMENTS = 4096  # below, one call of NumPy's takes less time than several
 
 
-def chosen(condition: Array, a: Any, b: Any) -> Array:
+def chosen(condition: Array, a: Array, b: Array) -> Array:
     """a where ``condition`` holds, else b; both of one type.
 
     NumPy's ``where`` branches at each element: with a random condition 2^20 of them take 3.8 ms, and joining bits 0.6.
@@ -47,12 +47,12 @@ def chosen(condition: Array, a: Any, b: Any) -> Array:
 _BITS = {np.dtype(np.float32): np.dtype(np.int32), np.dtype(np.float64): np.dtype(np.int64)}
 
 
-def _bits_of(a: Any) -> Any:
+def _bits_of(a: Any) -> Array:
     """An array or NumPy scalar as integers of its width."""
     return a.view(_BITS[a.dtype])
 
 
-def _joined(condition: HostArray, a: HostArray, b: HostArray) -> HostArray:
+def _joined(condition: IntArray, a: IntArray, b: IntArray) -> IntArray:
     mask = condition.astype(a.dtype)
     out = mask if mask.ndim else None  # one value, however often repeated, comes as a number
     mask = np.negative(mask, out=out)  # all bits, or none
@@ -86,7 +86,7 @@ def per_row(num_rows: int, num_columns: int) -> Any:
 
 
 @lru_cache(maxsize=64)
-def per_column(num_rows: int, num_columns: int) -> Any:
+def per_column(num_rows: int, num_columns: int) -> Array | slice:
     """The index that makes a vector (K,) on the host an operand beside an (N, K) array."""
     if num_rows * num_columns > _GATHER_ELEMENTS:
         return slice(None)
@@ -100,7 +100,7 @@ def row_starts(num_rows: int, num_columns: int) -> Array:
 
 
 @lru_cache(maxsize=64)
-def mean_weights(n: int, dtype: Any) -> Array:
+def mean_weights(n: int, dtype: DType) -> Array:
     """1 / n, n times on the host: the product with a vector is its mean."""
     return read_only(np.full(n, 1.0 / n, dtype))
 
@@ -122,19 +122,19 @@ def concatenated(xs: Sequence[Array], axis: int) -> Array:
     return xp.concatenate(xs, axis=axis)
 
 
-def item(x: Array, slices: Any) -> Array:
+def item(x: Array, slices: Index) -> Array:
     y = x[slices]
     if y.ndim == 4 and not _is_basic(slices) and are_images(x):
         return channels_last(y)  # index arrays make a copy in any order
     return y
 
 
-def _is_basic(slices: Any) -> bool:
+def _is_basic(slices: Index) -> bool:
     parts = slices if isinstance(slices, tuple) else (slices,)
     return all(p is None or p is Ellipsis or isinstance(p, (int, np.integer, slice)) for p in parts)
 
 
-def scattered(x: Array, slices: Any, shape: tuple[int, ...], to_images: bool, out: Array | None = None) -> Array:
+def scattered(x: Array, slices: Index, shape: tuple[int, ...], to_images: bool, out: Array | None = None) -> Array:
     xp = get_array_module(x)
     dtype = x.dtype if _is_basic(slices) else accumulation_dtype(x.dtype)
     if out is not None and out.dtype == dtype:
@@ -159,13 +159,13 @@ _SCATTER_WIDTH = 64  # elements of a row from which on rows are added at once
 _SCATTER_ROUNDS = 32
 
 
-def _placed_by_row(y: Array, slices: Any, x: Array) -> bool:
+def _placed_by_row(y: Array, slices: Index, x: Array) -> bool:
     """``np.add.at(y, slices, x)`` into zeros for arrays of integers, in its order; False where that does not apply.
 
     NumPy adds to rows slowly. Here a round adds at once one row to each place: 700 rows of 650 take 0.5 ms, element by
     element 1.5, and with ``np.add.at`` 3.3. What is left after some rounds, and what is narrow, goes by elements.
     """
-    places = slices if isinstance(slices, tuple) else (slices,)
+    places: tuple[Any, ...] = slices if isinstance(slices, tuple) else (slices,)
     if type(y) is not np.ndarray or x.size < _SCATTER_ELEMENTS or not y.flags.c_contiguous or len(places) > y.ndim:
         return False
     if not all(type(p) is np.ndarray and p.dtype.kind in "iu" for p in places):
@@ -178,7 +178,7 @@ def _placed_by_row(y: Array, slices: Any, x: Array) -> bool:
         return False
     rest = y.shape[len(places) :]
     width = int(np.prod(rest))
-    values: HostArray = np.broadcast_to(x, (*rows.shape, *rest)).reshape(rows.size, width)
+    values: Any = np.broadcast_to(x, (*rows.shape, *rest)).reshape(rows.size, width)
     rows, flat = rows.reshape(-1), y.reshape(-1)
     if width >= _SCATTER_WIDTH:
         rows, values = _in_rounds(flat.reshape(-1, width), rows, values)
@@ -186,7 +186,7 @@ def _placed_by_row(y: Array, slices: Any, x: Array) -> bool:
     return True
 
 
-def _in_rounds(y: HostArray, rows: HostArray, values: HostArray) -> tuple[HostArray, HostArray]:
+def _in_rounds(y: RealArray, rows: IntArray, values: RealArray) -> tuple[IntArray, RealArray]:
     """Add to zeros y (V, E) in each round the next value of every place; the rows and values that are left."""
     order = np.argsort(rows, kind="stable")
     ascending, along = rows[order], np.arange(len(rows))
@@ -203,7 +203,7 @@ def _in_rounds(y: HostArray, rows: HostArray, values: HostArray) -> tuple[HostAr
     return rows[left], values[left]
 
 
-def _by_elements(y: HostArray, rows: HostArray, values: HostArray, width: int) -> None:
+def _by_elements(y: RealArray, rows: IntArray, values: RealArray, width: int) -> None:
     """Add values (N, width) to the rows of y, which is flat."""
     starts, columns = rows.reshape(-1, 1) * width, np.arange(width)
     step = max(_SCATTER_BLOCK // max(width, 1), 1)

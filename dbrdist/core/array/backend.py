@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.current_device import on as on
-from dbrdist.core.array.memory import DType as DType
 from dbrdist.core.array.memory import accumulation_dtype as accumulation_dtype
 from dbrdist.core.array.memory import address as address
 from dbrdist.core.array.memory import aligned as aligned
@@ -45,7 +44,11 @@ from dbrdist.core.array.memory import unwritten as unwritten
 from dbrdist.core.array.memory import zeros as zeros
 from dbrdist.core.array.memory import zeros_as as zeros_as
 from dbrdist.core.array.types import Array as Array
-from dbrdist.core.array.types import HostArray
+from dbrdist.core.array.types import DType as DType
+from dbrdist.core.array.types import HostArray, Module, Number
+
+if TYPE_CHECKING:
+    from dbrdist.core.tape.variable import Operand
 
 # ---- devices --------------------------------------------------------------------------------------------------------
 
@@ -71,7 +74,7 @@ class Device:
         """The types of arrays that functions of :attr:`xp` take."""
         raise NotImplementedError(f"{type(self).__name__} must define supported_array_types")
 
-    def is_array_supported(self, array: Any) -> bool:
+    def is_array_supported(self, array: Array) -> bool:
         """True for an array that lies on this device."""
         raise NotImplementedError(f"{type(self).__name__} must define is_array_supported(self, array)")
 
@@ -119,7 +122,7 @@ class Device:
             sent[id(x)] = self.send_array(x)
         return sent[id(x)]
 
-    def send_array(self, array: Any) -> Array:
+    def send_array(self, array: Operand | str | Number) -> Array:
         """One array or number on this device: the same array if it is there."""
         if is_array(array):
             return to_device(array, self)
@@ -137,11 +140,11 @@ class CpuDevice(Device):
     supported_array_types = (np.ndarray,)
 
     @staticmethod
-    def from_array(array: Any) -> CpuDevice | None:
+    def from_array(array: Array | Sequence[int]) -> CpuDevice | None:
         """The device of a NumPy array; None for anything else."""
         return CpuDevice() if isinstance(array, np.ndarray) else None
 
-    def is_array_supported(self, array: Any) -> bool:
+    def is_array_supported(self, array: Array | Sequence[float]) -> bool:
         return isinstance(array, np.ndarray)
 
 
@@ -164,7 +167,7 @@ class GpuDevice(Device):
         return GpuDevice(device_id)
 
     @staticmethod
-    def from_array(array: Any) -> GpuDevice | None:
+    def from_array(array: Array) -> GpuDevice | None:
         """The device of a CuPy array; None for anything else."""
         if isinstance(array, np.ndarray) or not is_array(array):
             return None
@@ -210,7 +213,7 @@ class Intel64Device(Device):
         raise RuntimeError(NO_IDEEP)
 
     @staticmethod
-    def from_array(array: Any) -> None:
+    def from_array(array: Array) -> None:
         """None, for no array is one of iDeep's."""
 
 
@@ -220,7 +223,7 @@ def _current(device: GpuDevice) -> Iterator[GpuDevice]:
         yield device
 
 
-def import_cupy() -> Any:
+def import_cupy() -> Module:
     """The module cupy, or an error that names what to install."""
     try:
         import cupy
@@ -370,7 +373,7 @@ def get_device(device_spec: Any) -> Device:
     raise UnknownDeviceError(expected)
 
 
-def using_device(device_spec: Any) -> Any:
+def using_device(device_spec: DeviceSpec | None) -> Any:
     """Make a device the current one of the thread within a ``with`` block; for the CPU nothing changes.
 
     Args:
@@ -391,7 +394,7 @@ def device_of(a: Array) -> Device:
     return GpuDevice(a.device)
 
 
-def get_device_from_array(*arrays: Any) -> Device:
+def get_device_from_array(*arrays: Array) -> Device:
     """The Device of the first of ``arrays`` that lies on a GPU; where none does, that of the CPU."""
     for a in arrays:
         device = GpuDevice.from_array(a)
@@ -471,3 +474,6 @@ def wait_for(a: Array) -> None:
 def to_cpu(a: Array) -> HostArray:
     """``a`` in host memory."""
     return to_device(a, _HOST)
+
+
+DeviceSpec: TypeAlias = Device | str | int | tuple[str, int]  # what get_device takes

@@ -13,8 +13,11 @@ import weakref
 from contextlib import ContextDecorator
 from typing import Any
 
+from numpy.typing import DTypeLike
+
 from dbrdist.core.array.backend import as_dtype
 from dbrdist.core.array.chainer_mode import as_chainer
+from dbrdist.core.array.types import DType
 from dbrdist.core.array.user_line import warn_user
 from dbrdist.errors import UsageWarning
 
@@ -189,7 +192,7 @@ config = LocalConfig(global_config)
 class SwitchBlock(ContextDecorator):
     """What :func:`using_config` gives: a ``with`` block, or a decorator, within which one entry is set."""
 
-    def __init__(self, name: str, value: Any, config: Any) -> None:
+    def __init__(self, name: str, value: Any, config: GlobalConfig | LocalConfig) -> None:
         self._is_used = False
         self._arguments = name, value, config
 
@@ -224,7 +227,7 @@ class SwitchBlock(ContextDecorator):
             )
 
 
-def using_config(name: str, value: Any, config: Any = config) -> SwitchBlock:
+def using_config(name: str, value: Any, config: GlobalConfig | LocalConfig = config) -> SwitchBlock:
     """Set one configuration entry within a ``with`` block, for this thread.
 
     Args:
@@ -248,7 +251,7 @@ _SWITCHES = frozenset({"train", "enable_backprop", "debug"})
 _CHOICES = {"float32_products": ("float32", "bf16")}
 
 
-def _check_entry(name: str, value: Any) -> None:
+def _check_entry(name: str, value: int | str) -> None:
     """Refuse a text where a switch is meant, such as "False", which is true; warn of misspelt names."""
     if name in _DEFAULTS:
         if name in _SWITCHES:
@@ -270,7 +273,7 @@ def _check_entry(name: str, value: Any) -> None:
             )
 
 
-def no_backprop_mode() -> Any:
+def no_backprop_mode() -> SwitchBlock:
     """Within the ``with`` block this thread records no graph.
 
     Example:
@@ -281,7 +284,7 @@ def no_backprop_mode() -> Any:
     return using_config("enable_backprop", False)
 
 
-def force_backprop_mode() -> Any:
+def force_backprop_mode() -> SwitchBlock:
     """Within the ``with`` block this thread records the graph, also inside :func:`no_backprop_mode`.
 
     Example:
@@ -302,7 +305,7 @@ def is_debug() -> bool:
     return bool(config.debug)
 
 
-def get_compute_mode() -> Any:
+def get_compute_mode() -> str:
     """The configured mode, None or "cudnn_fast"; memory layouts are chosen without it.
 
     Example:
@@ -348,7 +351,7 @@ def set_debug(debug: bool) -> None:
 MIXED = (mixed16, mixedbf16)  # float32 parameters, and 16 bits in between
 
 
-def get_dtype(dtype: Any = None, map_mixed16: Any = None) -> Any:
+def get_dtype(dtype: Any = None, map_mixed16: DTypeLike | None = None) -> DType:
     """The type that an argument ``dtype`` stands for.
 
     Args:

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from dbrdist.core.array.types import Number
+
+if TYPE_CHECKING:
+    from dbrdist.core.tape.variable import Operand
 
 
 def number_of(x: Any) -> int | None:
@@ -85,7 +90,7 @@ class On:
 _HERE = On(None)
 
 
-def on(*arrays: Any) -> On:
+def on(*arrays: Operand | str | Number | None) -> On:
     """The context for these arrays or Variables; it does nothing for arrays of the host or the current device."""
     number = elsewhere(arrays)
     return _HERE if number is None else On(number)

@@ -28,7 +28,7 @@ def _nhwc(x: Any) -> Any:
 _FEW = 1 << 10  # elements up to which an operation is a call of NumPy and little else
 
 
-def elementwise(formula: Callable[..., Any], *xs: Any) -> Array:
+def elementwise(formula: Callable[..., Array], *xs: Any) -> Array:
     """``formula(*xs)`` for arrays that broadcast together; the result lies as images where an operand does.
 
     The formula sees such operands through their N H W C view, so that what it allocates in C order is channels-last.
@@ -64,7 +64,7 @@ def hand_down_kernel(formula: Any, kernel: Callable[..., Any]) -> None:
     kernels[formula] = kernel
 
 
-def _are_alike(a: Any, b: Any) -> bool:
+def _are_alike(a: Array, b: Array) -> bool:
     return type(a) is type(b) and a.shape == b.shape and a.dtype == b.dtype and is_of_own_class(a)
 
 
@@ -96,13 +96,13 @@ def fused(formula: Callable[..., Any], *xs: Any) -> Array:
     return _in_blocks(formula, xs, largest) if has_room else at_once(formula, *xs)
 
 
-def _leaves_type(x: Any, dtype: DType) -> bool:
+def _leaves_type(x: Array, dtype: DType) -> bool:
     """True unless ``x`` is of another floating type, which an array of ``dtype`` would be promoted to."""
     other = getattr(x, "dtype", dtype)
     return other == dtype or not is_floating(other)
 
 
-def _broadcasts_to(x: Any, shape: tuple[int, ...]) -> bool:
+def _broadcasts_to(x: Array, shape: tuple[int, ...]) -> bool:
     """True for numbers, and for arrays that do not enlarge what has this shape."""
     own = getattr(x, "shape", ())
     lead = len(shape) - len(own)
@@ -112,7 +112,7 @@ def _broadcasts_to(x: Any, shape: tuple[int, ...]) -> bool:
 def _widened(formula: Callable[..., Any], narrow: DType) -> Callable[..., Any]:
     """The formula in float32 between 16-bit operands and result."""
 
-    def wide(*vs: Any) -> Any:
+    def wide(*vs: Array) -> Any:
         y = formula(*[v.astype(np.float32) if getattr(v, "itemsize", 0) == 2 and is_floating(v.dtype) else v
                       for v in vs])  # fmt: skip
         return y.astype(narrow) if is_floating(y.dtype) else y
@@ -120,7 +120,7 @@ def _widened(formula: Callable[..., Any], narrow: DType) -> Callable[..., Any]:
     return wide
 
 
-def at_once(formula: Callable[..., Any], *xs: Any) -> Array:
+def at_once(formula: Callable[..., Any], *xs: Array) -> Array:
     """As :func:`elementwise`; five axes tell the primitives within the formula that the layout is settled."""
     ndim = 0
     for x in xs:
@@ -162,7 +162,7 @@ def _in_blocks(formula: Callable[..., Any], xs: tuple[Any, ...], largest: HostAr
     return out.reshape([shape[i] for i in order]).transpose(np.argsort(order))
 
 
-def _in_order(x: Any, ndim: int, order: Any) -> Any:
+def _in_order(x: Any, ndim: int, order: Any) -> Array:
     """``x`` with ``ndim`` axes in the given order; one value, however often repeated, as a number."""
     if not getattr(x, "ndim", 0):
         return x

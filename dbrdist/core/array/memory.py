@@ -15,22 +15,25 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from math import prod
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dbrdist.core.array.current_device import on
 from dbrdist.core.array.pages import own_pages
-from dbrdist.core.array.types import Array, HostArray
+from dbrdist.core.array.types import Array, DType, HostArray, Number
 
-DType: TypeAlias = Any
+if TYPE_CHECKING:
+    from dbrdist.core.tape.variable import Operand
+
 
 _BIG_BYTES = 1 << 16  # from here on an allocation is aligned to a cache line
 _OWN_PAGES_BYTES = 1 << 20  # from here on what lives long gets pages of its own, which takes 10 us
 _heap_is_tuned = False
 
 
-def get_array_module(*xs: Any) -> Any:
+def get_array_module(*xs: Operand | Number) -> Any:
     """``cupy`` if any of ``xs`` (arrays or Variables) is on a GPU, otherwise ``numpy``. Never imports CuPy.
 
     Args:
@@ -116,7 +119,7 @@ def is_arrays_compatible(arrays: Iterable[Any]) -> bool:
     return len({get_array_module(a) for a in arrays if a is not None}) < 2
 
 
-def as_dtype(dtype: Any) -> DType:
+def as_dtype(dtype: DTypeLike) -> DType:
     """A NumPy dtype from a name or type; ``'bfloat16'`` needs ml_dtypes."""
     if isinstance(dtype, str) and dtype == "bfloat16":
         import ml_dtypes
@@ -125,7 +128,7 @@ def as_dtype(dtype: Any) -> DType:
     return np.dtype(dtype)
 
 
-def is_floating(dtype: Any) -> bool:
+def is_floating(dtype: DType) -> bool:
     """True for float16, bfloat16, float32, float64 and wider."""
     kind = dtype.kind
     return kind == "f" or (
@@ -134,7 +137,7 @@ def is_floating(dtype: Any) -> bool:
 
 
 # The one table of accumulation types: sums, means and scales of a 16-bit type run in float32.
-def accumulation_dtype(dtype: Any) -> DType:
+def accumulation_dtype(dtype: DType) -> DType:
     """The type in which sums over arrays of ``dtype`` run."""
     dtype = np.dtype(dtype)
     if dtype.itemsize == 2 and is_floating(dtype):
@@ -183,7 +186,7 @@ def aligned(count: int, dtype: np.dtype[Any]) -> HostArray:
     return raw[start : start + num_bytes].view(dtype)
 
 
-def empty(shape: tuple[int, ...], dtype: Any, like: Array | None = None) -> Array:
+def empty(shape: tuple[int, ...], dtype: DTypeLike, like: Array | None = None) -> Array:
     """Uninitialised memory on the device of ``like`` (host: None); 4-d shapes are images, N C H W in channels-last.
 
     For kernels of images; what follows the layout of its operands takes :func:`empty_as`.
@@ -210,7 +213,7 @@ def _laid_out(flat: Array, shape: tuple[int, ...]) -> Array:
     return flat.reshape(shape)
 
 
-def allocator(shape: tuple[int, ...], dtype: Any) -> Callable[[], Array]:
+def allocator(shape: tuple[int, ...], dtype: DType) -> Callable[[], Array]:
     """A function that makes what ``empty(shape, dtype)`` makes on the host: 0.3 us for small arrays instead of 0.9."""
     dtype = np.dtype(dtype)
     if prod(shape) * dtype.itemsize >= _BIG_BYTES:  # not made to look at: it would count in a step's peak
@@ -219,28 +222,28 @@ def allocator(shape: tuple[int, ...], dtype: Any) -> Callable[[], Array]:
     return functools.partial(make, shape, dtype, None, 0, empty(shape, dtype).strides)
 
 
-def plain_allocator(shape: tuple[int, ...], dtype: Any) -> Callable[[], Array]:
+def plain_allocator(shape: tuple[int, ...], dtype: DType) -> Callable[[], Array]:
     """As :func:`allocator` for arrays in C order, such as weights."""
     new = allocator((math.prod(shape),), dtype)
     return lambda: new().reshape(shape)
 
 
 @functools.lru_cache(maxsize=256)
-def number(value: float, dtype: Any) -> HostArray:
+def number(value: float, dtype: DType) -> HostArray:
     """A number as a 0-d array on the host, which NumPy's functions take in half the time of a Python float."""
     a = np.array(value, dtype)
     a.flags.writeable = False
     return a
 
 
-def full(shape: tuple[int, ...], value: Any, dtype: Any, like: Array | None = None) -> Array:
+def full(shape: tuple[int, ...], value: Array | Number, dtype: DType, like: Array | None = None) -> Array:
     """As :func:`empty`, filled with ``value``."""
     a = empty(shape, dtype, like)
     fill(a, value)
     return a
 
 
-def fill(a: Array, value: Any) -> None:
+def fill(a: Array, value: Array | Number) -> None:
     """Copy a number, or an array of the same device, to all elements of ``a``."""
     if type(a) is np.ndarray:
         a[...] = value
@@ -254,26 +257,26 @@ def zeros(shape: tuple[int, ...], dtype: Any, like: Array | None = None) -> Arra
     return full(shape, 0, dtype, like)
 
 
-def empty_as(x: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+def empty_as(x: Array, shape: tuple[int, ...], dtype: DType) -> Array:
     """Uninitialised memory of another shape on the device of ``x``: as images where ``x`` lies so, else in C order."""
     if len(shape) == 4 and x.ndim == 4 and lies_as_images(x):
         return empty(shape, dtype, x)
     return empty((prod(shape),), dtype, x).reshape(shape)
 
 
-def full_as(x: Array, shape: tuple[int, ...], dtype: Any, value: Any) -> Array:
+def full_as(x: Array, shape: tuple[int, ...], dtype: DType, value: Any) -> Array:
     """As :func:`empty_as`, filled with ``value``."""
     a = empty_as(x, shape, dtype)
     fill(a, value)
     return a
 
 
-def zeros_as(x: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+def zeros_as(x: Array, shape: tuple[int, ...], dtype: DType) -> Array:
     """As :func:`empty_as`, filled with zeros."""
     return full_as(x, shape, dtype, 0)
 
 
-def aligned_zeros(count: int, dtype: Any, like: Array) -> Array:
+def aligned_zeros(count: int, dtype: DTypeLike, like: Array) -> Array:
     """``count`` zeros on the device of ``like`` that start on a cache line, however few they are."""
     if not isinstance(like, np.ndarray):
         with on(like):
@@ -287,7 +290,7 @@ def aligned_zeros(count: int, dtype: Any, like: Array) -> Array:
     return raw[start : start + num_bytes].view(dtype)
 
 
-def unwritten(shape: tuple[int, ...], dtype: Any, like: Array) -> Array:
+def unwritten(shape: tuple[int, ...], dtype: DTypeLike, like: Array) -> Array:
     """As :func:`empty`, for what will most probably not be written, and then takes no memory."""
     num_bytes = prod(shape) * np.dtype(dtype).itemsize
     if type(like) is not np.ndarray or num_bytes < _OWN_PAGES_BYTES:

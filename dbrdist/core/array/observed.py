@@ -9,7 +9,7 @@ from dbrdist.core.array.config import config
 from dbrdist.core.array.elementwise import elementwise
 
 
-def observed(formula: Any, *xs: Any) -> Array:
+def observed(formula: Any, *xs: Array | int) -> Array:
     """``formula(*xs)``, elementwise, reported to this thread's observer if it has one (``dbrdist.onnx``).
 
     ``formula`` is a ufunc; ``xs`` are arrays and numbers.

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array.backend import Array, get_array_module
+from dbrdist.core.array.types import Index, Module
 
 
-def add_in_order(y: Array, slices: Any, x: Array) -> None:
+def add_in_order(y: Array, slices: Index, x: Array) -> None:
     """``add.at(y, slices, x)`` into zeros on a GPU, with the same bits each time."""
     xp = get_array_module(y)
-    places = slices if isinstance(slices, tuple) else (slices,)
+    places: tuple[Any, ...] = slices if isinstance(slices, tuple) else (slices,)
     if all(getattr(p, "dtype", None) is not None and p.dtype.kind in "iu" and p.ndim for p in places):
         rows = _row_numbers(xp, places, y.shape)  # each index stands for a whole row
         width = int(np.prod(y.shape[len(places) :], dtype=np.int64))
@@ -28,7 +29,7 @@ def add_in_order(y: Array, slices: Any, x: Array) -> None:
     y[...] = total.reshape(y.shape)
 
 
-def _row_numbers(xp: Any, places: tuple[Any, ...], shape: tuple[int, ...]) -> Array:
+def _row_numbers(xp: Module, places: tuple[Any, ...], shape: tuple[int, ...]) -> Array:
     """The number of the row for each tuple of indexes; negative ones count from the end."""
     rows: Any = 0
     for p, n in zip(places, shape):
@@ -37,7 +38,7 @@ def _row_numbers(xp: Any, places: tuple[Any, ...], shape: tuple[int, ...]) -> Ar
     return rows
 
 
-def _summed(xp: Any, rows: Array, values: Array, num_rows: int) -> Array:
+def _summed(xp: Module, rows: Array, values: Array, num_rows: int) -> Array:
     """For each row number the sum of its values: neighbours are added in pairs, fours, eights, ..."""
     count = rows.size
     order = (rows * count + xp.arange(count)).argsort()  # of one row in the order of the values

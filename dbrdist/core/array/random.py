@@ -14,6 +14,7 @@ import zlib
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dbrdist.core.array.types import HostArray
 
@@ -69,7 +70,7 @@ class _Orders(threading.local):
 _orders = _Orders()
 
 
-def permutation(seed: int, epoch: int, n: int, dtype: Any = np.int64) -> HostArray:
+def permutation(seed: int, epoch: int, n: int, dtype: DTypeLike = np.int64) -> HostArray:
     """The order of ``n`` examples in ``epoch``: the same on every rank, and in any type of integers that holds them.
 
     Numbers are those of ``Generator.permutation``, which takes int64 and may leave that memory with the process.

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array.backend import Array, accumulation_dtype, is_floating
+from dbrdist.core.array.types import DType
 
 
 def sum_over(x: Array, axis: tuple[int, ...] | None, keepdims: bool) -> Array:
@@ -77,7 +78,7 @@ _KEPT_ONES = 1 << 14  # longer vectors of ones are not kept
 
 
 @lru_cache(maxsize=64)
-def ones(n: int, dtype: Any) -> Array:
+def ones(n: int, dtype: DType) -> Array:
     """A vector of ones on the host that is not to be changed."""
     return read_only(np.ones(n, dtype))
 

@@ -118,7 +118,7 @@ def wait_briefly() -> None:
         _set(_SPIN, _NUM_SPINS)
 
 
-def _set(variable: str, value: Any) -> None:
+def _set(variable: str, value: int | str) -> None:
     os.environ[variable] = _ours[variable] = str(value)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from dbrdist.core.tape.function_node import FunctionNode
 from dbrdist.core.tape.node import VariableNode
-from dbrdist.core.tape.variable import Variable
+from dbrdist.core.tape.variable import Operand, Variable
 
 _VARIABLE = {"shape": "octagon", "fillcolor": "#E0E0E0", "style": "filled"}
 _FUNCTION = {"shape": "record", "fillcolor": "#6495ED", "style": "filled"}
@@ -42,7 +42,7 @@ def _label(node: Any, show_name: bool) -> str:
     return f"{name}{shape}{'' if node.dtype is None else node.dtype}"
 
 
-def _quoted(value: Any, is_record: bool) -> str:
+def _quoted(value: str, is_record: bool) -> str:
     text = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     if is_record:  # these part a record into fields
         for letter in "{}|<>":
@@ -132,7 +132,7 @@ def build_computational_graph(
     return ComputationalGraph(nodes, edges, variable_style, function_style, rankdir, remove_variable, show_name)
 
 
-def _walk(outputs: list[Any]) -> tuple[list[Any], list[tuple[Any, Any]]]:
+def _walk(outputs: list[Operand]) -> tuple[list[Any], list[tuple[Any, Any]]]:
     known: dict[tuple[int, int], VariableNode] = {}  # a rule may make a second node of one output
     nodes: dict[int, Any] = {}
     edges: list[tuple[Any, Any]] = []

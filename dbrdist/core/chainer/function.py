@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.core.array.backend import Array, get_array_module
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import force_backprop_mode, no_backprop_mode
 from dbrdist.core.tape.function_node import FunctionHook, FunctionNode
 from dbrdist.core.tape.node import VariableNode
-from dbrdist.core.tape.variable import Variable
+from dbrdist.core.tape.variable import Operand, Variable
+
+if TYPE_CHECKING:
+    from dbrdist.core.tape.type_check import TypeInfoTuple
 
 __all__ = ["Function", "FunctionAdapter", "force_backprop_mode", "no_backprop_mode"]
 
@@ -43,7 +46,7 @@ class FunctionAdapter(FunctionNode):
     def label(self) -> str:
         return self.function.label
 
-    def check_type_forward(self, in_types: Any) -> None:
+    def check_type_forward(self, in_types: TypeInfoTuple) -> None:
         self.function.check_type_forward(in_types)
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -84,7 +87,7 @@ class FunctionAdapter(FunctionNode):
                 )
         return tuple([gxs[i] for i in wanted])
 
-    def _with_those_set(self, gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _with_those_set(self, gys: tuple[Array, ...]) -> tuple[Array | None, ...]:
         """The gradients of the outputs; where backward brought none, what the program set, as in Chainer."""
         nodes = [output() for output in self.function.outputs]
         if len(nodes) != len(gys):
@@ -130,7 +133,7 @@ class Function:
     _called: weakref.ref[FunctionAdapter] | None = None
     _outputs: tuple[weakref.ref[VariableNode], ...] = ()
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: Operand) -> Any:
         node = FunctionAdapter(self) if self._held is None else self._held
         self._called, self._held = weakref.ref(node), None
         outputs = node.apply(inputs)
@@ -147,7 +150,7 @@ class Function:
             self._held = FunctionAdapter(self)
         return self._held
 
-    def apply(self, inputs: tuple[Any, ...]) -> tuple[Variable, ...]:
+    def apply(self, inputs: tuple[Operand, ...]) -> tuple[Variable, ...]:
         """As a call, always with a tuple as the result."""
         outputs = self(*inputs)
         return outputs if isinstance(outputs, tuple) else (outputs,)
@@ -182,7 +185,7 @@ class Function:
         """The retained outputs; None for the others."""
         return self.node.output_data
 
-    def check_type_forward(self, in_types: Any) -> None:
+    def check_type_forward(self, in_types: TypeInfoTuple) -> None:
         """Check types and shapes before forward; see :mod:`dbrdist.utils.type_check`."""
 
     def forward(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -197,17 +200,17 @@ class Function:
         """``forward`` for CuPy arrays."""
         raise NotImplementedError(f"{self.label} defines neither forward(inputs) nor forward_gpu(inputs)")
 
-    def backward(self, inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def backward(self, inputs: tuple[Array | None, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """The gradient of each input, as arrays; None where there is none."""
         given = [a for a in (*inputs, *grad_outputs) if a is not None]
         on_host = get_array_module(*given).__name__ == "numpy"
         return self.backward_cpu(inputs, grad_outputs) if on_host else self.backward_gpu(inputs, grad_outputs)
 
-    def backward_cpu(self, inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def backward_cpu(self, inputs: tuple[Any, ...], grad_outputs: tuple[Array, ...]) -> tuple[Any, ...]:
         """``backward`` for NumPy arrays."""
         return tuple(None for _ in inputs)
 
-    def backward_gpu(self, inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def backward_gpu(self, inputs: tuple[Any, ...], grad_outputs: tuple[Array, ...]) -> tuple[Any, ...]:
         """``backward`` for CuPy arrays."""
         return tuple(None for _ in inputs)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from dbrdist.core.array.backend import Array, get_array_module, on
 from dbrdist.core.array.config import config
 from dbrdist.core.array.ordered_sums import add_in_order
 from dbrdist.core.tape.checks import expected
-from dbrdist.core.tape.variable import Variable
+from dbrdist.core.tape.variable import Operand, Variable
 
 
 class CooMatrix:
@@ -32,7 +30,13 @@ class CooMatrix:
     """
 
     def __init__(
-        self, data: Any, row: Array, col: Array, shape: Any, order: str | None = None, requires_grad: bool = False
+        self,
+        data: Operand,
+        row: Array,
+        col: Array,
+        shape: tuple[int, ...],
+        order: str | None = None,
+        requires_grad: bool = False,
     ) -> None:
         if data.ndim not in (1, 2):
             raise expected("CooMatrix", "data", "1 axis, or 2 for a batch", data)

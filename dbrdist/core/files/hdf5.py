@@ -9,6 +9,7 @@ import numpy as np
 
 from dbrdist.core.array.backend import as_dtype
 from dbrdist.core.array.chainer_mode import loading
+from dbrdist.core.array.types import Module
 from dbrdist.core.files.serializer import (
     Deserializer,
     Serializer,
@@ -24,7 +25,7 @@ _FORMAT = "dbrdist.format"  # an attribute of files that dbrdist wrote
 _DTYPE = "dbrdist.dtype"  # the attribute with the name of a type that HDF5 does not know (bfloat16)
 
 
-def _import_h5py() -> Any:
+def _import_h5py() -> Module:
     try:
         import h5py
     except ImportError as error:

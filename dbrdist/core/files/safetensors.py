@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array.backend import as_dtype
+from dbrdist.core.array.types import Array
 from dbrdist.core.files.regular_file import regular
 from dbrdist.core.files.serializer import write_atomically
 from dbrdist.errors import CheckpointError
@@ -29,7 +30,7 @@ TYPE_NAMES = {dtype: name for name, dtype in _TYPES.items()}
 _MAX_HEADER_BYTES = 100_000_000  # as in the reference implementation
 
 
-def save(path: str, arrays: Mapping[str, Any], facts: Mapping[str, str] | None = None) -> None:
+def save(path: str, arrays: Mapping[str, Array], facts: Mapping[str, str] | None = None) -> None:
     """Write arrays by name; `facts` are words about them."""
     header: dict[str, Any] = {"__metadata__": dict(facts)} if facts else {}
     plain, end = [], 0
@@ -55,7 +56,7 @@ def save(path: str, arrays: Mapping[str, Any], facts: Mapping[str, str] | None =
     write_atomically(path, write)
 
 
-def load(path: str) -> dict[str, Any]:
+def load(path: str) -> dict[str, Array]:
     """All arrays of a file by name. Raises CheckpointError where it is damaged."""
     with open(path, "rb", opener=regular) as file:
         data = file.read()

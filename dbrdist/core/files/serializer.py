@@ -16,14 +16,15 @@ import json
 import os
 import threading
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from dbrdist.core.array.backend import as_dtype, is_array, to_cpu
 from dbrdist.core.array.chainer_mode import as_chainer, loading
-from dbrdist.core.array.types import HostArray
+from dbrdist.core.array.types import Array, HostArray
 from dbrdist.core.files.regular_file import regular
 from dbrdist.core.usage.mistakes import given_a_class, warn
 from dbrdist.errors import CheckpointError, MissingEntryError
@@ -82,7 +83,7 @@ class Deserializer(AbstractSerializer):
 SUBJECT = "__subject__"
 
 
-def is_about(serializer: Any, subject: str) -> bool:
+def is_about(serializer: AbstractSerializer, subject: str) -> bool:
     """Save with a state what it is about; when loading, whether the saved state is about the same.
 
     ``if is_about(serializer, key): self.best = serializer('best', self.best)`` keeps the best value of one key from
@@ -92,12 +93,12 @@ def is_about(serializer: Any, subject: str) -> bool:
     return saved is None or saved == subject
 
 
-def loads(serializer: Any) -> bool:
+def loads(serializer: AbstractSerializer) -> bool:
     """Whether a serializer loads. One of a program's that does not say so, such as a function, is taken to load."""
     return bool(getattr(serializer, "is_loading", True))
 
 
-def saved_entry(serializer: Any, *keys: str) -> Any:
+def saved_entry(serializer: AbstractSerializer, *keys: str) -> Array | int | None:
     """The value that was saved under the first of these names that is there, else None; for a serializer that loads."""
     for key in keys:
         try:
@@ -109,7 +110,7 @@ def saved_entry(serializer: Any, *keys: str) -> Any:
     return None
 
 
-def described(serializer: Any, key: str, words: str) -> str | None:
+def described(serializer: AbstractSerializer, key: str, words: str) -> str | None:
     """Save words; when loading the saved ones, None where there are none: an earlier version saved."""
     if not loads(serializer):
         serializer(key, words)
@@ -133,7 +134,9 @@ class DictionarySerializer(Serializer):
         ['W', 'b']
     """
 
-    def __init__(self, target: dict[str, Any] | None = None, path: str = "", copy: _Copy | None = None) -> None:
+    def __init__(
+        self, target: dict[str, Array | None] | None = None, path: str = "", copy: _Copy | None = None,
+    ) -> None:  # fmt: skip
         self.target: dict[str, Any] = {} if target is None else target
         self.path = path
         self._copy = copy
@@ -221,7 +224,7 @@ def missing(key: str, saved: Iterable[str]) -> str:
     return f"{words}; the state belongs to another architecture, or load it with strict=False"
 
 
-def load_value(key: str, value: Any, saved: Any) -> Any:
+def load_value(key: str, value: Any, saved: Array) -> Any:
     """What stands for ``value`` after loading the array ``saved``: arrays are filled in place, others keep their type.
 
     Raises:
@@ -236,7 +239,7 @@ def load_value(key: str, value: Any, saved: Any) -> Any:
     return _as_loaded(key, value, saved)
 
 
-def _as_loaded(key: str, value: Any, saved: Any) -> Any:
+def _as_loaded(key: str, value: Any, saved: Any) -> float | np.generic | Sequence[float]:
     """A saved number or list in the type of the value that it replaces."""
     if isinstance(value, (list, tuple)):
         return type(value)(saved.tolist())
@@ -251,7 +254,7 @@ def _as_loaded(key: str, value: Any, saved: Any) -> Any:
     return type(value)(number)
 
 
-def _fill(key: str, value: Any, saved: Any) -> Any:
+def _fill(key: str, value: Any, saved: Any) -> Array:
     if value.shape != saved.shape:
         raise CheckpointError(
             f"{key}: expected shape {value.shape} as in the object, found {saved.shape} in the saved state"
@@ -337,7 +340,7 @@ def _flush(path: str) -> None:
         os.close(descriptor)
 
 
-def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], None]) -> None:
+def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], int | None]) -> None:
     """As :func:`replace_atomically`, for a function that writes to an open file."""
 
     def make(temporary: str) -> None:
@@ -347,7 +350,7 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], N
     replace_atomically(path, make)
 
 
-def saved_state(obj: Any, copy: _Copy | None = None) -> dict[str, Any]:
+def saved_state(obj: Any, copy: _Copy | None = None) -> dict[str, Array | None]:
     """A copy of an object's state as a flat dictionary of NumPy arrays (None stays None), by path."""
     serializer = DictionarySerializer(copy=copy)
     serializer.save(obj)
@@ -424,7 +427,7 @@ def load_npz(file: Any, obj: Any, path: str = "", strict: bool = True, ignore_na
         )
 
 
-def load_file_of_chainer(file: Any, deserializer: Deserializer, obj: Any) -> None:
+def load_file_of_chainer(file: Path | str, deserializer: Deserializer, obj: Any) -> None:
     """Load from a file that is not ours: a Sequential has the order of Chainer's or, where that does not fit, its own.
 
     Where both fit, a warning says which was taken, but not in a program of Chainer, whose files are Chainer's.

@@ -5,14 +5,19 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dbrdist.core.array.chainer_mode import loading
+from dbrdist.core.array.types import Number
 from dbrdist.core.model.device_resident import DeviceResidentsVisitor
 from dbrdist.core.model.link import Link, _join
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.model.versions import Watch, note_change
 from dbrdist.core.usage.mistakes import given_a_class, refuse, warn
+
+if TYPE_CHECKING:
+    from dbrdist.core.files.serializer import AbstractSerializer
+    from dbrdist.core.tape.variable import Operand
 
 C = TypeVar("C", bound="_Container")
 
@@ -88,7 +93,7 @@ class _Container(Link):
         for name, child in self._named_children():
             child.copyparams(theirs[name], copy_persistent)
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         super().serialize(serializer)
         for name, link in self._named_children():
             link.serialize(serializer[name])
@@ -144,7 +149,7 @@ class Chain(_Container):
             self._children.remove(name)
         super().__delattr__(name)
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Link:
         return getattr(self, name)
 
     def add_link(self, name: str, link: Link) -> None:
@@ -218,7 +223,7 @@ class ChainList(_Container):
     def children(self) -> Iterator[Link]:
         return iter(self._list)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> Link | list[Link]:
         return self._list[index]
 
     def __setitem__(self, index: int, link: Link) -> None:
@@ -335,7 +340,7 @@ class Sequential(ChainList):
         for layer in sequential._layers:
             self.append(layer)
 
-    def forward(self, *x: Any) -> Any:
+    def forward(self, *x: Operand | Number) -> Any:
         """The layers in order; tuples are spread over the next layer's arguments."""
         if not self._layers:
             raise RuntimeError("Sequential: it has no layers; append some before the call")

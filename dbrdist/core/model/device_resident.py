@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from dbrdist.core.array.backend import CpuDevice, Device, GpuDevice, get_device, to_device
+from dbrdist.core.array.backend import CpuDevice, Device, DeviceSpec, GpuDevice, get_device, to_device
+from dbrdist.core.array.types import Array
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.parameter import Parameter
 
 D = TypeVar("D", bound="DeviceResident")
 
@@ -45,7 +49,7 @@ class DeviceResident:
         """Let a visitor go through this object and what it owns."""
         visitor.visit_device_resident(self)
 
-    def to_device(self: D, device: Any) -> D:
+    def to_device(self: D, device: DeviceSpec | None) -> D:
         """Move all arrays."""
         self.device_resident_accept(_Mover(get_device(device)))
         return self
@@ -93,8 +97,8 @@ class _Mover(DeviceResidentsVisitor):
         device_resident._device = self._device
         device_resident._gpu = self._device.index if isinstance(self._device, GpuDevice) else None
 
-    def visit_variable(self, param: Any) -> None:
+    def visit_variable(self, param: Parameter) -> None:
         param.to_device(self._device)
 
-    def visit_array(self, arr: Any) -> Any:
+    def visit_array(self, arr: Array) -> Array:
         return to_device(arr, self._device)

@@ -128,7 +128,7 @@ class Run:
         """The layers in groups whose norms are taken together: here one by one."""
         return ([layer] for layer in self._layers)
 
-    def total(self, values: list[Any]) -> list[Any]:
+    def total(self, values: list[float]) -> list[Any]:
         """Sums over all elements of the layers, of those over the elements here."""
         return values
 

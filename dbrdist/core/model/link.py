@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dbrdist.core.array.backend import device_of, fill, is_array, to_device
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config
 from dbrdist.core.array.current_device import On, current_number
+from dbrdist.core.array.types import Array, PerAxis
 from dbrdist.core.model import pickles_of_chainer
 from dbrdist.core.model.device_resident import DeviceResident, DeviceResidentsVisitor
 from dbrdist.core.model.flat import unique
@@ -34,12 +36,12 @@ L = TypeVar("L", bound="Link")
 _OWN_ATTRIBUTES = frozenset({"_children", "_hooks", "_layers", "_list", "_params", "_persistent", "_within_init_scope"})
 
 
-def _with_attributes(link: Any, replaced: dict[str, Any]) -> Any:
+def _with_attributes(link: Link, replaced: dict[str, Variable]) -> Link:
     """A copy of a link for one call, which shares all but some attributes: other threads see their own."""
     new = object.__new__(type(link))
     new.__dict__.update(link.__dict__, **replaced, _stand_ins={*link.__dict__.get("_stand_ins", ()), *replaced})
     own_forward = link.__dict__.get("forward")
-    if getattr(own_forward, "__self__", None) is link:
+    if own_forward is not None and getattr(own_forward, "__self__", None) is link:
         new.__dict__["forward"] = own_forward.__func__.__get__(new)
         new.__dict__["_stand_ins"].add("forward")
     return new
@@ -94,7 +96,7 @@ class Link(DeviceResident):
             self.add_param(name, shape, dtype=dtype)
 
     @classmethod
-    def from_params(cls, *args: Any, **kwargs: Any) -> Any:
+    def from_params(cls, *args: Array, **kwargs: Any) -> Any:
         """A link made from given parameters; only links that define it have it."""
         raise NotImplementedError(f"{cls.__name__} defines no from_params(): this link does not implement it")
 
@@ -170,7 +172,9 @@ class Link(DeviceResident):
         super().__delattr__(name)
         note_change(self)
 
-    def add_param(self, name: str, shape: Any = None, dtype: Any = np.float32, initializer: Any = None) -> None:
+    def add_param(
+        self, name: str, shape: PerAxis | None = None, dtype: Any = np.float32, initializer: Any = None
+    ) -> None:
         """Register a parameter; without a shape it is initialised later."""
         if name in self.__dict__:
             raise AttributeError(f"{type(self).__name__}: cannot register parameter {name!r}: the attribute exists")
@@ -179,7 +183,7 @@ class Link(DeviceResident):
         with self.init_scope():
             setattr(self, name, Parameter(initializer, shape))
 
-    def add_persistent(self, name: str, value: Any) -> None:
+    def add_persistent(self, name: str, value: Array | int | str | None) -> None:
         """Register a value that is saved and copied with the link, but not trained."""
         if name in self.__dict__:
             raise AttributeError(f"{type(self).__name__}: cannot register persistent {name!r}: the attribute exists")
@@ -229,7 +233,9 @@ class Link(DeviceResident):
             self._require_forward()
             return self._call_with_hooks([*thread.hooks.values(), *(self._hooks or {}).values()], args, kwargs)
 
-    def _call_with_hooks(self, hooks: list[LinkHook], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_with_hooks(
+        self, hooks: list[LinkHook], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Variable | dict[str, Variable]:
         before = ForwardPreprocessArgs(self, "forward", args, kwargs)
         begun: list[LinkHook] = []
         caller: Any = self
@@ -450,7 +456,7 @@ class Link(DeviceResident):
                 else:
                     setattr(self, name, copying.deepcopy(theirs))
 
-    def repeat(self, n_repeat: int, mode: str = "init") -> Any:
+    def repeat(self, n_repeat: int, mode: str = "init") -> Link:
         """A Sequential of ``n_repeat`` copies of this link, none below 1; see :meth:`copy` for ``mode``."""
         if not isinstance(n_repeat, (int, np.integer)) or isinstance(n_repeat, bool):
             got = f"{type(n_repeat).__name__} {n_repeat!r:.40}"
@@ -513,10 +519,10 @@ def _missing_init() -> RuntimeError:
 
 
 class _TypedNaN:
-    def __init__(self, dtype: Any) -> None:
+    def __init__(self, dtype: DTypeLike) -> None:
         self.dtype = dtype
 
-    def __call__(self, array: Any) -> None:
+    def __call__(self, array: Array) -> None:
         array[...] = np.nan
 
 

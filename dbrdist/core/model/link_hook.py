@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
 
 
 class ForwardPreprocessArgs(NamedTuple):
@@ -51,16 +54,16 @@ class LinkHook:
         del thread.hooks[self.name]
         self.deleted(None)
 
-    def added(self, link: Any) -> None:
+    def added(self, link: Link | None) -> None:
         """Called when the hook is added (``None``: to the thread)."""
 
-    def deleted(self, link: Any) -> None:
+    def deleted(self, link: Link | None) -> None:
         """Called when the hook is removed."""
 
     def forward_preprocess(self, args: ForwardPreprocessArgs) -> None:
         """Called before forward."""
 
-    def stand_ins(self, args: ForwardPreprocessArgs, link: Any) -> dict[str, Any]:
+    def stand_ins(self, args: ForwardPreprocessArgs, link: Link) -> dict[str, Any]:
         """Attributes that this one call of forward sees in place of the link's own, such as another weight.
 
         ``link`` has those of the hooks before; ``args.link`` keeps its own attributes throughout.

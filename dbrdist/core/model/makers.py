@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 import weakref
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.core.usage.mistakes import warn
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
 
 # By the link whose forward makes links: the last one that was made, by line.
 _made: weakref.WeakKeyDictionary[Any, dict[tuple[str, int], Any]] = weakref.WeakKeyDictionary()
@@ -15,7 +18,7 @@ _warned = object()  # in place of a link: this line has been warned of
 _CALLS = ("forward", "__call__")
 
 
-def note_maker(link: Any, kind: type) -> None:
+def note_maker(link: Link, kind: type) -> None:
     """Note a link's first parameter; warn where the forward of another one makes it, and made one before that is gone.
 
     A container made there of links that last is none of these: it has no parameters of its own.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from dbrdist.core.array.backend import (
     Array,
     CpuDevice,
     Device,
+    DeviceSpec,
     device_of,
     fill,
     get_array_module,
@@ -25,6 +26,7 @@ from dbrdist.core.array.backend import (
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import get_dtype
 from dbrdist.core.array.ownership import is_private
+from dbrdist.core.array.types import DType, PerAxis
 from dbrdist.core.model.versions import note_change
 from dbrdist.core.tape.node import note_assignment
 from dbrdist.core.tape.variable import Variable
@@ -32,13 +34,17 @@ from dbrdist.core.tape.variable_words import warn_of_zerograd
 from dbrdist.core.usage.foreign_names import add_hints
 from dbrdist.core.usage.mistakes import given_a_class
 
+if TYPE_CHECKING:
+    from dbrdist.core.model.flat import Arena
+    from dbrdist.core.update.update_rule import UpdateRule
+
 
 class Slot:
     """A parameter's place in an arena: its position among the parameters there, and which elements are its own."""
 
     __slots__ = ("arena", "index", "start", "stop")
 
-    def __init__(self, arena: Any, index: int, start: int, stop: int) -> None:
+    def __init__(self, arena: Arena, index: int, start: int, stop: int) -> None:
         self.arena = arena
         self.index = index
         self.start = start
@@ -102,7 +108,7 @@ class Parameter(Variable):
     )  # fmt: skip
 
     def __init__(
-        self, initializer: Any = None, shape: Any = None, name: str | None = None, *, layout: Any = None
+        self, initializer: Any = None, shape: PerAxis | None = None, name: str | None = None, *, layout: Any = None
     ) -> None:
         super().__init__(None, name=name)
         if layout is not None:
@@ -153,7 +159,7 @@ class Parameter(Variable):
     def shape(self) -> Any:
         return None if self._array is None else self._array.shape
 
-    def initialize(self, shape: Any) -> None:
+    def initialize(self, shape: PerAxis) -> None:
         """Fill an array of this shape with initial values, and drop the gradient.
 
         A parameter that has an array already gets new values of the type that it has.
@@ -176,7 +182,7 @@ class Parameter(Variable):
             with on(self._array):
                 self.node.gradient = get_array_module(self._array).full_like(self._array, float(first))
 
-    def _draw(self, shape: tuple[int, ...], dtype: Any) -> Array:
+    def _draw(self, shape: tuple[int, ...], dtype: DType) -> Array:
         """Initial values, in host memory."""
         init = self.initializer
         a: Array = np.empty(shape, dtype)
@@ -421,7 +427,7 @@ class Parameter(Variable):
         """Where the array lies."""
         return self.initial_device if self._array is None else device_of(self._array)
 
-    def to_device(self, device: Any) -> None:
+    def to_device(self, device: DeviceSpec) -> None:
         """Move array and gradient; another device takes the parameter out of flat memory."""
         device = self.initial_device = get_device(device)
         if self._array is None or device == device_of(self._array):
@@ -437,7 +443,7 @@ class Parameter(Variable):
         return self._update_rule
 
     @update_rule.setter
-    def update_rule(self, rule: Any) -> None:
+    def update_rule(self, rule: UpdateRule | None) -> None:
         self._update_rule = rule
         note_change(self)
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dbrdist.core.array.backend import DeviceSpec
+from dbrdist.core.array.types import Array
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape.variable import Variable
+
+if TYPE_CHECKING:
+    from dbrdist.core.update.optimizer import GradientMethod
 
 _UNUSED = ("_device", "_overridden_to_methods", "_Link__init_done", "_device_id", "_cpu", "_hooks")
 
@@ -40,7 +45,7 @@ def link_state(state: dict[str, Any]) -> dict[str, Any]:
     return own
 
 
-def recover_parameter(array: Any, name: str | None, grad: Any, *others: Any) -> Parameter:
+def recover_parameter(array: Array | None, name: str | None, grad: Any, *others: Any) -> Parameter:
     """What ``chainer.variable._recover_parameter`` gives; the rule's state waits for an optimizer.
 
     ``others`` are the initializer, the rule and the device; Chainer 7 says in front whether there is a gradient.
@@ -77,7 +82,7 @@ def set_up(optimizer: Any, state: dict[str, Any]) -> None:
             param.update_rule.follow_chainer(saved)
 
 
-def _set_loss_scale(optimizer: Any, state: dict[str, Any]) -> None:
+def _set_loss_scale(optimizer: GradientMethod, state: dict[str, Any]) -> None:
     scale = state.get("_loss_scale")
     if scale is None:
         return
@@ -87,6 +92,6 @@ def _set_loss_scale(optimizer: Any, state: dict[str, Any]) -> None:
         optimizer._was_unsafe = state["_loss_scaling_isnan_ever"]
 
 
-def create_variable(array: Any, name: str | None, grad: Any, requires_grad: bool, *device: Any) -> Variable:
+def create_variable(array: Array, name: str | None, grad: Any, requires_grad: bool, *device: DeviceSpec) -> Variable:
     """What ``chainer.variable._create_variable`` gives."""
     return Variable(array, name=name, grad=grad, requires_grad=requires_grad)

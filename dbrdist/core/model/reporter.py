@@ -7,15 +7,20 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dbrdist.core.array.backend import to_cpu
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config
+from dbrdist.core.array.types import Array, Number
 from dbrdist.core.tape.variable import Variable
 from dbrdist.core.usage.mistakes import refuse, warn
+
+if TYPE_CHECKING:
+    from dbrdist.core.files.serializer import AbstractSerializer
+    from dbrdist.core.model.link import Link
 
 
 class _Stack(threading.local):
@@ -69,7 +74,7 @@ class Reporter:
     def __exit__(self, *exc: object) -> None:
         _stack.reporters.pop()
 
-    def add_observer(self, name: str, observer: Any) -> None:
+    def add_observer(self, name: str, observer: Link) -> None:
         """Give an observer its name."""
         self._names[id(observer)] = _Names(name + "/")
 
@@ -79,7 +84,7 @@ class Reporter:
             self._names[id(observer)] = _Names(prefix + name + "/")
 
     @contextmanager
-    def scope(self, observation: dict[str, Any]) -> Iterator[None]:
+    def scope(self, observation: dict[str, float]) -> Iterator[None]:
         """Collect into another dictionary within the block, with this as the current reporter."""
         old, self.observation = self.observation, observation
         try:
@@ -88,7 +93,7 @@ class Reporter:
         finally:
             self.observation = old
 
-    def report(self, values: dict[str, Any], observer: Any = None) -> None:
+    def report(self, values: dict[str, Any], observer: Link | None = None) -> None:
         """Store values, under the observer's name where one is given."""
         names = self._names.get(None if observer is None else id(observer))
         if names is None:
@@ -126,7 +131,7 @@ def get_current_reporter() -> Reporter:
     return _stack.reporters[-1]
 
 
-def report(values: dict[str, Any], observer: Any = None) -> None:
+def report(values: dict[str, Any], observer: Link | None = None) -> None:
     """Report values to the current reporter; without one, nothing happens.
 
     Args:
@@ -207,7 +212,7 @@ class Summary:
         """Of all values together."""
         return self._weight
 
-    def add(self, value: Any, weight: float = 1) -> None:
+    def add(self, value: Array | Number, weight: float = 1) -> None:
         """Add one value (an array of one element or a number)."""
         x, w = as_number(value), float(weight)
         if w == 0:  # a rank without examples reports NaN, which must not count
@@ -244,7 +249,7 @@ class Summary:
             return float("nan"), float("nan")
         return self._mean, float(np.sqrt(max(self._square / self._weight, 0.0)))
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         """Save or load the sums, also those of Chainer: of the values and of their squares."""
         try:
             self._mean = float(serializer("_mean", self._mean))
@@ -356,7 +361,7 @@ class DictSummary:
             out[key], out[key + ".std"] = s.make_statistics()
         return out
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         """Save or load all summaries."""
         summaries = self.summaries()
         try:

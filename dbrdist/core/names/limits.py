@@ -16,7 +16,7 @@ import inspect
 import math
 import operator
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
@@ -129,7 +129,7 @@ _BY_NAME: dict[tuple[str, str], Limit] = {
 }
 
 
-def _whole(value: Any) -> int | None:
+def _whole(value: int) -> int | None:
     """An integer of Python or NumPy as a Python integer; None for anything else."""
     try:
         return operator.index(value)
@@ -149,7 +149,7 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _shown(value: Any) -> str:
+def _shown(value: str | Sequence[float] | None) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     return "None" if value is None else f"{type(value).__name__} {value!r:.40}"

@@ -39,8 +39,8 @@ def assert_allclose(x: Any, y: Any, atol: float = 1e-5, rtol: float = 1e-4, verb
     Example:
         >>> dbrdist.gradient_check.assert_allclose(np.array([1.0]), np.array([1.00001]))
     """
-    a, b = (np.asarray(to_cpu(as_array(v))) for v in (x, y))
-    a, b = (v.astype(np.float64) if v.dtype.itemsize == 2 else v for v in (a, b))
+    arrays: list[Any] = [np.asarray(to_cpu(as_array(v))) for v in (x, y)]
+    a, b = (v.astype(np.float64) if v.dtype.itemsize == 2 else v for v in arrays)
     np.testing.assert_allclose(a, b, atol=atol, rtol=rtol, verbose=verbose)
 
 

@@ -5,11 +5,12 @@ A program of Chainer's time, run by ``dbrdist.compat``, may do what Chainer acce
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from dbrdist.core.array.chainer_mode import as_chainer
+from dbrdist.core.array.types import Array
 from dbrdist.core.array.user_line import warn_user
 from dbrdist.errors import UsageWarning
 
@@ -26,7 +27,7 @@ def refuse(error: Exception) -> None:
     warn(f"{error} (accepted, as Chainer did)")
 
 
-def warn_of_arrays(arrays: Any, where: str, ours: str) -> None:
+def warn_of_arrays(arrays: Sequence[Array], where: str, ours: str) -> None:
     """Warn of a few arrays side by side, such as (x, t), where examples are meant."""
     if not 2 <= len(arrays) <= 4 or not all(isinstance(a, np.ndarray) and a.ndim for a in arrays):
         return

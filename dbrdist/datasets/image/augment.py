@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
+from dbrdist.core.array.types import PerAxis
 from dbrdist.core.names.limits import Limit, count, count_or_zero, not_negative, share
 from dbrdist.datasets.image import pixels
 from dbrdist.datasets.image.images import Image
@@ -102,7 +103,7 @@ class PCALighting(Transform):
     ) -> None:
         self.std = std
 
-    def image(self, image: Image, rng: Any) -> Image:
+    def image(self, image: Image, rng: np.random.Generator | None) -> Image:
         alphas = self.std * needs(rng, self).standard_normal(3)
         if _bytes(image, self).shape[2] != 3:
             raise ValueError(f"expected an image of three channels (H, W, 3) for PCALighting, got {image.shape}")
@@ -133,7 +134,7 @@ class RandomErasing(Transform):
         p: float = 0.5,
         area: tuple[float, float] = (0.02, 1 / 3),
         ratio: tuple[float, float] = (0.3, 1 / 0.3),
-        value: Any = 0,
+        value: int | str | tuple[int, ...] = 0,
     ) -> None:
         if not 0 <= p <= 1:
             raise ValueError(f"expected a probability from 0 to 1, got {p}")
@@ -157,7 +158,7 @@ class RandomErasing(Transform):
         out[top : top + height, left : left + width] = filled
         return out
 
-    def _window(self, h: int, w: int, rng: Any) -> tuple[int, int, int, int] | None:
+    def _window(self, h: int, w: int, rng: np.random.Generator) -> tuple[int, int, int, int] | None:
         """Top, left, height and width; None where ten tries did not fit."""
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         for _ in range(10):
@@ -169,7 +170,7 @@ class RandomErasing(Transform):
         return None
 
 
-def _each(value: Any) -> Sequence[Any]:
+def _each(value: int | str | tuple[int, ...]) -> Sequence[Any]:
     return value if isinstance(value, (tuple, list, np.ndarray)) else (value,)
 
 
@@ -181,7 +182,7 @@ def _enhanced(change: Callable[[Image, float], Image]) -> _Operation:
     return lambda image, strength, sign, fill: change(image, 1 + sign * 0.9 * strength)
 
 
-def _moved(image: Image, x: float, y: float, fill: Any) -> Image:
+def _moved(image: Image, x: float, y: float, fill: PerAxis) -> Image:
     return pixels.affine(image, (1, 0, float(int(x)), 0, 1, float(int(y))), fill)
 
 
@@ -338,7 +339,7 @@ class TrivialAugment(Transform):
     def __init__(self, fill: Fill = 0) -> None:
         self.fill = fill
 
-    def image(self, image: Image, rng: Any) -> Image:
+    def image(self, image: Image, rng: np.random.Generator) -> Image:
         operations = tuple(WIDE_OPERATIONS.values())
         draw = needs(rng, self).random
         operation = operations[int(draw() * len(operations))]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 
+from dbrdist.core.array.types import Array
 from dbrdist.core.names.limits import count_or_zero, part
 from dbrdist.datasets.image.images import (
     ANY_METHOD,
@@ -53,7 +54,7 @@ def _crop(image: Image, top: int, left: int, height: int, width: int) -> Image:
     return out
 
 
-def _resized(image: Image, height: int, width: int, method: str, out: Any) -> Image:
+def _resized(image: Image, height: int, width: int, method: str, out: Array | None) -> Image:
     """The image at another size, in memory of its own: see :func:`sees_a_window`."""
     found = resize(image, height, width, method, out)
     return image.copy() if found is image else found
@@ -85,7 +86,7 @@ class RandomCrop(Transform):
         self.size = _pair(size)
         self.padding = padding
 
-    def image(self, image: Image, rng: Any) -> Image:
+    def image(self, image: Image, rng: np.random.Generator) -> Image:
         height, width = self.size
         free_y = image.shape[0] + 2 * self.padding - height
         free_x = image.shape[1] + 2 * self.padding - width
@@ -117,7 +118,7 @@ class CenterCrop(Transform):
     def __init__(self, size: Annotated[int | tuple[int, int], "Side of the square in pixels."]) -> None:
         self.size = _pair(size)
 
-    def image(self, image: Image, rng: Any) -> Image:
+    def image(self, image: Image, rng: np.random.Generator | None) -> Image:
         height, width = self.size
         h, w = image.shape[:2]
         if h < height or w < width:
@@ -153,7 +154,7 @@ class CenterResizedCrop(Transform):
         self.ratio = ratio
         self.method = one_method(method)
 
-    def image(self, image: Image, rng: Any, out: Any = None) -> Image:
+    def image(self, image: Image, rng: np.random.Generator | None, out: Array | None = None) -> Image:
         h, w = image.shape[:2]
         side = max(round(min(h, w) * self.ratio), 1)
         return _resized(_crop(image, (h - side) // 2, (w - side) // 2, side, side), *self.size, self.method, out)
@@ -181,7 +182,7 @@ class RandomHorizontalFlip(Transform):
             raise ValueError(f"expected a probability from 0 to 1, got {p}")
         self.p = p
 
-    def image(self, image: Image, rng: Any, out: Any = None) -> Image:
+    def image(self, image: Image, rng: np.random.Generator, out: Array | None = None) -> Image:
         return mirror(image, out) if needs(rng, self).random() < self.p else image
 
 
@@ -210,7 +211,7 @@ class Resize(Transform):
         self._pair = _pair(size)
         self.method = one_method(method)
 
-    def image(self, image: Image, rng: Any, out: Any = None) -> Image:
+    def image(self, image: Image, rng: np.random.Generator | None, out: Array | None = None) -> Image:
         height, width = self._pair
         if isinstance(self.size, (int, np.integer)):
             h, w = image.shape[:2]
@@ -256,7 +257,7 @@ class RandomResizedCrop(Transform):
         self.ratio = ratio
         self.method = one_method(method)
 
-    def window(self, h: int, w: int, rng: Any) -> tuple[int, int, int, int]:
+    def window(self, h: int, w: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
         """Top, left, height and width of the part for an image of ``h`` by ``w``."""
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         for _ in range(10):
@@ -269,6 +270,6 @@ class RandomResizedCrop(Transform):
         height, width = min(h, round(w / aspect) or 1), min(w, round(h * aspect) or 1)
         return (h - height) // 2, (w - width) // 2, height, width
 
-    def image(self, image: Image, rng: Any, out: Any = None) -> Image:
+    def image(self, image: Image, rng: np.random.Generator, out: Array | None = None) -> Image:
         part = _crop(image, *self.window(*image.shape[:2], needs(rng, self)))
         return _resized(part, *self.size, self.method, out)

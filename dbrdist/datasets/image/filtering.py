@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from dbrdist.core.array.types import Array
+
 _SUPPORT = {"bilinear": 1.0, "bicubic": 2.0}
 
 
@@ -26,7 +28,7 @@ def _pillow() -> Any:
     return Image
 
 
-def resize(image: Any, height: int, width: int, method: str) -> Any:
+def resize(image: Array, height: int, width: int, method: str) -> Array:
     """``image`` (H, W, C) of uint8 as (height, width, C); ``method`` is 'bilinear' or 'bicubic'."""
     pillow = _pillow()
     if pillow is None or image.shape[2] not in (1, 3):
@@ -38,7 +40,7 @@ def resize(image: Any, height: int, width: int, method: str) -> Any:
     return np.array(made).reshape(height, width, image.shape[2])
 
 
-def resize_numpy(image: Any, height: int, width: int, method: str) -> Any:
+def resize_numpy(image: Array, height: int, width: int, method: str) -> Array:
     """The same without Pillow: two products with the weights of columns and of rows, at most 1 of 255 away.
 
     Some versions of Pillow take rows first where that is less work. Cubics overshoot, and what is cut off in between
@@ -54,7 +56,7 @@ def resize_numpy(image: Any, height: int, width: int, method: str) -> Any:
     return np.ascontiguousarray(image)
 
 
-def _rounded(values: Any) -> Any:
+def _rounded(values: Array) -> Array:
     return np.clip(np.floor(values + np.float32(0.5)), 0, 255).astype(np.uint8)
 
 
@@ -73,7 +75,7 @@ def _weights(old: int, new: int, method: str) -> Any:
     return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
 
 
-def _cubic(x: Any) -> Any:
+def _cubic(x: Array) -> Array:
     """Keys' cubic with a = -1/2 at distances x (1981, "Cubic convolution interpolation")."""
     a = -0.5
     near = ((a + 2) * x - (a + 3)) * x * x + 1

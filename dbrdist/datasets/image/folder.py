@@ -7,13 +7,15 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dbrdist.core.array.backend import Array
 from dbrdist.core.array.config import get_dtype
 from dbrdist.core.array.random import generator
+from dbrdist.core.array.types import DType
 from dbrdist.core.files.regular_file import regular
 from dbrdist.datasets.image import images
 from dbrdist.datasets.image.index import ImageIndex, open_images
@@ -30,6 +32,9 @@ from dbrdist.datasets.image.transforms import (
 from dbrdist.datasets.loading.base import DatasetMixin, SkipExample, read_examples
 from dbrdist.datasets.loading.files import read_file
 from dbrdist.errors import CorruptExampleError, DatasetError
+
+if TYPE_CHECKING:
+    pass
 
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
@@ -148,11 +153,11 @@ class ImageFolder(DatasetMixin):
         words = str(error) if isinstance(error, CorruptExampleError) else f"corrupt image file {self.path(i)}: {error}"
         return (SkipExample if self.on_corrupt == "skip" else CorruptExampleError)(words)
 
-    def get_example(self, i: int) -> Any:
+    def get_example(self, i: int) -> tuple[Array, np.generic]:
         """Example ``i`` as it looks in epoch 0 with seed 0."""
         return self.example_at(i, 0, 0)
 
-    def example_at(self, i: int, seed: int, epoch: int) -> Any:
+    def example_at(self, i: int, seed: int, epoch: int) -> tuple[Array, np.generic]:
         transform = at_epoch(self.transform, epoch)
         raw = self.get_raw(i)
         try:
@@ -315,7 +320,9 @@ class ImageDataset(DatasetMixin):
         >>> datasets.ImageDataset(["a.jpg", "b.png"], root="images")[0].shape  # doctest: +SKIP
     """
 
-    def __init__(self, paths: Any, root: str | os.PathLike[str] = ".", dtype: Any = None) -> None:
+    def __init__(
+        self, paths: str | Sequence[str], root: str | os.PathLike[str] = ".", dtype: DTypeLike | None = None,
+    ) -> None:  # fmt: skip
         self._paths = lines_of(paths)
         self._root = root
         self._dtype = get_dtype(dtype)
@@ -323,7 +330,7 @@ class ImageDataset(DatasetMixin):
     def __len__(self) -> int:
         return len(self._paths)
 
-    def get_example(self, i: int) -> Any:
+    def get_example(self, i: int) -> Array:
         return _image_chw(os.path.join(self._root, self._paths[i]), self._dtype)
 
 
@@ -341,8 +348,9 @@ class LabeledImageDataset(DatasetMixin):
     """
 
     def __init__(
-        self, pairs: Any, root: str | os.PathLike[str] = ".", dtype: Any = None, label_dtype: Any = np.int32
-    ) -> None:
+        self, pairs: Any, root: str | os.PathLike[str] = ".", dtype: DTypeLike | None = None,
+        label_dtype: DTypeLike = np.int32,
+    ) -> None:  # fmt: skip
         if isinstance(pairs, (str, os.PathLike)):
             pairs = [path_and_label(line, n, pairs) for n, line in enumerate(lines_of(pairs), 1)]
         self._pairs = list(pairs)
@@ -353,16 +361,16 @@ class LabeledImageDataset(DatasetMixin):
     def __len__(self) -> int:
         return len(self._pairs)
 
-    def get_example(self, i: int) -> Any:
+    def get_example(self, i: int) -> tuple[Array, np.generic]:
         path, label = self._pairs[i]
         return _image_chw(os.path.join(self._root, path), self._dtype), self._label_dtype.type(label)
 
 
-def _image_chw(path: str, dtype: Any) -> Any:
+def _image_chw(path: str, dtype: DType) -> Array:
     return read_image(path, keep_channels=True).astype(dtype).transpose(2, 0, 1)
 
 
-def lines_of(paths: Any) -> list[Any]:
+def lines_of(paths: Any) -> list[str]:
     """The lines of a text file that are not empty; a list as it is."""
     if not isinstance(paths, (str, os.PathLike)):
         return list(paths)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from dbrdist.core.array.types import Array, Module
 from dbrdist.datasets.image import filtering
 
 Image = Any  # numpy.ndarray of uint8, shape (H, W, C)
@@ -54,7 +55,7 @@ def _loaded_cv2() -> Any:
 _loading_cv2 = threading.Lock()
 
 
-def _cv2() -> Any:
+def _cv2() -> Module:
     with _loading_cv2:  # OpenCV imports itself twice, and not for several threads
         return _loaded_cv2()
 
@@ -154,7 +155,7 @@ def _last_row(data: bytes, frame: int, scan: int, bottom: int) -> int:
 
 
 @functools.cache
-def _simplejpeg() -> Any:
+def _simplejpeg() -> Module:
     import simplejpeg
 
     return simplejpeg
@@ -172,7 +173,7 @@ def _decode_simplejpeg(data: bytes, keep: bool, fast: bool) -> Image:
 _MARKS = (b"\x13\xb7\x5a", b"\x9c\x41\xe6")  # either, for an image may end with one
 
 
-def _decode_into(room: Any, shape: tuple[int, int, int], data: bytes, colours: str, fast: bool) -> Image:
+def _decode_into(room: Array, shape: tuple[int, int, int], data: bytes, colours: str, fast: bool) -> Image:
     """The pixels, in ``room``.
 
     Behind a warning simplejpeg passes over any error too, and leaves the rows from there on as they were in memory: the
@@ -333,7 +334,7 @@ ANY_METHOD = "'linear', 'area', 'bilinear' or 'bicubic'"
 _FILTERED = ("bilinear", "bicubic")
 
 
-def resize(image: Image, height: int, width: int, method: str = "linear", out: Any = None) -> Image:
+def resize(image: Image, height: int, width: int, method: str = "linear", out: Array | None = None) -> Image:
     """``image`` (H, W, C) of uint8 at another size, as (height, width, C) of uint8.
 
     Args:
@@ -360,7 +361,7 @@ def resize(image: Image, height: int, width: int, method: str = "linear", out: A
     return resize_numpy(image, height, width, method)
 
 
-def _resize_cv2(image: Image, height: int, width: int, method: str, room: Any) -> Image:
+def _resize_cv2(image: Image, height: int, width: int, method: str, room: Array | None) -> Image:
     cv2 = _cv2()
     flag = cv2.INTER_LINEAR if method == "linear" else cv2.INTER_AREA
     if _fits(room, (height, width, image.shape[2])) and not np.may_share_memory(image, room):
@@ -399,12 +400,12 @@ def _weights(old: int, new: int, method: str) -> Any:
 _UINT8 = np.dtype(np.uint8)
 
 
-def _fits(room: Any, shape: tuple[int, ...]) -> bool:
+def _fits(room: Array | None, shape: tuple[int, ...]) -> bool:
     """Whether OpenCV writes an image of this shape straight into ``room``."""
     return room is not None and room.shape == shape and shape[2] == 3 and room.dtype == _UINT8
 
 
-def mirror(image: Image, out: Any = None) -> Image:
+def mirror(image: Image, out: Array | None = None) -> Image:
     """``image`` (H, W, C) with left and right exchanged, in memory of its own, or in ``out`` where that fits."""
     if resizer() == "opencv" and image.dtype == np.uint8:
         if _fits(out, image.shape) and (image is out or not np.may_share_memory(image, out)):
@@ -414,7 +415,7 @@ def mirror(image: Image, out: Any = None) -> Image:
     return image[:, ::-1]
 
 
-def lookup(images: Any, table: Any) -> Any:
+def lookup(images: Array, table: Array) -> Array | None:
     """``table[value, channel]`` for each value of ``images`` (..., C) of uint8; None where there is no OpenCV for it.
 
     ``table`` is (256, C) of any type of 2, 4 or 8 bytes.

@@ -83,7 +83,7 @@ class Contents(NamedTuple):
             file.write(piece)
 
 
-def are_names(names: Any) -> bool:
+def are_names(names: Sequence[str]) -> bool:
     """Whether these are names of files or folders in one folder."""
     return isinstance(names, list) and all(
         isinstance(n, str) and n not in ("", ".", "..") and "/" not in n and "\0" not in n for n in names

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from dbrdist.datasets.loading.base import Batch, DatasetMixin, get_batch, join
 from dbrdist.datasets.loading.convert import concat_examples
 from dbrdist.datasets.loading.memory import reused
 from dbrdist.errors import DatasetError
+
+if TYPE_CHECKING:
+    pass
 
 
 @functools.lru_cache(maxsize=2)  # two epochs may meet in one batch
@@ -83,7 +86,7 @@ class Mixup(Mixing):
     ) -> None:
         super().__init__(alpha, p)
 
-    def mix(self, out: Any, other: Any, rng: Any, axes: tuple[int, int]) -> float:
+    def mix(self, out: Any, other: Any, rng: np.random.Generator, axes: tuple[int, int]) -> float:
         w = round(256 * rng.beta(self.alpha, self.alpha))
         if out.dtype.kind in "iu":
             wide = np.dtype(np.uint16 if out.dtype == np.uint8 else np.int64).type
@@ -118,7 +121,7 @@ class CutMix(Mixing):
     ) -> None:
         super().__init__(alpha, p)
 
-    def mix(self, out: Any, other: Any, rng: Any, axes: tuple[int, int]) -> float:
+    def mix(self, out: Array, other: Array, rng: np.random.Generator, axes: tuple[int, int]) -> float:
         side = math.sqrt(1 - rng.beta(self.alpha, self.alpha))
         window, covered = [slice(None)] * out.ndim, 1.0
         for axis in axes:
@@ -170,7 +173,7 @@ class MixedDataset(DatasetMixin):
     def __reduce__(self) -> Any:
         return MixedDataset, (self._dataset, self.mixings, self.num_classes, self.per)
 
-    def get_example(self, i: int) -> Any:
+    def get_example(self, i: int) -> tuple[Array, Array]:
         return self.example_at(i, 0, 0)
 
     def example_at(self, i: int, seed: int, epoch: int) -> Any:
@@ -210,13 +213,13 @@ class MixedDataset(DatasetMixin):
             weights[row, labels[b]] += 1 - share
         return Batch((out, weights), finish)
 
-    def _chance(self, seed: int, epoch: int, i: int) -> Any:
+    def _chance(self, seed: int, epoch: int, i: int) -> np.random.Generator:
         """The random numbers with which an example is mixed: its own, or those of its block."""
         if self.per == 1:
             return generator(seed, "mix", epoch, i)
         return generator(seed, "mix of a batch", epoch, int(positions(seed, epoch, len(self))[i]) // self.per)
 
-    def _mix(self, out: Any, other: Any, rng: Any, axes: tuple[int, int]) -> float:
+    def _mix(self, out: Array, other: Array, rng: np.random.Generator, axes: tuple[int, int]) -> float:
         mixing = self.mixings[int(rng.random() * len(self.mixings))]
         return mixing.mix(out, other, rng, axes) if rng.random() < mixing.p else 1.0
 

@@ -7,10 +7,10 @@ augmentation are made, and give its numbers; Pillow itself is not needed. Result
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
+from dbrdist.core.array.types import Array, PerAxis
 from dbrdist.core.tape.checks import expected
 from dbrdist.datasets.image.images import Image
 
@@ -18,25 +18,25 @@ _VALUES = np.arange(256, dtype=np.float32)
 _GRAY = np.array([19595, 38470, 7471], np.int32)  # of 65536: ITU-R 601-2, as Pillow rounds it
 
 
-def by_table(image: Image, table: Any) -> Image:
+def by_table(image: Image, table: Array) -> Image:
     """``table[value]`` for each value of the image; (256,) of uint8, or (256, C) with a table for each channel."""
     if table.ndim == 1:
         return table[image]
     return np.stack([table[:, c][image[:, :, c]] for c in range(image.shape[2])], axis=2)
 
 
-def _clipped(values: Any) -> Any:
+def _clipped(values: Array) -> Array:
     """Floating numbers as uint8, cut towards zero as Pillow cuts them."""
     return np.clip(values, 0, 255).astype(np.uint8)
 
 
-def blend(first: Any, second: Any, factor: float) -> Any:
+def blend(first: Array | int, second: Array, factor: float) -> Array:
     """``first + factor (second - first)``, cut to uint8; beyond 1 it leads away from ``first``."""
     a = np.asarray(first, np.float32)
     return _clipped(a + np.float32(factor) * (np.asarray(second, np.float32) - a))
 
 
-def gray(image: Image) -> Any:
+def gray(image: Image) -> Array:
     """The luminance of an RGB image, (H, W) of uint8; a grey image's own values."""
     if image.shape[2] != 3:
         return image[:, :, 0]
@@ -113,7 +113,7 @@ def autocontrast(image: Image) -> Image:
     return by_table(image, np.stack([_stretched(image[:, :, c]) for c in range(image.shape[2])], axis=1))
 
 
-def _stretched(channel: Any) -> Any:
+def _stretched(channel: Array) -> Array:
     low, high = int(channel.min()), int(channel.max())
     if high <= low:
         return _VALUES.astype(np.uint8)
@@ -126,7 +126,7 @@ def equalize(image: Image) -> Image:
     return by_table(image, np.stack([_equalized(image[:, :, c]) for c in range(image.shape[2])], axis=1))
 
 
-def _equalized(channel: Any) -> Any:
+def _equalized(channel: Array) -> Array:
     counts = np.bincount(channel.reshape(-1), minlength=256)
     step = (channel.size - int(counts[np.flatnonzero(counts)[-1]])) // 255
     if step == 0:
@@ -135,7 +135,7 @@ def _equalized(channel: Any) -> Any:
     return np.minimum((step // 2 + before) // step, 255).astype(np.uint8)
 
 
-def affine(image: Image, matrix: tuple[float, float, float, float, float, float], fill: Any = 0) -> Image:
+def affine(image: Image, matrix: tuple[float, float, float, float, float, float], fill: PerAxis = 0) -> Image:
     """The image seen through an affine map, nearest pixel: (a, b, c, d, e, f) takes pixel (x, y) from
     (a x + b y + c, d x + e y + f), counted from the centre of pixels; outside is ``fill``."""
     a, b, c, d, e, f = matrix

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dbrdist.core.array.types import Array
 from dbrdist.core.files.regular_file import regular
 from dbrdist.datasets.image import tar
 from dbrdist.datasets.image.index_format import MAX_CLASSES, MAX_IMAGE_BYTES, Contents, Shard
@@ -63,7 +64,7 @@ class Names:
         self.ends.append(len(self.text))
 
 
-def column(numbers: Any, dtype: str) -> Any:
+def column(numbers: Any, dtype: str) -> Array:
     """An ``array.array`` as a NumPy array."""
     return np.frombuffer(numbers, numbers.typecode).astype(dtype) if len(numbers) else np.empty(0, dtype)
 
@@ -189,7 +190,9 @@ def _label(path: str, member: tar.Member) -> int:
     return int(text)
 
 
-def _classes(root: str, folders: dict[bytes, int], places: Any, labels: Any, has_labels: bool) -> tuple[list[str], Any]:
+def _classes(
+    root: str, folders: dict[bytes, int], places: Array, labels: Array, has_labels: bool
+) -> tuple[list[str], Any]:
     """The names of the classes, and each image's label: folders name the classes where they are the same thing."""
     if not has_labels:
         if b"" in folders:

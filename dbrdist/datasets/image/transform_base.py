@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dbrdist.core.array.types import Array
 from dbrdist.datasets.image.images import (
     Image,
 )
@@ -28,7 +29,7 @@ class Transform:
     is_random = False
     is_pixelwise = False
 
-    def __call__(self, example: Any, rng: Any = None, *out: Any) -> Any:
+    def __call__(self, example: Any, rng: np.random.Generator | None = None, *out: Array) -> Any:
         if isinstance(example, tuple):
             return (self.image(example[0], rng, *out), *example[1:])
         return self.image(example, rng, *out)
@@ -59,7 +60,7 @@ class Compose:
         self.transforms = list(transforms)
         self._stages: dict[tuple[int, ...], Compose] = {}
 
-    def __call__(self, example: Any, rng: Any = None) -> Any:
+    def __call__(self, example: Any, rng: np.random.Generator | None = None) -> Any:
         for t in self.transforms:
             example = t(example, rng)
         return example
@@ -105,7 +106,7 @@ class ByEpoch(Transform):
         return self.at_epoch(0)(example, rng)
 
 
-def needs(rng: Any, transform: Any) -> Any:
+def needs(rng: np.random.Generator | None, transform: Any) -> np.random.Generator:
     """``rng``, or a TypeError where a random transform was called without."""
     if rng is None:
         name = type(transform).__name__

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dbrdist.core.array.backend import Array, get_array_module
 from dbrdist.core.array.random import SampleGenerator
@@ -71,7 +72,7 @@ class Normalize(Transform):
         if not np.all(self.std > 0):
             raise ValueError(f"expected positive standard deviations, got {std}")
 
-    def image(self, image: Image, rng: Any) -> Any:
+    def image(self, image: Image, rng: np.random.Generator | None) -> Any:
         *lead, w, c = image.shape
         if not {len(self.mean), len(self.std)} <= {1, c}:
             raise ValueError(f"expected mean and std of 1 or {c} channels, got {len(self.mean)} and {len(self.std)}")
@@ -95,7 +96,7 @@ class ToCHW(Transform):
 
     is_pixelwise = True
 
-    def image(self, image: Image, rng: Any) -> Any:
+    def image(self, image: Image, rng: np.random.Generator | None) -> Any:
         *lead, h, w, c = range(image.ndim)
         return image.astype(np.float32, copy=False).transpose(*lead, c, h, w)
 
@@ -111,7 +112,7 @@ def transform_batch(
     epoch: int,
     skipped: list[str],
     refuse: Callable[[int, Exception], Exception] | None = None,
-) -> Any:
+) -> Batch | list[tuple[Array, np.generic]]:
     """``transform`` of pairs (sample, example), each with the ``rng`` of its sample; a Batch where shapes agree.
 
     Each example goes through the members that are its own as soon as it is there, while it is in the processor's cache,
@@ -178,7 +179,7 @@ def sees_a_window(transform: Any, epoch: int) -> bool:
     return bool(each) and type(each[0]) in (RandomResizedCrop, CenterResizedCrop, Resize)
 
 
-def _images_of(arrays: Any) -> Any:
+def _images_of(arrays: Array | tuple[Array, ...]) -> Array:
     return arrays[0] if isinstance(arrays, tuple) else arrays
 
 
@@ -192,7 +193,7 @@ class _Stack:
         self._row: Any = None  # where the image in hand may have been written
         self._others: list[Any] = []  # the entries behind the image; the whole examples where nothing is stacked
 
-    def next_row(self) -> tuple[Any, ...]:
+    def next_row(self) -> tuple[Array, ...]:
         """The place of the next image, where there is one for it: in a batch that was begun, by others too."""
         if self._images is None and self._wanted and not self._others:
             self._images = reused.begun(self._num_examples)
@@ -214,18 +215,18 @@ class _Stack:
                 self._images[len(self._others)] = image
             self._others.append(example[1:] if self._is_tuple else ())
 
-    def _begin(self, image: Any) -> None:
+    def _begin(self, image: Array) -> None:
         """Find memory for images like the first one."""
         if getattr(image, "ndim", 0) != 3:
             self._images = None
         elif self._images is None or not self._takes(image):
             self._images = reused.empty((self._num_examples, *image.shape), image.dtype)
 
-    def _takes(self, image: Any) -> bool:
+    def _takes(self, image: Array) -> bool:
         shape = getattr(image, "shape", None)
         return bool(shape == self._images.shape[1:] and image.dtype == self._images.dtype)
 
-    def _fits(self, example: Any, image: Any) -> bool:
+    def _fits(self, example: Any, image: Array) -> bool:
         if isinstance(example, tuple) != self._is_tuple or not self._takes(image):
             return False
         return not self._others or not self._is_tuple or len(example) == 1 + len(self._others[0])
@@ -252,7 +253,7 @@ class _Stack:
 _finishers: weakref.WeakKeyDictionary[Any, Finisher] = weakref.WeakKeyDictionary()
 
 
-def _finisher(transform: Any, last: Sequence[Any]) -> Finisher:
+def _finisher(transform: Compose | ToCHW, last: Sequence[Any]) -> Finisher:
     """The last members of a transform for whole batches; one object for each transform, which keeps its tables."""
     try:
         return _finishers.setdefault(transform, Finisher(last))
@@ -274,7 +275,7 @@ class Finisher:
     def __reduce__(self) -> Any:
         return Finisher, (self._compose.transforms,)
 
-    def __call__(self, arrays: Any, dtype: Any = None) -> Any:
+    def __call__(self, arrays: Any, dtype: DTypeLike | None = None) -> Any:
         images = _images_of(arrays)
         found = self._from_table(images, dtype)
         if found is None:
@@ -300,7 +301,7 @@ def _is_table(values: Sequence[Any], layout: Any) -> bool:
     return isinstance(layout, ToCHW) and all(type(t) is Normalize for t in values)
 
 
-def _cast(arrays: Any, dtype: Any) -> Any:
+def _cast(arrays: Array | tuple[Array, ...], dtype: DTypeLike) -> Any:
     images = _images_of(arrays)
     if dtype is None or images.dtype == dtype or images.dtype.kind not in "fV":
         return arrays

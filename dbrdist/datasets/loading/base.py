@@ -12,14 +12,18 @@ with the index of the wrapped dataset, so an example's augmentation does not dep
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from dbrdist.core.array.backend import Array, is_array, is_channels_last
+from dbrdist.core.array.backend import Array, DeviceSpec, is_array, is_channels_last
 from dbrdist.core.usage.foreign_names import add_hints
 from dbrdist.datasets.loading.memory import reused
 from dbrdist.errors import CorruptExampleError
+
+if TYPE_CHECKING:
+    from dbrdist.datasets.image.transforms import Finisher
 
 
 class SkipExample(CorruptExampleError):
@@ -78,7 +82,7 @@ class Batch(Sequence):  # type: ignore[type-arg]
         (2, (array([0., 0., 0.]), np.int64(1)))
     """
 
-    def __init__(self, arrays: Any, finish: Any = None) -> None:
+    def __init__(self, arrays: Any, finish: Finisher | None = None) -> None:
         self._arrays = arrays
         self._finish = finish
 
@@ -92,13 +96,13 @@ class Batch(Sequence):  # type: ignore[type-arg]
         """The arrays as they are now, and what finishes them; None where they are final."""
         return self._arrays, self._finish
 
-    def finished(self, dtype: Any = None) -> Batch:
+    def finished(self, dtype: DTypeLike | None = None) -> Batch:
         """This batch with its final arrays; what is made now has floating numbers in ``dtype``, if given."""
         if self._finish is not None:
             self._arrays, self._finish = self._finish(self._arrays, dtype), None
         return self
 
-    def to_device(self, device: Any, dtype: Any = None) -> Any:
+    def to_device(self, device: DeviceSpec | None, dtype: DTypeLike | None = None) -> Any:
         """The final arrays on a device: sent first, where the device can finish them, since uint8 is a quarter."""
         if device.xp is np:
             return self.finished(dtype).map(device.send)
@@ -135,7 +139,7 @@ class Batch(Sequence):  # type: ignore[type-arg]
         return f"<Batch of {len(self)}: {self.map(lambda a: f'{a.dtype}{a.shape}')}>"
 
 
-def _map(function: Any, arrays: Any) -> Any:
+def _map(function: Any, arrays: Array | tuple[Array, ...]) -> Array | tuple[Array, Array]:
     if isinstance(arrays, tuple):
         return tuple(function(a) for a in arrays)
     if isinstance(arrays, dict):
@@ -167,7 +171,7 @@ def _from_plain(plain: tuple[Array, bool]) -> Array:
     return a.transpose(0, 3, 1, 2) if is_transposed else a
 
 
-def _unpickle_batch(arrays: Any, finish: Any) -> Batch:
+def _unpickle_batch(arrays: Any, finish: Finisher | None) -> Batch:
     if isinstance(arrays, dict):
         return Batch({k: _from_plain(a) for k, a in arrays.items()}, finish)
     if isinstance(arrays[0], tuple):
@@ -199,7 +203,7 @@ def take(rows: Array, indices: Array) -> Array:
     return rows.take(indices, 0) if is_row_major(rows) else rows[indices]
 
 
-def is_row_major(rows: Any) -> bool:
+def is_row_major(rows: Array | Sequence[Array]) -> bool:
     """True for an array in order of memory, of which ``take`` copies rows in the least time."""
     return type(rows) is np.ndarray and rows.flags.c_contiguous
 
@@ -230,7 +234,7 @@ def block_bounds(n: int, rank: int, size: int) -> tuple[int, int]:
     return n * rank // size, n * (rank + 1) // size
 
 
-def block(indices: Any, rank: int, size: int) -> Any:
+def block(indices: Sequence[int], rank: int, size: int) -> Any:
     """This rank's contiguous part of a global batch: nothing padded, nothing lost, possibly empty.
 
     Args:

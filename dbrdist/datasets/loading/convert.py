@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array import backend
-from dbrdist.core.array.backend import Array
+from dbrdist.core.array.backend import Array, DeviceSpec
 from dbrdist.core.array.chainer_mode import as_chainer
+from dbrdist.core.array.types import DType
 from dbrdist.datasets.loading.base import Batch
 
 
@@ -21,7 +22,7 @@ class Converter:
         True
     """
 
-    def __call__(self, batch: Any, device: Any) -> Any:
+    def __call__(self, batch: Any, device: DeviceSpec | None) -> Any:
         raise NotImplementedError(f"{type(self).__name__} must define __call__(batch, device)")
 
 
@@ -35,7 +36,7 @@ class _FunctionConverter(Converter):
         self.__doc__ = function.__doc__
         self.__name__ = getattr(function, "__name__", type(function).__name__)
 
-    def __call__(self, batch: Any, device: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, batch: Any, device: DeviceSpec | None = None, *args: Any, **kwargs: Any) -> Any:
         return self.function(batch, None if device is None else backend.get_device(device), *args, **kwargs)
 
     def __reduce__(self) -> Any:
@@ -55,7 +56,7 @@ def converter() -> Callable[[Callable[..., Any]], Converter]:
     return _FunctionConverter
 
 
-def call_converter(converter: Callable[..., Any], batch: Any, device: Any) -> Any:
+def call_converter(converter: Callable[..., Any], batch: Any, device: DeviceSpec | None) -> Array | tuple[Array, ...]:
     """``converter(batch, device)``, as updaters and evaluators call it.
 
     In a program of Chainer a plain function gets the number of the device, as in Chainer: -1 for the CPU.
@@ -65,7 +66,7 @@ def call_converter(converter: Callable[..., Any], batch: Any, device: Any) -> An
     return converter(batch, device)
 
 
-def to_device(device: Any, x: Any) -> Any:
+def to_device(device: DeviceSpec | None, x: Array | dict[str, Array]) -> Any:
     """Arrays on a device.
 
     Args:
@@ -79,7 +80,7 @@ def to_device(device: Any, x: Any) -> Any:
     return x if device is None else backend.get_device(device).send(x)
 
 
-def concat_examples_func(batch: Any, device: Any = None, padding: Any = None) -> Any:
+def concat_examples_func(batch: Any, device: DeviceSpec | None = None, padding: int | None = None) -> Any:
     """Stack examples along a new first axis: a list of tuples becomes a tuple of arrays.
 
     Examples may be arrays or numbers, tuples of them, or dictionaries of them; the result is one array, a tuple or a
@@ -146,7 +147,7 @@ def _entries(example: Any) -> str:
 concat_examples = converter()(concat_examples_func)
 
 
-def stack(values: Any, padding: Any, entry: Any) -> Array:
+def stack(values: Any, padding: int | None, entry: int | str | None) -> Array:
     """Values along a new first axis, filled up with ``padding`` where that is not None; errors name their ``entry``.
 
     The type is that to which all values are promoted, as by ``numpy.stack``, whichever comes first.
@@ -175,11 +176,11 @@ def stack(values: Any, padding: Any, entry: Any) -> Array:
     return out
 
 
-def _where(entry: Any) -> str:
+def _where(entry: int | str | None) -> str:
     return "" if entry is None else f" in entry {entry!r}"
 
 
-def _of_numbers(values: Any, entry: Any) -> Array:
+def _of_numbers(values: Any, entry: int | str | None) -> Array:
     """An array of numbers, strings or lists of them."""
     try:
         found = np.asarray(values)
@@ -195,7 +196,7 @@ def _are_texts(values: Any) -> bool:
     return all(_are_texts(v) if isinstance(v, (list, tuple)) else isinstance(v, (str, bytes)) for v in values)
 
 
-def _common_type(values: list[Any], entry: Any) -> Any:
+def _common_type(values: list[Array], entry: int | str | None) -> DType:
     """The type to which all arrays are promoted."""
     dtype = values[0].dtype
     if all(v.dtype is dtype for v in values):
@@ -213,7 +214,7 @@ def _common_type(values: list[Any], entry: Any) -> Any:
     return found
 
 
-def _as_padding(padding: Any, dtype: Any, entry: Any) -> Any:
+def _as_padding(padding: float, dtype: DType, entry: int | str | None) -> Array:
     """``padding`` as a number of a type that holds it."""
     try:
         with np.errstate(all="ignore"):

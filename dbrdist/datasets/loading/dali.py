@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.datasets.loading.serial import Iterator
+
+if TYPE_CHECKING:
+    from dbrdist.core.files.serializer import AbstractSerializer
 
 
 class DaliIterator(Iterator):
@@ -82,7 +85,7 @@ class DaliIterator(Iterator):
         """``epoch_detail`` before the last batch; None before the first."""
         return None if self._previous_epoch_detail < 0 else self._previous_epoch_detail
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         """Save the counters, or set them to saved ones."""
         self.current_position = int(serializer("current_position", self.current_position))
         self.epoch = int(serializer("epoch", self.epoch))

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dbrdist.core.array.backend import Array
 
@@ -56,7 +57,7 @@ class Reused:
         self._lock = threading.Lock()
         self._place = _Place()
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
         """An array of undefined values: a part of this thread's canvas, as long as that has rows left."""
         place = self._place
         if place.canvas is not None and place.start + shape[0] <= place.end:
@@ -66,7 +67,7 @@ class Reused:
                 return rows
         return self.fresh(shape, dtype)
 
-    def begun(self, num_rows: int) -> Any:
+    def begun(self, num_rows: int) -> Array | None:
         """The next rows of this thread's canvas, as whoever came first has shaped it; None where nobody has."""
         place = self._place
         if place.canvas is None or place.start + num_rows > place.end:

@@ -124,7 +124,14 @@ class Plan:
         sampler: None for the order of indices, else an order sampler.
     """
 
-    def __init__(self, num_examples: int, batch_size: int, repeat: bool, last: str, sampler: Any) -> None:
+    def __init__(
+        self,
+        num_examples: int,
+        batch_size: int,
+        repeat: bool,
+        last: str,
+        sampler: OrderSampler | ShuffleOrderSampler | None,
+    ) -> None:
         self.num_examples = num_examples
         self.batch_size = batch_size
         self.repeat = repeat

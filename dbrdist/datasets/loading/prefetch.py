@@ -10,7 +10,7 @@ from typing import Any
 from dbrdist.core.array import backend, thread_pools
 from dbrdist.core.names.constructors import explain_constructors
 from dbrdist.datasets.loading.memory import Canvas, reused
-from dbrdist.datasets.loading.order import State, Step
+from dbrdist.datasets.loading.order import OrderSampler, State, Step
 from dbrdist.datasets.loading.serial import SerialIterator, put_together, read_parts
 from dbrdist.datasets.loading.workers import Ticket, WorkerPool
 
@@ -139,7 +139,7 @@ class MultithreadIterator(PrefetchIterator):
         repeat: bool = True,
         shuffle: bool | None = None,
         n_threads: int = 1,
-        order_sampler: Any = None,
+        order_sampler: OrderSampler | None = None,
         *,
         seed: int | None = None,
         rank: int | None = None,

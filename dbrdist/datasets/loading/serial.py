@@ -10,13 +10,13 @@ import numpy as np
 from dbrdist.core.array.backend import Array
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.random import next_iterator_seed
-from dbrdist.core.files.serializer import saved_entry
+from dbrdist.core.files.serializer import AbstractSerializer, saved_entry
 from dbrdist.core.names.constructors import explain_constructors
 from dbrdist.core.usage.foreign_names import add_hints
 from dbrdist.core.usage.mistakes import given_a_class, warn, warn_of_arrays
 from dbrdist.datasets.loading.base import Batch, block_bounds, get_batch, join
 from dbrdist.datasets.loading.convert import concat_examples
-from dbrdist.datasets.loading.order import LAST, Plan, ShuffleOrderSampler, State, Step
+from dbrdist.datasets.loading.order import LAST, OrderSampler, Plan, ShuffleOrderSampler, State, Step
 from dbrdist.errors import CheckpointError, CorruptExampleError
 
 
@@ -42,7 +42,7 @@ class Iterator:
     def finalize(self) -> None:
         """Give back threads and processes; the iterator must not be used afterwards."""
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         """Save the position, or go to a saved one."""
 
     def __enter__(self) -> Iterator:
@@ -105,7 +105,7 @@ class SerialIterator(Iterator):
         batch_size: int,
         repeat: bool = True,
         shuffle: bool | None = None,
-        order_sampler: Any = None,
+        order_sampler: OrderSampler | None = None,
         *,
         seed: int | None = None,
         rank: int | None = None,
@@ -278,7 +278,7 @@ class SerialIterator(Iterator):
             return None
         return self._state.previous_epoch + self._state.previous_position / max(self._plan.num_per_epoch, 1)
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         """Save (seed, epoch, position), or go to a saved position; a dataset of another length is a CheckpointError."""
         plan, state = self._plan, self._state
         is_loading = getattr(serializer, "is_loading", None)
@@ -309,7 +309,7 @@ class SerialIterator(Iterator):
         if seed != self.seed or not _same_place(there, state):  # else it was saved, or is there already
             self._go_to(there, seed)
 
-    def _saved_order(self, serializer: Any, is_loading: Any) -> Any:
+    def _saved_order(self, serializer: AbstractSerializer, is_loading: bool | None) -> Array | None:
         """Save the order of this epoch where no seed tells it, and in a program of Chainer, or load it."""
         order = self._state.order
         if is_loading is False:
@@ -329,7 +329,7 @@ class SerialIterator(Iterator):
         self._has_given_order = False
         return order
 
-    def _load_chainers(self, serializer: Any) -> None:
+    def _load_chainers(self, serializer: AbstractSerializer) -> None:
         """Go to the place that Chainer's iterator saved, in the order of its epoch; the next epoch has one of ours."""
         n = self._plan.num_per_epoch
         epoch = int(serializer("epoch", self.epoch))
@@ -378,8 +378,8 @@ def _same_place(a: State, b: State) -> bool:
 
 
 def _check_arguments(
-    dataset: Any, batch_size: int, repeat: bool, shuffle: Any, order_sampler: Any, rank: int, size: int, last: str,
-    virtual_workers: int | None,
+    dataset: Any, batch_size: int, repeat: bool, shuffle: bool | None, order_sampler: OrderSampler | None, rank: int,
+    size: int, last: str, virtual_workers: int | None,
 ) -> None:  # fmt: skip
     if shuffle is not None and order_sampler is not None:
         raise ValueError("expected shuffle or order_sampler, got both; leave shuffle at None to use the order sampler")
@@ -414,7 +414,7 @@ def _check_arguments(
         )
 
 
-def _check_dataset(dataset: Any, **switches: Any) -> None:
+def _check_dataset(dataset: Any, **switches: bool | str | None) -> None:
     """Refuse what has no examples by number, and warn of arrays side by side, which are no examples."""
     if isinstance(dataset, type):
         raise given_a_class("dataset", dataset, "a dataset")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.array.backend import Array, Device, get_device, is_array, using_device
+from dbrdist.core.array.backend import Array, Device, DeviceSpec, get_device, is_array, using_device
 from dbrdist.datasets.loading.base import Batch
 from dbrdist.datasets.loading.convert import concat_examples
 
@@ -45,7 +45,9 @@ class Conveyor:
         made: called with each new array of the device; nothing but that array and its views hold its memory.
     """
 
-    def __init__(self, device: Any = None, stream: Any = None, made: Callable[[Array], None] | None = None) -> None:
+    def __init__(
+        self, device: DeviceSpec | None = None, stream: Any = None, made: Callable[[Array], None] | None = None,
+    ) -> None:  # fmt: skip
         self._device = None if device is None else get_device(device)
         self._stream = stream
         self._made = made
@@ -197,7 +199,7 @@ class ConcatWithAsyncTransfer:
         self._sender: Any = None
         self._computed: Any = None
 
-    def __call__(self, batch: Any, device: Any = None, padding: Any = None) -> Any:
+    def __call__(self, batch: Any, device: DeviceSpec | None = None, padding: int | None = None) -> Any:
         """The arrays of a batch on ``device``; None and the CPU: as ``concat_examples`` gives them."""
         found = None if device is None else get_device(device)
         if found is None or found.module == "numpy":

@@ -9,22 +9,29 @@ import io
 import os
 import tarfile
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from dbrdist.core.array.types import Array
 from dbrdist.core.files.regular_file import require_regular
 from dbrdist.datasets.loading.files import read_file
 from dbrdist.datasets.public import download
 from dbrdist.datasets.public.mnist import scaled
 from dbrdist.datasets.public.unpickle import ARRAYS, DataUnpickler, reading
 
+if TYPE_CHECKING:
+    from dbrdist.datasets.table.combine import TupleDataset
+
 _FOLDER = "pfnet/chainer/cifar"
 _MAX_BYTES = 1 << 29  # of one batch of images: the largest has 155 MB
 _PIXELS = 3 * 32 * 32
 
 
-def get_cifar10(withlabel: bool = True, ndim: int = 3, scale: float = 1.0, dtype: Any = None) -> tuple[Any, Any]:
+def get_cifar10(
+    withlabel: bool = True, ndim: int = 3, scale: float = 1.0, dtype: DTypeLike | None = None,
+) -> tuple[Any, Any]:  # fmt: skip
     """(train, test) of CIFAR-10.
 
     ``cifar-10-python.tar.gz``, or the folder ``cifar-10-batches-py`` that it holds, is taken from
@@ -47,7 +54,9 @@ def get_cifar10(withlabel: bool = True, ndim: int = 3, scale: float = 1.0, dtype
     )
 
 
-def get_cifar100(withlabel: bool = True, ndim: int = 3, scale: float = 1.0, dtype: Any = None) -> tuple[Any, Any]:
+def get_cifar100(
+    withlabel: bool = True, ndim: int = 3, scale: float = 1.0, dtype: DTypeLike | None = None,
+) -> tuple[TupleDataset, TupleDataset]:  # fmt: skip
     """(train, test) of CIFAR-100 with its 100 fine classes (Krizhevsky 2009).
 
     ``cifar-100-python.tar.gz`` or the folder ``cifar-100-python`` is taken from ``pfnet/chainer/cifar`` under
@@ -79,12 +88,12 @@ def _source(name: str, md5: str) -> download.Source:
 
 def _get(
     dataset: str, source: download.Source, train: list[str], test: str, key: str, num_classes: int, withlabel: bool,
-    ndim: int, scale: float, dtype: Any,
+    ndim: int, scale: float, dtype: DTypeLike,
 ) -> tuple[Any, Any]:  # fmt: skip
     if ndim not in (1, 3):
         raise ValueError(f"expected ndim 1 or 3 for {dataset}, got {ndim}")
 
-    def make() -> dict[str, Any]:
+    def make() -> dict[str, Array]:
         names = [*train, test]
         files = _files(dataset, source, names)
         parts = [_batch(name, files[name], key, num_classes) for name in names]
@@ -131,7 +140,7 @@ def _members(archive: str, names: set[str]) -> dict[str, bytes]:
     return found
 
 
-def _batch(name: str, data: bytes, key: str, num_classes: int) -> tuple[Any, Any]:
+def _batch(name: str, data: bytes, key: str, num_classes: int) -> tuple[Array, Array]:
     """Images (N, 3072) and labels (N,) of uint8 from one of the pickles."""
     found = reading(f"in {name}", DataUnpickler(io.BytesIO(data), ARRAYS, encoding="latin-1").load)
     if isinstance(found, dict):  # Python 3 may have written keys of bytes

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dbrdist.core.array.config import get_dtype
+from dbrdist.core.array.types import Array
 from dbrdist.core.files.serializer import READING
 from dbrdist.datasets.table.combine import TupleDataset
 
@@ -19,7 +21,9 @@ _FILE = Path(__file__).parent / "data" / "digits.npz"
 _MAX_PIXEL = 16
 
 
-def get_digits(withlabel: bool = True, ndim: int = 1, scale: float = 1.0, dtype: Any = None) -> tuple[Any, Any]:
+def get_digits(
+    withlabel: bool = True, ndim: int = 1, scale: float = 1.0, dtype: DTypeLike | None = None,
+) -> tuple[Any, Any]:  # fmt: skip
     """(train, test): 1,442 and 355 handwritten digits.
 
     The split is fixed and stratified: within each class, in the order of the file, every fifth image is a test image.
@@ -48,7 +52,7 @@ def get_digits(withlabel: bool = True, ndim: int = 1, scale: float = 1.0, dtype:
     return train, test
 
 
-def is_test_image(labels: Any) -> Any:
+def is_test_image(labels: Array) -> Array:
     """True for every fifth example within each class."""
     is_test = np.zeros(len(labels), bool)
     for label in np.unique(labels):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dbrdist.core.array.types import Array
 from dbrdist.core.files.dataset_root import get_dataset_root as get_dataset_root
 from dbrdist.core.files.dataset_root import set_dataset_root as set_dataset_root
 from dbrdist.core.files.regular_file import regular
@@ -222,13 +223,13 @@ def _find_one(dataset: str, folder: str, source: Source, sources: list[Source]) 
     )
 
 
-def arrays_once(folder: str, name: str, keys: tuple[str, ...], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def arrays_once(folder: str, name: str, keys: tuple[str, ...], make: Callable[[], dict[str, Any]]) -> dict[str, Array]:
     """The arrays ``keys`` of ``name``, an .npz file in a dataset's folder; if it is missing, it is made of ``make()``.
 
     In a folder that cannot be written nothing is kept.
     """
 
-    def create(path: str) -> dict[str, Any]:
+    def create(path: str) -> dict[str, Array]:
         arrays = make()
         np.savez_compressed(path, **arrays)
         return arrays
@@ -245,7 +246,7 @@ def _can_be_written(folder: str) -> bool:
     return os.access(folder, os.W_OK)
 
 
-def _load_npz(path: str, keys: tuple[str, ...]) -> dict[str, Any]:
+def _load_npz(path: str, keys: tuple[str, ...]) -> dict[str, Array]:
     try:
         with READING, open(path, "rb") as file:  # np.load leaves a damaged file open
             npz = np.load(file, allow_pickle=False)

@@ -12,8 +12,10 @@ import zlib
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dbrdist.core.array.config import get_dtype
+from dbrdist.core.array.types import Array
 from dbrdist.core.files.regular_file import regular
 from dbrdist.datasets.public import download
 from dbrdist.datasets.table.combine import TupleDataset
@@ -64,8 +66,8 @@ _KUZUSHIJI = _sources(
 
 
 def get_mnist(
-    withlabel: bool = True, ndim: int = 1, scale: float = 1.0, dtype: Any = None, label_dtype: Any = np.int32,
-    rgb_format: bool = False,
+    withlabel: bool = True, ndim: int = 1, scale: float = 1.0, dtype: DTypeLike | None = None,
+    label_dtype: DTypeLike = np.int32, rgb_format: bool = False,
 ) -> tuple[Any, Any]:  # fmt: skip
     """(train, test) of MNIST: handwritten digits.
 
@@ -87,8 +89,8 @@ def get_mnist(
 
 
 def get_fashion_mnist(
-    withlabel: bool = True, ndim: int = 1, scale: float = 1.0, dtype: Any = None, label_dtype: Any = np.int32,
-    rgb_format: bool = False,
+    withlabel: bool = True, ndim: int = 1, scale: float = 1.0, dtype: DTypeLike | None = None,
+    label_dtype: DTypeLike = np.int32, rgb_format: bool = False,
 ) -> tuple[Any, Any]:  # fmt: skip
     """(train, test) of Fashion-MNIST: articles of clothing (Xiao et al. 2017, arXiv:1708.07747).
 
@@ -129,9 +131,9 @@ def get_fashion_mnist_labels() -> list[str]:
 
 
 def get_kuzushiji_mnist(
-    withlabel: bool = True, ndim: int = 1, scale: float = 1.0, dtype: Any = None, label_dtype: Any = np.int32,
-    rgb_format: bool = False,
-) -> tuple[Any, Any]:  # fmt: skip
+    withlabel: bool = True, ndim: int = 1, scale: float = 1.0, dtype: DTypeLike | None = None,
+    label_dtype: DTypeLike = np.int32, rgb_format: bool = False,
+) -> tuple[TupleDataset, TupleDataset]:  # fmt: skip
     """(train, test) of Kuzushiji-MNIST: cursive Japanese characters (Clanuwat et al. 2018, arXiv:1812.01718).
 
     The files are taken from ``pfnet/chainer/kuzushiji_mnist`` under :func:`~dbrdist.dataset.get_dataset_root`, or
@@ -170,8 +172,8 @@ def get_kuzushiji_mnist_labels() -> list[tuple[str, str]]:
 
 
 def _get(
-    dataset: str, folder: str, sources: list[download.Source], withlabel: bool, ndim: int, scale: float, dtype: Any,
-    label_dtype: Any, rgb_format: bool,
+    dataset: str, folder: str, sources: list[download.Source], withlabel: bool, ndim: int, scale: float,
+    dtype: DTypeLike, label_dtype: DTypeLike, rgb_format: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
     if ndim not in (1, 2, 3):
         raise ValueError(f"expected ndim 1, 2 or 3 for {dataset}, got {ndim}")
@@ -185,14 +187,16 @@ def _get(
     return parts[0], parts[1]
 
 
-def scaled(images: Any, labels: Any, withlabel: bool, scale: float, dtype: Any, label_dtype: Any) -> Any:
+def scaled(
+    images: Array, labels: Array, withlabel: bool, scale: float, dtype: DTypeLike, label_dtype: DTypeLike,
+) -> Any:  # fmt: skip
     """Pixels of uint8 as numbers from 0 to ``scale``, with their labels or without."""
     pixels = images.astype(get_dtype(dtype), order="C")
     pixels *= scale / 255.0
     return TupleDataset(pixels, labels.astype(label_dtype)) if withlabel else pixels
 
 
-def _read_pair(dataset: str, folder: str, files: list[download.Source]) -> dict[str, Any]:
+def _read_pair(dataset: str, folder: str, files: list[download.Source]) -> dict[str, Array]:
     images, labels = download.find(dataset, folder, files)
     x, y = read_idx(images, (28, 28)), read_idx(labels, ())
     if len(x) != len(y):
@@ -204,7 +208,7 @@ def _read_pair(dataset: str, folder: str, files: list[download.Source]) -> dict[
     return {"x": x.reshape(len(x), 784), "y": y}
 
 
-def read_idx(path: str, shape: tuple[int, ...]) -> Any:
+def read_idx(path: str, shape: tuple[int, ...]) -> Array:
     """The bytes of an idx file, packed by gzip or plain: (N, *shape) of uint8.
 
     An idx file starts with two zeros, the type of its numbers (8: uint8), the number of axes, and their lengths as

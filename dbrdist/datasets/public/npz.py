@@ -9,8 +9,10 @@ import zlib
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dbrdist.core.array.config import get_dtype
+from dbrdist.core.array.types import Array
 from dbrdist.core.files.regular_file import regular
 from dbrdist.core.files.serializer import READING
 from dbrdist.datasets.table.combine import TupleDataset
@@ -41,7 +43,7 @@ class NpzDataset(TupleDataset):
         x: str = "x",
         y: str | None = "y",
         *,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         shape: tuple[int, ...] | None = None,
     ) -> None:
         keys = [x] if y is None else [x, y]
@@ -82,7 +84,7 @@ def _read(path: str | os.PathLike[str], keys: list[str]) -> list[Any]:
         return [_read_entry(path, archive, k) for k in keys]
 
 
-def _read_entry(path: Any, archive: Any, key: str) -> Any:
+def _read_entry(path: Any, archive: Any, key: str) -> Array:
     try:
         _check_claims(archive, key)
         return archive[key]
@@ -110,7 +112,7 @@ def _check_claims(archive: Any, key: str) -> None:
         raise ValueError(f"its header claims {shape} of {dtype}, {claimed:,} bytes, but {there:,} are there")
 
 
-def _check(path: Any, keys: list[str], arrays: list[Any], shape: tuple[int, ...] | None) -> None:
+def _check(path: Any, keys: list[str], arrays: list[Array], shape: tuple[int, ...] | None) -> None:
     for key, a in zip(keys, arrays):
         if a.ndim == 0 or a.dtype.kind not in "biuf":
             raise ValueError(

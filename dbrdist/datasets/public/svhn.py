@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dbrdist.core.array.scipy_parts import read_mat
+from dbrdist.core.array.types import Array
 from dbrdist.datasets.public import download
 from dbrdist.datasets.public.mnist import scaled
 
@@ -23,7 +25,11 @@ _CHECKSUMS = {
 
 
 def get_svhn(
-    withlabel: bool = True, scale: float = 1.0, dtype: Any = None, label_dtype: Any = np.int32, add_extra: bool = False
+    withlabel: bool = True,
+    scale: float = 1.0,
+    dtype: DTypeLike | None = None,
+    label_dtype: DTypeLike = np.int32,
+    add_extra: bool = False,
 ) -> tuple[Any, ...]:
     """(train, test) of SVHN, or (train, test, extra): images (3, 32, 32) of single digits.
 
@@ -49,7 +55,7 @@ def get_svhn(
     return tuple(parts)
 
 
-def _read_part(part: str) -> dict[str, Any]:
+def _read_part(part: str) -> dict[str, Array]:
     name = f"{part}_32x32.mat"
     source = download.Source(name, (f"http://ufldl.stanford.edu/housenumbers/{name}",), _CHECKSUMS[part])
     (path,) = download.find("SVHN", _FOLDER, [source])

@@ -65,7 +65,7 @@ class TextDataset(DatasetMixin):
         return found[0] if len(found) == 1 else found
 
 
-def _for_each(num_files: int, **option: Any) -> Sequence[Any]:
+def _for_each(num_files: int, **option: Any) -> Sequence[str | None]:
     ((name, value),) = option.items()
     if value is None or isinstance(value, str):
         return [value] * num_files
@@ -120,10 +120,10 @@ class _Lines:
             return text[:-2] + "\n"
         return text[:-1] + "\n" if self._newline is None and text.endswith("\r") else text
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, str | None]:
         return {k: v for k, v in self.__dict__.items() if k != "_file"}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, str | None]) -> None:
         self.__dict__.update(state)
         self._file = Descriptor(regular(self.path))
         if _stamp(self._file) != self._stamp:

@@ -84,7 +84,7 @@ class DataUnpickler(pickle.Unpickler):
         except (ImportError, AttributeError) as e:
             raise RefusedPickle(f"it refers to {module}.{name}, which cannot be imported here: {e}") from e
 
-    def persistent_load(self, pid: Any) -> Any:
+    def persistent_load(self, pid: str) -> Any:
         raise RefusedPickle("it refers to an object outside of the file")
 
 

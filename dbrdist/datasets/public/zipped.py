@@ -8,8 +8,10 @@ import zlib
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dbrdist.core.array.config import get_dtype
+from dbrdist.core.array.types import Array
 from dbrdist.core.files.regular_file import require_regular
 from dbrdist.datasets.image import images
 from dbrdist.datasets.image.folder import lines_of, path_and_label
@@ -33,7 +35,7 @@ class ZippedImageDataset(DatasetMixin):
         >>> datasets.ZippedImageDataset("images.zip")[0].shape  # doctest: +SKIP
     """
 
-    def __init__(self, zipfilename: str | os.PathLike[str], dtype: Any = None) -> None:
+    def __init__(self, zipfilename: str | os.PathLike[str], dtype: DTypeLike | None = None) -> None:
         self._path = os.path.abspath(zipfilename)
         self._dtype = get_dtype(dtype)
         self._open()
@@ -57,7 +59,7 @@ class ZippedImageDataset(DatasetMixin):
     def __len__(self) -> int:
         return len(self._files)
 
-    def get_example(self, i: int | str) -> Any:
+    def get_example(self, i: int | str) -> Array:
         """Image number ``i``, or the one with this name in the archive."""
         if self._process != os.getpid():  # forked: the place in an open file is shared with the parent
             self._open()
@@ -106,7 +108,7 @@ class MultiZippedImageDataset(ConcatenatedDataset):
         (3, 32, 32)
     """
 
-    def __init__(self, zipfilenames: Any, dtype: Any = None) -> None:
+    def __init__(self, zipfilenames: Any, dtype: DTypeLike | None = None) -> None:
         super().__init__(*(ZippedImageDataset(name, dtype) for name in zipfilenames))
 
 
@@ -124,8 +126,8 @@ class LabeledZippedImageDataset(DatasetMixin):
     """
 
     def __init__(
-        self, zipfilename: str | os.PathLike[str], labelfilename: str | os.PathLike[str], dtype: Any = None,
-        label_dtype: Any = np.int32,
+        self, zipfilename: str | os.PathLike[str], labelfilename: str | os.PathLike[str],
+        dtype: DTypeLike | None = None, label_dtype: DTypeLike = np.int32,
     ) -> None:  # fmt: skip
         self._images = ZippedImageDataset(zipfilename, dtype)
         self._pairs = [path_and_label(line, n, labelfilename) for n, line in enumerate(lines_of(labelfilename), 1)]
@@ -138,6 +140,6 @@ class LabeledZippedImageDataset(DatasetMixin):
     def __len__(self) -> int:
         return len(self._pairs)
 
-    def get_example(self, i: int) -> Any:
+    def get_example(self, i: int) -> tuple[Array, np.generic]:
         name, label = self._pairs[i]
         return self._images.get_example(name), self._label_dtype.type(label)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import mmap
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,9 @@ class _Column(TabularDataset):
     def mode(self) -> Any:
         return None
 
-    def get_examples(self, indices: Any, key_indices: Any) -> tuple[Any, ...]:
+    def get_examples(
+        self, indices: slice | Sequence[int] | None, key_indices: tuple[int, ...] | None
+    ) -> tuple[Any, ...]:
         return (self._values(indices),) * (1 if key_indices is None else len(key_indices))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -47,7 +50,7 @@ class _Column(TabularDataset):
         self._key = state["_key"]
         self._data = np.memmap(*state["_map"]) if "_map" in state else state["_data"]
 
-    def _values(self, indices: Any) -> Any:
+    def _values(self, indices: slice | Sequence[int] | None) -> Any:
         data = self._data
         if is_array(data):
             return data if indices is None else data[indices]
@@ -101,7 +104,7 @@ def _beside_each_other(pairs: list[tuple[Any, Any]], size: int | None) -> Tabula
     return first.join(*others)
 
 
-def _column(key: Any, data: Any, size: int | None) -> TabularDataset:
+def _column(key: str | tuple[str, ...] | None, data: Any, size: int | None) -> TabularDataset:
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         if isinstance(key, tuple):
             raise ValueError(f"expected a function for the columns {key}, got {type(data).__name__}")

@@ -10,6 +10,7 @@ import numpy as np
 from dbrdist.core.array.backend import Array, is_array
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.random import generator
+from dbrdist.core.array.types import Index
 from dbrdist.core.usage.mistakes import warn_of_arrays
 from dbrdist.datasets.image.transforms import at_epoch, transform_batch
 from dbrdist.datasets.loading.base import Batch, DatasetMixin, example_at, is_row_major, read_examples, take
@@ -51,7 +52,7 @@ class TupleDataset:
         """The datasets beside each other."""
         return tuple(self._datasets)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Index) -> Any:
         """A tuple for an integer; a list of tuples for a slice, a list or a 1-d array of integers.
 
         In a program of Chainer a list or an array gives a tuple of what it gives of each dataset.
@@ -95,7 +96,7 @@ class DictDataset:
         self._length = len(next(iter(datasets.values())))
         self._all_arrays = all(is_array(d) for d in datasets.values())
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Index) -> Any:
         """A dictionary for an integer; a list of dictionaries for a slice, a list or a 1-d array of integers.
 
         In a program of Chainer a list or an array gives a dictionary of what it gives of each dataset.

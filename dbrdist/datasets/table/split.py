@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ class SubDataset(DatasetMixin):
         [11, 12]
     """
 
-    def __init__(self, dataset: Any, start: int, finish: int, order: Any = None) -> None:
+    def __init__(self, dataset: Any, start: int, finish: int, order: Array | Sequence[int] | None = None) -> None:
         if not 0 <= start <= finish <= len(dataset):
             raise ValueError(
                 f"expected 0 <= start <= finish <= {len(dataset)}, the number of examples, "
@@ -58,7 +59,7 @@ class SubDataset(DatasetMixin):
         return get_batch(self._dataset, mapped, seed, epoch, skipped)
 
 
-def split_dataset(dataset: Any, split_at: int, order: Any = None) -> tuple[SubDataset, SubDataset]:
+def split_dataset(dataset: Any, split_at: int, order: Array | None = None) -> tuple[SubDataset, SubDataset]:
     """Two datasets: the first examples and the others.
 
     Args:
@@ -97,7 +98,7 @@ def split_dataset_random(dataset: Any, first_size: int, seed: int | None = None)
     return split_dataset(dataset, first_size, _random_order(len(dataset), seed))
 
 
-def split_dataset_n(dataset: Any, n: int, order: Any = None) -> list[SubDataset]:
+def split_dataset_n(dataset: Any, n: int, order: Array | None = None) -> list[SubDataset]:
     """``n`` parts of ``len(dataset) // n`` examples each; as in Chainer the remainder is in none of them.
 
     Args:
@@ -133,7 +134,7 @@ def split_dataset_n_random(dataset: Any, n: int, seed: int | None = None) -> lis
 
 
 def get_cross_validation_datasets(
-    dataset: Any, n_folds: int | None = None, order: Any = None, **kwargs: Any
+    dataset: Any, n_folds: int | None = None, order: Array | Sequence[int] | None = None, **kwargs: Any
 ) -> list[tuple[SubDataset, SubDataset]]:
     """``n_folds`` pairs (train, test); the test parts are contiguous in ``order``, disjoint, and cover the dataset.
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from dbrdist.core.array.backend import Array, is_array
 from dbrdist.core.array.chainer_mode import as_chainer
+from dbrdist.core.array.types import Index
 from dbrdist.datasets.loading.base import Batch, DatasetMixin, SkipExample, read_examples
 from dbrdist.datasets.loading.convert import stack
 
@@ -106,7 +107,7 @@ class TabularDataset(DatasetMixin):
         """This table's columns beside those of others of the same length."""
         return _Join(self, *datasets)
 
-    def transform(self, keys: Any, transform: Callable[..., Any]) -> TabularDataset:
+    def transform(self, keys: str | Sequence[str], transform: Callable[..., Any]) -> TabularDataset:
         """A view with columns ``keys`` (a name, or a tuple of names) that ``transform`` makes of each example.
 
         It gets a tuple's values as its arguments, a dictionary's by name, and returns a tuple or dictionary of the new
@@ -139,7 +140,7 @@ def _as_array(column: Any) -> Array:
 # ---- which rows, which columns --------------------------------------------------------------------------------------
 
 
-def _rows(indices: Any, n: int) -> Any:
+def _rows(indices: Array | slice | Sequence[int], n: int) -> Any:
     """Rows as users name them, as a range or an array of positions from 0."""
     if isinstance(indices, slice):
         return range(n)[indices]
@@ -165,7 +166,7 @@ def _rows(indices: Any, n: int) -> Any:
     return np.where(rows < 0, rows + n, rows).astype(np.int64)
 
 
-def _among(rows: Any, indices: Any) -> Any:
+def _among(rows: Any, indices: slice | Sequence[int] | None) -> Any:
     """The rows ``indices`` of these rows, as ``get_examples`` takes them."""
     if indices is None:
         return _plain(rows)
@@ -185,7 +186,7 @@ def _plain(rows: Any) -> Any:
     return slice(rows.start, rows.stop if rows.stop >= 0 else None, rows.step)
 
 
-def positions(indices: Any, n: int) -> Array:
+def positions(indices: slice | Sequence[int] | None, n: int) -> Array:
     """What ``get_examples`` gets, as an array of positions."""
     if indices is None or isinstance(indices, slice):
         return np.arange(n)[slice(None) if indices is None else indices]
@@ -232,7 +233,9 @@ class DelegateDataset(TabularDataset):
     def mode(self) -> Any:
         return self.dataset.mode
 
-    def get_examples(self, indices: Any, key_indices: Any) -> tuple[Any, ...]:
+    def get_examples(
+        self, indices: slice | Sequence[int] | None, key_indices: tuple[int, ...] | None
+    ) -> tuple[Any, ...]:
         return self.dataset.get_examples(indices, key_indices)
 
     def convert(self, data: Any) -> Any:
@@ -266,7 +269,7 @@ class _Slicer:
     def __init__(self, dataset: TabularDataset) -> None:
         self._dataset = dataset
 
-    def __getitem__(self, index: Any) -> TabularDataset:
+    def __getitem__(self, index: Index) -> TabularDataset:
         rows, keys = index if isinstance(index, tuple) else (index, None)
         return _Slice(self._dataset, rows, keys)
 
@@ -293,7 +296,9 @@ class _Slice(DelegateDataset):
             return self.dataset.mode
         return None if self._is_bare else self.dataset.mode or tuple
 
-    def get_examples(self, indices: Any, key_indices: Any) -> tuple[Any, ...]:
+    def get_examples(
+        self, indices: slice | Sequence[int] | None, key_indices: tuple[int, ...] | None
+    ) -> tuple[Any, ...]:
         own = self._columns
         columns = own if own is None or key_indices is None else tuple(own[k] for k in key_indices)
         return self.dataset.get_examples(_among(self._rows, indices), key_indices if own is None else columns)
@@ -313,7 +318,9 @@ class _Concat(DelegateDataset):
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def get_examples(self, indices: Any, key_indices: Any) -> tuple[Any, ...]:
+    def get_examples(
+        self, indices: slice | Sequence[int] | None, key_indices: tuple[int, ...] | None
+    ) -> tuple[Any, ...]:
         if indices is None:
             return _one_behind_the_other([d.get_examples(None, key_indices) for d in self._datasets], None)
         if as_chainer[0] and isinstance(indices, list) and not indices:
@@ -331,7 +338,7 @@ class _Concat(DelegateDataset):
         return _one_behind_the_other(parts, order)
 
 
-def _part(indices: Any, rows: Array, first: int, table: TabularDataset) -> Any:
+def _part(indices: slice | Sequence[int], rows: Array, first: int, table: TabularDataset) -> Any:
     """The rows of one of several tables, whose first one is ``first``: a slice where a slice was asked for."""
     if not isinstance(indices, slice) or not len(rows):
         return (rows - first).tolist()
@@ -381,7 +388,9 @@ class _Join(DelegateDataset):
     def mode(self) -> Any:
         return next((d.mode for d in self._datasets if d.mode), tuple)
 
-    def get_examples(self, indices: Any, key_indices: Any) -> tuple[Any, ...]:
+    def get_examples(
+        self, indices: slice | Sequence[int] | None, key_indices: tuple[int, ...] | None
+    ) -> tuple[Any, ...]:
         wanted = self._places if key_indices is None else [self._places[k] for k in key_indices]
         found = {}
         for d, dataset in enumerate(self._datasets):  # each table once, for all of its columns together
@@ -395,7 +404,7 @@ class _Join(DelegateDataset):
 class _Made(DelegateDataset):
     """A table whose columns a function makes; ``mode`` follows from what it returned first."""
 
-    def __init__(self, dataset: TabularDataset, keys: Any, function: Callable[..., Any]) -> None:
+    def __init__(self, dataset: TabularDataset, keys: str | Sequence[str], function: Callable[..., Any]) -> None:
         super().__init__(dataset)
         if not callable(function):
             raise TypeError(f"expected a function for the transform, got {function!r}")
@@ -449,7 +458,9 @@ def _named(mode: Any) -> str:
 
 
 class _Transform(_Made):
-    def get_examples(self, indices: Any, key_indices: Any) -> tuple[Any, ...]:
+    def get_examples(
+        self, indices: slice | Sequence[int] | None, key_indices: tuple[int, ...] | None
+    ) -> tuple[Any, ...]:
         columns = range(len(self._keys)) if key_indices is None else key_indices
         out: tuple[list[Any], ...] = tuple([] for _ in columns)
         for row in zip(*self.dataset.get_examples(indices, None)):
@@ -460,7 +471,7 @@ class _Transform(_Made):
 
 
 class _TransformBatch(_Made):
-    def get_examples(self, indices: Any, key_indices: Any) -> tuple[Any, ...]:
+    def get_examples(self, indices: slice | Sequence[int] | None, key_indices: Any) -> tuple[Any, ...]:
         columns = self._parts(self._call(tuple(self.dataset.get_examples(indices, None))))
         n = len(positions(indices, len(self)))
         for key, column in zip(self._keys, columns):

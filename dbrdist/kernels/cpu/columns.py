@@ -15,11 +15,9 @@ from numpy import ndarray
 
 from dbrdist.core.array import backend
 from dbrdist.core.array.backend import channels_last, is_channels_last
+from dbrdist.core.array.types import DType, HostArray, Shape
 from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.geometry import ConvGeometry
-
-Array = np.ndarray
-Shape = tuple[int, ...]
 
 # Elements of the columns; beyond, oneDNN takes less time: for 16 pixels and 32 channels, 4608 elements, the three
 # directions take 24 us here and 36 us there, for 64 pixels and 16 channels, 9216 elements, 33 and 28.
@@ -27,7 +25,7 @@ _LARGEST = 3 << 11
 _take, _dot, _add = ndarray.take, ndarray.dot, np.add.reduce
 
 
-def _see_types(x: Array, dtype: Any, geometry: ConvGeometry) -> None:
+def _see_types(x: HostArray, dtype: DType, geometry: ConvGeometry) -> None:
     """Raise Unsupported unless one product of BLAS does it."""
     is_plain = type(x) is ndarray and x.dtype.char in "fd" and x.dtype.isnative and dtype == x.dtype
     if not is_plain or geometry.groups > 1 or not x.size:
@@ -42,7 +40,7 @@ def _see_size(y_shape: Shape, W_shape: Shape) -> None:
 
 
 @lru_cache(maxsize=64)
-def _gather(x_shape: Shape, kernel: Shape, out_hw: Shape, g: ConvGeometry) -> tuple[Array, bool]:
+def _gather(x_shape: Shape, kernel: Shape, out_hw: Shape, g: ConvGeometry) -> tuple[HostArray, bool]:
     """Where each element of the columns (P, K) lies in channels-last x, x.size for padding; and if there is any."""
     (n, c, h, w), (kh, kw), (oh, ow) = x_shape, kernel, out_hw
     i, ci, u, v = (np.arange(m) for m in (n, c, kh, kw))
@@ -56,7 +54,7 @@ def _gather(x_shape: Shape, kernel: Shape, out_hw: Shape, g: ConvGeometry) -> tu
 
 
 @lru_cache(maxsize=64)
-def _scatter(x_shape: Shape, kernel: Shape, out_hw: Shape, g: ConvGeometry) -> Array:
+def _scatter(x_shape: Shape, kernel: Shape, out_hw: Shape, g: ConvGeometry) -> HostArray:
     """The transpose of :func:`_gather`: for each element of x the columns' elements that it became, (T, x.size).
 
     T is the largest number of windows that see one element; columns.size stands for none.
@@ -73,13 +71,13 @@ def _scatter(x_shape: Shape, kernel: Shape, out_hw: Shape, g: ConvGeometry) -> A
     return back
 
 
-def _columns(x: Array, W_shape: Shape, out_hw: Shape, geometry: ConvGeometry) -> Any:
+def _columns(x: HostArray, W_shape: Shape, out_hw: Shape, geometry: ConvGeometry) -> Any:
     """A function from arrays like x to their columns, in memory of its own."""
     index, is_padded = _gather(x.shape, W_shape[2:], out_hw, geometry)
     columns, padded, is_dense = np.empty(index.shape, x.dtype), np.zeros(x.size + 1, x.dtype), is_channels_last(x)
     inner = padded[:-1]
 
-    def gather(x: Array) -> Array:
+    def gather(x: HostArray) -> HostArray:
         row = (x if is_dense else channels_last(x)).transpose(0, 2, 3, 1).reshape(-1)
         if is_padded:
             inner[...] = row
@@ -89,7 +87,7 @@ def _columns(x: Array, W_shape: Shape, out_hw: Shape, geometry: ConvGeometry) ->
     return gather
 
 
-def _plan_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Any:
+def _plan_forward(x: HostArray, W: HostArray, b: HostArray | None, geometry: ConvGeometry) -> Any:
     """See numpy_.conv_forward."""
     _see_types(x, W.dtype, geometry)
     out_hw, width = geometry.out_hw(*x.shape[2:], *W.shape[2:]), W.shape[0]
@@ -98,7 +96,7 @@ def _plan_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -
     columns, new = _columns(x, W.shape, out_hw, geometry), backend.allocator(y_shape, x.dtype)
     count = x.shape[0] * out_hw[0] * out_hw[1]
 
-    def conv_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Array:
+    def conv_forward(x: HostArray, W: HostArray, b: HostArray | None, geometry: ConvGeometry) -> HostArray:
         y = new()
         rows = y.transpose(0, 2, 3, 1).reshape(count, width)
         _dot(columns(x), W.reshape(width, -1).T, rows)
@@ -109,7 +107,7 @@ def _plan_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -
     return conv_forward
 
 
-def _plan_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry) -> Any:
+def _plan_backward_data(gy: HostArray, W: HostArray, x_shape: Shape, geometry: ConvGeometry) -> Any:
     """See numpy_.conv_backward_data."""
     _see_types(gy, W.dtype, geometry)
     _see_size(gy.shape, W.shape)
@@ -120,7 +118,7 @@ def _plan_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeome
     columns, parts = memory[:-1].reshape(count, -1), np.empty(back.shape, gy.dtype)
     is_dense, new = is_channels_last(gy), backend.allocator(tuple(x_shape), gy.dtype)
 
-    def conv_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry) -> Array:
+    def conv_backward_data(gy: HostArray, W: HostArray, x_shape: Shape, geometry: ConvGeometry) -> HostArray:
         rows = (gy if is_dense else channels_last(gy)).transpose(0, 2, 3, 1).reshape(count, width)
         _dot(rows, W.reshape(width, -1), columns)
         gx = new()
@@ -131,7 +129,7 @@ def _plan_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeome
 
 
 def _plan_backward_weight(
-    x: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, dtype: Any, out: Array | None
+    x: HostArray, gy: HostArray, W_shape: Shape, geometry: ConvGeometry, dtype: DType, out: HostArray | None
 ) -> Any:
     """See numpy_.conv_backward_weight."""
     target = dtype if out is None else out.dtype
@@ -144,8 +142,8 @@ def _plan_backward_weight(
     count = gy.size // width
 
     def conv_backward_weight(
-        x: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, dtype: Any, out: Array | None
-    ) -> Array:
+        x: HostArray, gy: HostArray, W_shape: Shape, geometry: ConvGeometry, dtype: DType, out: HostArray | None
+    ) -> HostArray:
         rows = (gy if is_dense else channels_last(gy)).transpose(0, 2, 3, 1).reshape(count, width)
         if out is None:
             out = new()

@@ -18,6 +18,7 @@ import numpy as np
 
 from dbrdist.core.array import backend
 from dbrdist.core.array.scipy_parts import special_function
+from dbrdist.core.array.types import HostArray
 from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.cpu.onednn_finite import memory_row
 from dbrdist.kernels.reference import numpy_, numpy_softmax
@@ -27,7 +28,6 @@ try:
 except ImportError:  # not compiled
     _found = None
 
-Array = np.ndarray
 Plan = Callable[..., Any]
 Before = tuple[tuple[str, tuple[float, ...], list[tuple[int, int]] | None], ...]
 
@@ -54,10 +54,10 @@ class CompiledLoop(NamedTuple):
     name: str
     operands: tuple[str, ...]
     numbers: Callable[..., tuple[float, ...] | None] = lambda *numbers: numbers
-    beyond: Callable[..., Array] | None = None
+    beyond: Callable[..., HostArray] | None = None
 
 
-def _scipy(name: str) -> Callable[..., Array]:
+def _scipy(name: str) -> Callable[..., HostArray]:
     """A function of SciPy, which is loaded at the first call."""
     return lambda *xs: special_function(name, "numpy")(*xs)
 
@@ -120,7 +120,7 @@ TABLE: dict[Any, CompiledLoop] = {
 }
 
 
-def _loop(name: str, *arrays: Array) -> Callable[..., bool]:
+def _loop(name: str, *arrays: HostArray) -> Callable[..., bool]:
     """A function of arrays like these and numbers; Unsupported where no loop takes them."""
     dtype = arrays[0].dtype
     is_served = name in _PLACES and dtype in (_REAL[:1] if name in _OF_FLOAT_ALONE else _REAL)
@@ -129,7 +129,7 @@ def _loop(name: str, *arrays: Array) -> Callable[..., bool]:
     return functools.partial(_found.run, _PLACES[name], dtype.itemsize == 8)
 
 
-def _elementwise_loop(name: str, *arrays: Array) -> tuple[Callable[..., bool], Any]:
+def _elementwise_loop(name: str, *arrays: HostArray) -> tuple[Callable[..., bool], Any]:
     """As :func:`_loop`, of large arrays that lie alike, and what allocates another such array."""
     first = arrays[0]
     are_images = first.ndim == 4 and backend.lies_as_images(first)
@@ -140,18 +140,18 @@ def _elementwise_loop(name: str, *arrays: Array) -> tuple[Callable[..., bool], A
     return _loop(name, *arrays), new
 
 
-def _is_in_c_order(a: Array) -> bool:
+def _is_in_c_order(a: HostArray) -> bool:
     return bool(a.flags.c_contiguous)
 
 
-def _plan_update(rule: str, arrays: tuple[Array, ...], numbers: tuple[float, ...], before: Before = ()) -> Plan:
+def _plan_update(rule: str, arrays: tuple[HostArray, ...], numbers: tuple[float, ...], before: Before = ()) -> Plan:
     """See dispatch.update."""
     run = _loop("amsgrad" if rule == "adam" and len(arrays) == 5 else rule, *arrays)
     if any(name not in _PLACES for name, _, _ in before):
         raise onednn.Unsupported("no compiled loop")
     places = [_PLACES[name] for name, _, _ in before]
 
-    def update(rule: str, arrays: tuple[Array, ...], numbers: tuple[float, ...], before: Before = ()) -> bool:
+    def update(rule: str, arrays: tuple[HostArray, ...], numbers: tuple[float, ...], before: Before = ()) -> bool:
         if not before:
             return run(arrays, numbers)
         return run(arrays, numbers, tuple([(place, *rest) for place, (_, *rest) in zip(places, before)]))
@@ -159,7 +159,7 @@ def _plan_update(rule: str, arrays: tuple[Array, ...], numbers: tuple[float, ...
     return update
 
 
-def _plan_row(key: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbers: tuple[Any, ...]) -> Plan:
+def _plan_row(key: Any, names: tuple[str, ...], arrays: tuple[HostArray, ...], numbers: tuple[float, ...]) -> Plan:
     loop = TABLE.get(key)
     if loop is None or names != loop.operands or not all(type(v) in (int, float) and isfinite(v) for v in numbers):
         raise onednn.Unsupported("a row, or its numbers")
@@ -170,7 +170,9 @@ def _plan_row(key: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbe
 
     beyond = loop.beyond
 
-    def row(key: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbers: tuple[Any, ...]) -> Array | None:
+    def row(
+        key: Any, names: tuple[str, ...], arrays: tuple[HostArray, ...], numbers: tuple[Any, ...],
+    ) -> HostArray | None:  # fmt: skip
         y = new()
         rows = memory_row(y), *map(memory_row, arrays)
         if not run(rows, values):
@@ -182,16 +184,16 @@ def _plan_row(key: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbe
     return row
 
 
-def _complete(beyond: Callable[..., Array], y: Array, *xs: Array) -> None:
+def _complete(beyond: Callable[..., HostArray], y: HostArray, *xs: HostArray) -> None:
     """Compute what a loop has left out of y. Whatever else lies in the arrays changes no bit of it."""
     left_out = np.isnan(y)
     y[left_out] = beyond(*[x[left_out] for x in xs])
 
 
-def _plan_relu_backward(y: Array, gy: Array) -> Plan:
+def _plan_relu_backward(y: HostArray, gy: HostArray) -> Plan:
     run, new = _elementwise_loop("relu_backward", y, gy)
 
-    def relu_backward(y: Array, gy: Array) -> Array:
+    def relu_backward(y: HostArray, gy: HostArray) -> HostArray:
         gx = new()
         done = run((memory_row(gx), memory_row(y), memory_row(gy)), ())
         return gx if done else numpy_.relu_backward(y, gy)
@@ -199,22 +201,22 @@ def _plan_relu_backward(y: Array, gy: Array) -> Plan:
     return relu_backward
 
 
-def _plan_relu_backward_over(y: Array, gy: Array) -> Plan:
+def _plan_relu_backward_over(y: HostArray, gy: HostArray) -> Plan:
     run, _ = _elementwise_loop("relu_backward_over", gy, y)
 
-    def relu_backward_over(y: Array, gy: Array) -> Array:
+    def relu_backward_over(y: HostArray, gy: HostArray) -> HostArray:
         done = run((memory_row(gy), memory_row(y)), ())
         return gy if done else numpy_.relu_backward(y, gy)
 
     return relu_backward_over
 
 
-def _plan_relu_backward_of_sum(y: Array, a: Array, b: Array, out: Array | None = None) -> Plan:
+def _plan_relu_backward_of_sum(y: HostArray, a: HostArray, b: HostArray, out: HostArray | None = None) -> Plan:
     """See numpy_.relu_backward_of_sum; ``out`` is a, b or new."""
     run, new = _elementwise_loop("relu_backward_of_sum", y, a, b)
     over = _loop("relu_backward_of_sum_over", y, a, b)
 
-    def relu_backward_of_sum(y: Array, a: Array, b: Array, out: Array | None = None) -> Array:
+    def relu_backward_of_sum(y: HostArray, a: HostArray, b: HostArray, out: HostArray | None = None) -> HostArray:
         rows = [memory_row(v) for v in (y, a, b)]
         if out is None:
             gx = new()
@@ -227,7 +229,7 @@ def _plan_relu_backward_of_sum(y: Array, a: Array, b: Array, out: Array | None =
     return relu_backward_of_sum
 
 
-def _plan_softmax(name: str, reference: Callable[..., Array]) -> Callable[..., Plan]:
+def _plan_softmax(name: str, reference: Callable[..., HostArray]) -> Callable[..., Plan]:
     """Rows that lie densely: the last axis in C order, or the channels of images."""
 
     def plan(*arguments: Any) -> Plan:
@@ -239,7 +241,7 @@ def _plan_softmax(name: str, reference: Callable[..., Array]) -> Callable[..., P
         run, new = _elementwise_loop(name, *arrays)
         numbers = (x.shape[axis],)
 
-        def softmax(*arguments: Any) -> Array:
+        def softmax(*arguments: Any) -> HostArray:
             y, xs = new(), arguments[:-1]
             done = run((memory_row(y), *map(memory_row, xs)), numbers)
             return y if done else reference(*arguments)

@@ -15,11 +15,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from ctypes import byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dbrdist.core.array.types import Array, DType
 from dbrdist.kernels.unsupported import Unsupported as Unsupported
+
+if TYPE_CHECKING:
+    from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
 
 try:
     from dbrdist.kernels.cpu.onednn_executor import Executor
@@ -245,7 +249,7 @@ def dims(values: Sequence[int]) -> Any:
     return _Dims(*values)
 
 
-def data_type(dtype: Any) -> int:
+def data_type(dtype: DType) -> int:
     """The library's name of a NumPy dtype; raises Unsupported for those it does not have."""
     found = TYPES.get(dtype.name)
     if found is None or not dtype.isnative:  # the name does not tell which byte comes first
@@ -253,7 +257,7 @@ def data_type(dtype: Any) -> int:
     return found
 
 
-def require(*arrays: Any) -> None:
+def require(*arrays: Array) -> None:
     """Raise Unsupported unless these are NumPy arrays that are not empty, of one type that the library has."""
     for a in arrays:
         if type(a) is not np.ndarray or not a.size or a.dtype != arrays[0].dtype:
@@ -271,7 +275,9 @@ def element_strides(a: np.ndarray) -> tuple[int, ...]:
     return tuple(s // a.itemsize for s in a.strides)
 
 
-def paddings(hw: Any, kernel: Any, g: Any, out: Any) -> tuple[Any, Any]:
+def paddings(
+    hw: tuple[int, ...], kernel: tuple[int, ...], g: ConvGeometry | PoolGeometry, out: tuple[int, ...],
+) -> tuple[Any, Any]:  # fmt: skip
     """Left and right padding; the right one is what the output size implies, and more than the left for cover_all."""
     dh, dw = getattr(g, "dh", 1), getattr(g, "dw", 1)
     bottom = (out[0] - 1) * g.sh + (kernel[0] - 1) * dh + 1 - hw[0] - g.ph

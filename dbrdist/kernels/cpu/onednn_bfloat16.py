@@ -17,22 +17,22 @@ import numpy as np
 
 from dbrdist.core.array import backend
 from dbrdist.core.array.config import config
+from dbrdist.core.array.types import DType, HostArray
 from dbrdist.errors import UsageWarning
 from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.cpu.onednn import Builder
 from dbrdist.kernels.cpu.onednn_finite import memory_row
 
-Array = np.ndarray
 _FLOAT32 = np.dtype(np.float32)
 
 
 @functools.cache
-def bfloat16() -> Any:
+def bfloat16() -> DType:
     """The type, which a package of its own brings."""
     return backend.as_dtype("bfloat16")
 
 
-def narrow(a: Array) -> Array:
+def narrow(a: HostArray) -> HostArray:
     """A float32 array in bfloat16: images channels-last, matrices in rows or columns as they lie."""
     if a.ndim == 4:
         a = backend.channels_last(a)
@@ -48,7 +48,7 @@ def narrow(a: Array) -> Array:
     return new
 
 
-def _build_rounding(size: int) -> Any:
+def _build_rounding(size: int) -> Any | None:
     with Builder() as b:
         return b.reorder(b.memory((size,), onednn.F32), b.memory((size,), onednn.BF16))
 

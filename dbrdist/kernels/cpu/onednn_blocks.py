@@ -4,29 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from dbrdist.core.array import backend
+from dbrdist.core.array.types import DType, HostArray
 from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.cpu.onednn import Builder, Primitive, address, scratch
 from dbrdist.kernels.cpu.onednn_elementwise import ADD, LINEAR, RELU_OF_OUTPUT
 from dbrdist.kernels.cpu.onednn_finite import is_finite, memory_row
 from dbrdist.kernels.reference import numpy_
 
-Array = np.ndarray
-
 _FEW = 1 << 12  # elements up to which a call costs as much as it saves
 _BLOCK = 1 << 16  # elements; smaller blocks are many calls, larger ones leave the cache
 
 
-def _build_sum(count: int, dtype: Any) -> Primitive:
+def _build_sum(count: int, dtype: DType) -> Primitive:
     with Builder() as b:
         row = b.memory((count,), onednn.data_type(dtype))
         description = b.describe("binary", ADD, row, row, row, b.attributes())
         return b.primitive(description, {onednn.SRC: row, onednn.SRC_1: row, onednn.DST: row})
 
 
-def _build_mask(count: int, dtype: Any) -> Primitive:
+def _build_mask(count: int, dtype: DType) -> Primitive:
     with Builder() as b:
         row, zero = b.memory((count,), onednn.data_type(dtype)), onednn.c_float(0)
         kind, attributes = RELU_OF_OUTPUT, b.attributes()
@@ -35,7 +32,7 @@ def _build_mask(count: int, dtype: Any) -> Primitive:
         return b.primitive(backward, {onednn.DST: row, onednn.DIFF_DST: row, onednn.DIFF_SRC: row})
 
 
-def _plan_relu_backward_of_sum(y: Array, a: Array, b: Array, out: Array | None = None) -> Any:
+def _plan_relu_backward_of_sum(y: HostArray, a: HostArray, b: HostArray, out: HostArray | None = None) -> Any:
     """See numpy_.relu_backward_of_sum; three quarters of the time of a sum, then a mask, at 51 MB."""
     onednn.require(y, a, b)
     is_dense = all(v.shape == y.shape and v.ndim == 4 and backend.is_channels_last(v) for v in (y, a, b))
@@ -45,7 +42,7 @@ def _plan_relu_backward_of_sum(y: Array, a: Array, b: Array, out: Array | None =
     steps = {n: (_build_sum(n, y.dtype), _build_mask(n, y.dtype)) for n in {n for _, n in places}}
     blocks = [(first, n, *steps[n]) for first, n in places]
 
-    def relu_backward_of_sum(y: Array, a: Array, b: Array, out: Array | None = None) -> Array:
+    def relu_backward_of_sum(y: HostArray, a: HostArray, b: HostArray, out: HostArray | None = None) -> HostArray:
         gx = new() if out is None else out
         y_start, a_start, b_start, gx_start = address(y), address(a), address(b), address(gx)
         total = scratch("sum", _BLOCK * width)[: _BLOCK * width].view(y.dtype)
@@ -62,7 +59,7 @@ def _plan_relu_backward_of_sum(y: Array, a: Array, b: Array, out: Array | None =
     return relu_backward_of_sum
 
 
-def _plan_relu_backward_over(y: Array, gy: Array) -> Any:
+def _plan_relu_backward_over(y: HostArray, gy: HostArray) -> Any:
     """See numpy_.relu_backward_over."""
     onednn.require(y, gy)
     are_dense = all(v.shape == y.shape and v.ndim == 4 and backend.is_channels_last(v) for v in (y, gy))
@@ -71,7 +68,7 @@ def _plan_relu_backward_over(y: Array, gy: Array) -> Any:
     width = y.itemsize
     blocks = [(first, n, _build_mask(n, y.dtype)) for first, n in _blocks(y.size)]
 
-    def relu_backward_over(y: Array, gy: Array) -> Array:
+    def relu_backward_over(y: HostArray, gy: HostArray) -> HostArray:
         y_start, start, row = address(y), address(gy), memory_row(gy)
         for first, n, mask in blocks:
             part = row[first : first + n]
@@ -89,7 +86,7 @@ def _blocks(size: int) -> list[tuple[int, int]]:
     return [(first, min(_BLOCK, size - first)) for first in range(0, size, _BLOCK)]
 
 
-def _plan_scaled_sum(terms: tuple[Array, ...], scale: float, out: Array) -> Any:
+def _plan_scaled_sum(terms: tuple[HostArray, ...], scale: float, out: HostArray) -> Any:
     """See numpy_.scaled_sum; in bfloat16 of 32,768 elements half of its time: one pass, and one rounding as there."""
     onednn.require(*terms, out)
     size = out.size

@@ -14,6 +14,7 @@ import numpy as np
 
 from dbrdist.core.array import backend
 from dbrdist.core.array.backend import channels_last, is_channels_last
+from dbrdist.core.array.types import DType, HostArray, Shape
 from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.cpu.onednn import Builder, Primitive, address, scratch
 from dbrdist.kernels.cpu.onednn_bfloat16 import also_in_bfloat16
@@ -25,9 +26,6 @@ from dbrdist.kernels.geometry import ConvGeometry
 from dbrdist.kernels.reference import numpy_
 from dbrdist.kernels.reference.numpy_ import plain_empty
 
-Array = np.ndarray
-Shape = tuple[int, ...]
-
 _POINTWISE = ConvGeometry()
 _FEW_FORWARD, _FEW_FOR_DATA, _FEW_POINTWISE = 16, 48, 64  # channels of images that a convolution with strides sees
 _GROWING_FROM, _GROWING_TO = range(128, 257), range(512, 1025)  # channels of a 1x1 convolution
@@ -38,7 +36,7 @@ _FEW_MULTIPLICATIONS = 48  # of an element of x
 _FEW_PIXELS = 256  # up to here it takes longer to reorder weights than to multiply with them as they lie
 
 
-def describe_weights(b: Builder, W_shape: Any, strides: Any, dtype: Any, groups: int) -> Any:
+def describe_weights(b: Builder, W_shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, groups: int) -> Any:
     """Descriptor of the caller's OIHW weights; with groups the first axis is split in two."""
     (o, *rest), so = W_shape, strides[0]
     if groups == 1:
@@ -47,8 +45,8 @@ def describe_weights(b: Builder, W_shape: Any, strides: Any, dtype: Any, groups:
 
 
 def _build(
-    direction: str, x_shape: Shape, W: Array, y_shape: Shape, g: ConvGeometry, dtype: Any, bias: bool = False,
-    made: Any = None,
+    direction: str, x_shape: Shape, W: HostArray, y_shape: Shape, g: ConvGeometry, dtype: DType, bias: bool = False,
+    made: DType | None = None,
 ) -> tuple[Primitive, Primitive | None, int]:  # fmt: skip
     """One direction of a convolution: its primitive, the reorder of its weights if any, and their bytes inside.
 
@@ -109,7 +107,7 @@ def _fastest(direction: str, x_shape: Shape, W_shape: Shape, g: ConvGeometry) ->
     return "jit_1x1:avx512_core" if is_pointwise and g == _POINTWISE and grows else None
 
 
-def _readable(W: Array) -> Array:
+def _readable(W: HostArray) -> HostArray:
     """Weights in memory that a descriptor can name: any positive strides will do."""
     if min(W.strides) > 0:
         return W
@@ -118,7 +116,7 @@ def _readable(W: Array) -> Array:
     return dense
 
 
-def _to_images(x: Array) -> Callable[[Array], Array]:
+def _to_images(x: HostArray) -> Callable[[HostArray], HostArray]:
     """What makes images like x channels-last; where they lie plane by plane, in a quarter of NumPy's time."""
     if is_channels_last(x) or not x.flags.c_contiguous:
         return channels_last
@@ -127,7 +125,7 @@ def _to_images(x: Array) -> Callable[[Array], Array]:
         reorder, new = b.reorder(b.memory(x.shape, t), b.image(x.shape, t)), backend.allocator(x.shape, x.dtype)
     assert reorder is not None
 
-    def turned(x: Array) -> Array:
+    def turned(x: HostArray) -> HostArray:
         y = new()
         reorder.on(x, y)
         return y
@@ -135,17 +133,17 @@ def _to_images(x: Array) -> Callable[[Array], Array]:
     return turned
 
 
-def _for_weights(num_bytes: int) -> Array:
+def _for_weights(num_bytes: int) -> HostArray:
     """Memory for weights until the call is over: large ones would take that much from a step's peak if they stayed."""
     return scratch("weights", num_bytes) if num_bytes < _LARGE_WEIGHTS else backend.aligned(num_bytes, _BYTES)
 
 
-def _packing(reorder: Primitive | None, num_bytes: int) -> Callable[[Array], Array]:
+def _packing(reorder: Primitive | None, num_bytes: int) -> Callable[[HostArray], HostArray]:
     """A function from weights to memory in which they lie as the primitive wants them."""
     if reorder is None:
         return lambda W: W
 
-    def pack(W: Array) -> Array:
+    def pack(W: HostArray) -> HostArray:
         target = _for_weights(num_bytes)
         reorder.on(W, target)
         return target
@@ -153,7 +151,7 @@ def _packing(reorder: Primitive | None, num_bytes: int) -> Callable[[Array], Arr
     return pack
 
 
-def is_small_product(x: Array, W: Array, geometry: ConvGeometry) -> bool:
+def is_small_product(x: HostArray, W: HostArray, geometry: ConvGeometry) -> bool:
     """Is this a matrix product of few pixels with weights of their type, in C order?
 
     In ResNet-50 at batch 1 the last stages' 1x1 convolutions take 0.6 to 0.9 of the time so.
@@ -162,7 +160,7 @@ def is_small_product(x: Array, W: Array, geometry: ConvGeometry) -> bool:
     return is_pointwise and x.size // x.shape[1] <= _FEW_PIXELS and W.flags.c_contiguous and W.dtype == x.dtype
 
 
-def _require(W_shape: Shape, *arrays: Array) -> None:
+def _require(W_shape: Shape, *arrays: HostArray) -> None:
     onednn.require(*arrays)
     if 0 in W_shape:
         raise onednn.Unsupported("weights without elements")
@@ -175,12 +173,12 @@ def in_pairs(planner: Callable[..., Any], reference: Callable[..., Any], channel
     outputs that do not see it. ``reference`` takes such images; ``channels`` counts those of a group.
     """
 
-    def plan(x: Array, *arguments: Any, **how: Any) -> Any:
+    def plan(x: HostArray, *arguments: Any, **how: DType) -> Any:
         inner = planner(x, *arguments, **how)
         if x.dtype.name != "bfloat16" or channels(x, *arguments) % 2 == 0:
             return inner
 
-        def convolution(x: Array, *arguments: Any) -> Any:
+        def convolution(x: HostArray, *arguments: Any) -> str:
             dense = x if x.flags.c_contiguous else channels_last(x)
             return inner(x, *arguments) if is_finite(dense) else reference(x, *arguments)
 
@@ -189,16 +187,18 @@ def in_pairs(planner: Callable[..., Any], reference: Callable[..., Any], channel
     return plan
 
 
-def channels_in(x: Array, W: Array, *rest: Any) -> int:
+def channels_in(x: HostArray, W: HostArray, *rest: Any) -> int:
     """How many channels of x a filter of W sees."""
     return W.shape[1]
 
 
-def _channels_out(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry) -> int:
+def _channels_out(gy: HostArray, W: HostArray, x_shape: Shape, geometry: ConvGeometry) -> int:
     return W.shape[0] // geometry.groups
 
 
-def _plan_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, made: Any = None) -> Any:
+def _plan_forward(
+    x: HostArray, W: HostArray, b: HostArray | None, geometry: ConvGeometry, made: DType | None = None,
+) -> Any:  # fmt: skip
     _require(W.shape, x)
     y_shape = (x.shape[0], W.shape[0], *geometry.out_hw(*x.shape[2:], *W.shape[2:]))
     new = backend.allocator(y_shape, x.dtype if made is None else made)
@@ -210,7 +210,7 @@ def _plan_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, m
         pack = _packing(*reorder)
     is_plain, images = is_channels_last(x) and min(W.strides) > 0, _to_images(x)
 
-    def conv_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Array:
+    def conv_forward(x: HostArray, W: HostArray, b: HostArray | None, geometry: ConvGeometry) -> HostArray:
         if not is_plain:
             x, W = images(x), _readable(W)
         y = new()
@@ -225,7 +225,9 @@ def _plan_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, m
     return conv_forward
 
 
-def _plan_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry, made: Any = None) -> Any:
+def _plan_backward_data(
+    gy: HostArray, W: HostArray, x_shape: Shape, geometry: ConvGeometry, made: DType | None = None,
+) -> Any:  # fmt: skip
     _require(W.shape, gy)
     if _is_strided_pointwise(W.shape, geometry, gy.dtype):
         return _plan_strided_pointwise_data(gy, W, x_shape, geometry)
@@ -237,7 +239,7 @@ def _plan_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeome
         pack = _packing(*reorder)
     is_plain = is_channels_last(gy) and min(W.strides) > 0
 
-    def conv_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry) -> Array:
+    def conv_backward_data(gy: HostArray, W: HostArray, x_shape: Shape, geometry: ConvGeometry) -> HostArray:
         if not is_plain:
             gy, W = channels_last(gy), _readable(W)
         gx = new()
@@ -247,28 +249,28 @@ def _plan_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeome
     return conv_backward_data
 
 
-def _rows(x: Array) -> Array:
+def _rows(x: HostArray) -> HostArray:
     """(N, C, H, W) in channels-last memory as (N * H * W, C)."""
     return x.transpose(0, 2, 3, 1).reshape(-1, x.shape[1])
 
 
-def _is_strided_pointwise(W_shape: Shape, g: ConvGeometry, dtype: Any) -> bool:
+def _is_strided_pointwise(W_shape: Shape, g: ConvGeometry, dtype: DType) -> bool:
     """Does a 1x1 convolution look at every sh-th row and sw-th column alone?"""
     is_sparse = g == ConvGeometry(g.sh, g.sw) and max(g.sh, g.sw) > 1
     return is_sparse and W_shape[2:] == (1, 1) and dtype == np.float32
 
 
-def _seen(x: Array, g: ConvGeometry) -> Array:
+def _seen(x: HostArray, g: ConvGeometry) -> HostArray:
     """A view of the pixels of x that a strided pointwise convolution looks at."""
     return x[:, :, :: g.sh, :: g.sw]
 
 
-def _plan_strided_pointwise_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry) -> Any:
+def _plan_strided_pointwise_data(gy: HostArray, W: HostArray, x_shape: Shape, geometry: ConvGeometry) -> Any:
     """The gradients of the pixels that were seen, between zeros: 0.7 to 0.95 of the time of oneDNN's strided kernel."""
     seen_shape = _seen(np.empty(x_shape, np.bool_), geometry).shape
     inner, new = _plan_backward_data(gy, W, seen_shape, _POINTWISE), backend.allocator(x_shape, gy.dtype)
 
-    def conv_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry) -> Array:
+    def conv_backward_data(gy: HostArray, W: HostArray, x_shape: Shape, geometry: ConvGeometry) -> HostArray:
         gx, seen = new(), inner(gy, W, seen_shape, _POINTWISE)
         gx.transpose(0, 2, 3, 1)[...] = 0
         _seen(gx, geometry)[...] = seen
@@ -278,7 +280,13 @@ def _plan_strided_pointwise_data(gy: Array, W: Array, x_shape: Shape, geometry: 
 
 
 def _plan_backward_weight(
-    x: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, dtype: Any, out: Array | None, made: Any = None
+    x: HostArray,
+    gy: HostArray,
+    W_shape: Shape,
+    geometry: ConvGeometry,
+    dtype: DType,
+    out: HostArray | None,
+    made: DType | None = None,
 ) -> Any:
     _require(W_shape, x, gy)
     like = plain_empty(W_shape, dtype if out is None else out.dtype, gy)
@@ -301,8 +309,8 @@ def _plan_backward_weight(
     are_in_pairs = x.dtype.name == "bfloat16" and gy.shape[3] % 2  # columns, as channels in in_pairs
 
     def conv_backward_weight(
-        x: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, dtype: Any, out: Array | None
-    ) -> Array:
+        x: HostArray, gy: HostArray, W_shape: Shape, geometry: ConvGeometry, dtype: DType, out: HostArray | None
+    ) -> HostArray:
         if not is_plain:
             x, gy = images(x), channels_last(gy)
         if out is None:
@@ -333,7 +341,7 @@ def _unseen(x_shape: Shape, W_shape: Shape, y_shape: Shape, g: ConvGeometry) -> 
     return [(..., i, slice(None)) for i in rows] + [(..., j) for j in columns]
 
 
-def _plan_pointwise_weight(x: Array, gy: Array, like: Array) -> Any:
+def _plan_pointwise_weight(x: HostArray, gy: HostArray, like: HostArray) -> Any:
     """gW = gy^T x over all pixels, written as it stands: 1.05 to 1.3 times as fast as the convolution's kernel."""
     new, shape = backend.plain_allocator(like.shape, like.dtype), like.shape[:2]
     product = _plan_turned(x, gy, like) or plan_matmul(
@@ -341,8 +349,8 @@ def _plan_pointwise_weight(x: Array, gy: Array, like: Array) -> Any:
     )
 
     def conv_backward_weight(
-        x: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, dtype: Any, out: Array | None
-    ) -> Array:
+        x: HostArray, gy: HostArray, W_shape: Shape, geometry: ConvGeometry, dtype: DType, out: HostArray | None
+    ) -> HostArray:
         if out is None:
             out = new()
         product(_rows(channels_last(gy)).T, _rows(channels_last(x)), out.reshape(shape))
@@ -351,7 +359,7 @@ def _plan_pointwise_weight(x: Array, gy: Array, like: Array) -> Any:
     return conv_backward_weight
 
 
-def _plan_turned(x: Array, gy: Array, like: Array) -> Any:
+def _plan_turned(x: HostArray, gy: HostArray, like: HostArray) -> Any:
     """The product as x^T gy, turned afterwards, or None: 0.86 to 0.96 of the time where gy has more channels than x
     and there are many pixels, since oneDNN copies the left matrix.
     """
@@ -364,7 +372,7 @@ def _plan_turned(x: Array, gy: Array, like: Array) -> Any:
     assert turn is not None
     num_bytes = like.nbytes  # the array itself must not stay with the plan
 
-    def product(g: Array, x: Array, out: Array) -> None:
+    def product(g: HostArray, x: HostArray, out: HostArray) -> None:
         target = _for_weights(num_bytes)
         primitive.on(x.T, g.T, target)
         turn.on(target, out)
@@ -372,18 +380,20 @@ def _plan_turned(x: Array, gy: Array, like: Array) -> Any:
     return product
 
 
-def stays_in_float32(x: Array, W: Array, *rest: Any) -> bool:
+def stays_in_float32(x: HostArray, W: HostArray, *rest: ConvGeometry | None) -> bool:
     """Whether a convolution of float32 gains nothing by bfloat16, or may be spoilt by it as in :func:`in_pairs`."""
     geometry = next(a for a in rest if isinstance(a, ConvGeometry))
     return W.shape[1] % 2 == 1 or _does_little(W.shape, geometry) or is_small_product(x, W, geometry)
 
 
-def _data_stays_in_float32(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry) -> bool:
+def _data_stays_in_float32(gy: HostArray, W: HostArray, x_shape: Shape, geometry: ConvGeometry) -> bool:
     is_odd = _channels_out(gy, W, x_shape, geometry) % 2 == 1
     return is_odd or _does_little(W.shape, geometry) or is_small_product(gy, W, geometry)
 
 
-def _weights_stay_in_float32(x: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, *rest: Any) -> bool:
+def _weights_stay_in_float32(
+    x: HostArray, gy: HostArray, W_shape: Shape, geometry: ConvGeometry, *rest: DType | None,
+) -> bool:  # fmt: skip
     is_product = geometry == _POINTWISE and W_shape[2:] == (1, 1)
     is_odd = gy.shape[3] % 2 == 1 or W_shape[1] % 2 == 1
     return _does_little(W_shape, geometry) or (is_odd and not is_product)

@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dbrdist.core.array import backend
+from dbrdist.core.array.types import DType, HostArray
 from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.cpu.onednn import Builder, Primitive, address, scratch
 from dbrdist.kernels.cpu.onednn_finite import is_finite, memory_row
 from dbrdist.kernels.reference import numpy_
-
-Array = np.ndarray
 
 _SMALL = 1 << 15  # elements; below, NumPy's elementwise loops beat a call of the library
 _SMALL_ROW = 1 << 13  # the same for what takes NumPy several passes
@@ -55,30 +54,30 @@ class Kernel(NamedTuple):
     steps: Callable[..., Any]
     is_checked: bool = False
     below: Callable[..., float] | None = None
-    tail: Callable[..., Array] | None = None
+    tail: Callable[..., HostArray] | None = None
 
 
 # Below it, the library's exponential function gives 0, and what is made of it, too.
 _LEAST = -86.0
 
 
-def _sigmoid_tail(x: Array, beta: float = 1.0) -> Array:
+def _sigmoid_tail(x: HostArray, beta: float = 1.0) -> HostArray:
     with np.errstate(over="ignore", under="ignore"):
         return 1 / (np.exp(x * -beta) + 1)
 
 
-def _exp_tail(x: Array, gy: Array, factor: float) -> Array:
+def _exp_tail(x: HostArray, gy: HostArray, factor: float) -> HostArray:
     with np.errstate(under="ignore"):
         return gy * (np.exp(x) * factor)
 
 
-def _mish_gradient_tail(x: Array, gy: Array) -> Array:
+def _mish_gradient_tail(x: HostArray, gy: HostArray) -> HostArray:
     """gy (1 + x) exp(x), to which the derivative comes close."""
     with np.errstate(under="ignore"):
         return gy * (np.exp(x) * (x + 1))
 
 
-def _swish_gradient_tail(x: Array, gy: Array, beta: float) -> Array:
+def _swish_gradient_tail(x: HostArray, gy: HostArray, beta: float) -> HostArray:
     s = _sigmoid_tail(x, beta)
     with np.errstate(under="ignore"):
         return gy * (s * (x * beta * (1 - s) + 1))
@@ -88,7 +87,7 @@ def _below_least(beta: float = 1.0, *_: float) -> float:
     return _LEAST / _meant(beta > 0, beta)
 
 
-def _one_or(low: float) -> Any:
+def _one_or(low: float) -> tuple[int, float, float]:
     """Keeps 1, and makes ``low`` of 0."""
     return (CLIP, low, 1.0) if 0 <= low <= 1 else (LINEAR, 1.0 - low, low)
 
@@ -128,7 +127,7 @@ _ERFC = 0.5 * np.array((
 _GELU_TAIL = -2.0
 
 
-def _gelu_tail(x: Array, gy: Array | None = None) -> Array:
+def _gelu_tail(x: HostArray, gy: HostArray | None = None) -> HostArray:
     """x p(x), or gy times its derivative p(x) + x exp(-x^2 / 2) / sqrt(2 pi), p the normal distribution function.
 
     For x below ``_GELU_TAIL``, where the library, which adds erf(x) to 1, loses one digit after another.
@@ -139,11 +138,11 @@ def _gelu_tail(x: Array, gy: Array | None = None) -> Array:
     return x * (ratio * bell) if gy is None else (ratio + x / sqrt(2 * pi)) * bell * gy
 
 
-def _gelu_argument(x: Array) -> Array:
+def _gelu_argument(x: HostArray) -> HostArray:
     return x * (x * x * _GELU_CUBIC + _GELU_SLOPE)
 
 
-def _gelu_by_tanh_gradient_tail(x: Array, gy: Array) -> Array:
+def _gelu_by_tanh_gradient_tail(x: HostArray, gy: HostArray) -> HostArray:
     s = _sigmoid_tail(_gelu_argument(x))
     return gy * (s * (x * (3 * _GELU_CUBIC * x * x + _GELU_SLOPE) * (1 - s) + 1))
 
@@ -230,7 +229,7 @@ TABLE: dict[Any, Kernel] = {
 }  # fmt: skip
 
 
-def _meant(holds: bool, value: Any) -> Any:
+def _meant(holds: bool, value: float | str) -> Any:
     if not holds:
         raise onednn.Unsupported(f"{value} as a number of this row")
     return value
@@ -239,14 +238,14 @@ def _meant(holds: bool, value: Any) -> Any:
 # ---- what a plan runs
 
 
-def _build(steps: Any, names: tuple[str, ...], arrays: tuple[Array, ...]) -> tuple[Primitive, list[Any]]:
+def _build(steps: Any, names: tuple[str, ...], arrays: tuple[HostArray, ...]) -> tuple[Primitive, list[Any]]:
     """A primitive and its operands: places in ``names``, or arrays of one number."""
     if isinstance(steps, Derivative):
         return _build_derivative(steps, arrays), [0, len(arrays) - 1]
     return _build_chain(steps, names, arrays)
 
 
-def _build_derivative(derivative: Derivative, arrays: tuple[Array, ...]) -> Primitive:
+def _build_derivative(derivative: Derivative, arrays: tuple[HostArray, ...]) -> Primitive:
     kind, first = derivative.kind, arrays[0]
     if any(a.shape != first.shape for a in arrays):
         raise onednn.Unsupported("operands that broadcast")
@@ -260,7 +259,7 @@ def _build_derivative(derivative: Derivative, arrays: tuple[Array, ...]) -> Prim
 
 
 def _build_chain(
-    chain: Any, names: tuple[str, ...], arrays: tuple[Array, ...], made: Any = None
+    chain: Any, names: tuple[str, ...], arrays: tuple[HostArray, ...], made: DType | None = None
 ) -> tuple[Primitive, list[Any]]:
     """A binary operation, times 1 where the chain does not begin with one, and what follows as its post-operations.
 
@@ -285,7 +284,7 @@ def _build_chain(
     return primitive, [names.index(v) if isinstance(v, str) else np.array([v], dtype) for v in (first, *others)]
 
 
-def _shapes_of(arrays: tuple[Array, ...]) -> list[tuple[int, ...]]:
+def _shapes_of(arrays: tuple[HostArray, ...]) -> list[tuple[int, ...]]:
     """The arrays as the library sees them: rows (1, M, K) where others have one number for each row, else one row."""
     first = arrays[0]
     num_rows = {a.size for a in arrays[1:] if a.shape != first.shape}
@@ -298,18 +297,18 @@ def _shapes_of(arrays: tuple[Array, ...]) -> list[tuple[int, ...]]:
     return [(1, m, a.size // m) for a in arrays]
 
 
-def _layout_of(first: Array) -> tuple[Any, Any]:
+def _layout_of(first: HostArray) -> tuple[Any, Any]:
     """What makes an array lie densely as the first one does, and what allocates such a result."""
     are_images = first.ndim == 4 and backend.lies_as_images(first)
     new = (backend.allocator if are_images else backend.plain_allocator)(first.shape, first.dtype)
     return backend.channels_last if are_images else np.ascontiguousarray, new
 
 
-def _runner(primitive: Primitive, operands: list[Any], first: Array) -> Any:
+def _runner(primitive: Primitive, operands: list[Any], first: HostArray) -> Any:
     """The kernel for arrays of one type; the result lies as the first of them."""
     dense, new = _layout_of(first)
 
-    def run(*arrays: Array) -> Array:
+    def run(*arrays: HostArray) -> HostArray:
         xs, y = [dense(a) for a in arrays], new()
         primitive(*[address(xs[i] if type(i) is int else i) for i in operands], address(y))
         return y
@@ -318,7 +317,7 @@ def _runner(primitive: Primitive, operands: list[Any], first: Array) -> Any:
 
 
 def _runner_in_blocks(
-    kernel: Kernel, steps: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbers: tuple[Any, ...]
+    kernel: Kernel, steps: Any, names: tuple[str, ...], arrays: tuple[HostArray, ...], numbers: tuple[Any, ...]
 ) -> Any:
     """The kernel for arrays of one shape and type; it returns None where the row's own formula has to do."""
     below = -inf if kernel.below is None else kernel.below(*numbers)
@@ -330,7 +329,7 @@ def _runner_in_blocks(
     blocks = [(i * _BLOCK * width, built[n]) for i, n in enumerate(lengths)]
     roles = [f"row {i}" for i in range(len(chains) - 1)]
 
-    def run(*arrays: Array) -> Array | None:
+    def run(*arrays: HostArray) -> HostArray | None:
         xs, y = [dense(a) for a in arrays], new()
         made = memory_row(y)
         starts, target = [address(x) for x in xs], address(y)
@@ -350,7 +349,9 @@ def _runner_in_blocks(
     return run
 
 
-def _mend(tail: Callable[..., Array], below: float, y: Array, xs: list[Array], numbers: tuple[Any, ...]) -> None:
+def _mend(
+    tail: Callable[..., HostArray], below: float, y: HostArray, xs: list[HostArray], numbers: tuple[Any, ...],
+) -> None:  # fmt: skip
     """Compute the elements of a block again for which the library's function has a tail that is wrong."""
     if xs[0].min() >= below:  # not so for NaN
         return
@@ -359,7 +360,7 @@ def _mend(tail: Callable[..., Array], below: float, y: Array, xs: list[Array], n
         y[low] = tail(*[x[low] for x in xs], *numbers)
 
 
-def _build_chains(chains: dict[str, Any], names: tuple[str, ...], block: Array) -> list[Any]:
+def _build_chains(chains: dict[str, Any], names: tuple[str, ...], block: HostArray) -> list[Any]:
     """For each chain its primitive and its operands, the result last: places among names and what chains make."""
     if len(chains) == 1:
         primitive, operands = _build(*chains.values(), names, (block,) * len(names))
@@ -374,13 +375,13 @@ def _build_chains(chains: dict[str, Any], names: tuple[str, ...], block: Array) 
     return calls
 
 
-def _check(limit: int, *arrays: Array) -> None:
+def _check(limit: int, *arrays: HostArray) -> None:
     onednn.require(*arrays)
     if arrays[0].size < limit:
         raise onednn.Unsupported("a small array")
 
 
-def _plan_row(key: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbers: tuple[Any, ...]) -> Any:
+def _plan_row(key: Any, names: tuple[str, ...], arrays: tuple[HostArray, ...], numbers: tuple[float, ...]) -> Any:
     _check(_SMALL_ROW, *arrays)
     first = arrays[0]
     is_dense = first.flags.c_contiguous or (first.ndim == 4 and backend.is_channels_last(first))
@@ -396,33 +397,35 @@ def _plan_row(key: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbe
         raise onednn.Unsupported("operands that broadcast")
     run = _runner(*_build(steps, names, arrays), first)
 
-    def row(key: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbers: tuple[Any, ...]) -> Array | None:
+    def row(
+        key: Any, names: tuple[str, ...], arrays: tuple[HostArray, ...], numbers: tuple[float, ...],
+    ) -> HostArray | None:  # fmt: skip
         y = run(*arrays)
         return None if kernel.is_checked and not is_finite(y) else y
 
     return row
 
 
-def _plan_relu_forward(x: Array) -> Any:
+def _plan_relu_forward(x: HostArray) -> Any:
     _check(_SMALL, x)
     if x.dtype == np.float32:  # NumPy's maximum is as fast
         raise onednn.Unsupported("float32")
     return _runner(*_build(("x", _ZERO, (MAX, "x")), ("x",), (x,)), x)
 
 
-def _plan_relu_backward(y: Array, gy: Array) -> Any:
+def _plan_relu_backward(y: HostArray, gy: HostArray) -> Any:
     """oneDNN multiplies by 0 or 1, which makes NaN of what is not finite."""
     _check(_SMALL, y, gy)
     run = _runner(*_build(("y", (GT, 0.0), (MUL, "gy")), ("y", "gy"), (y, gy)), y)
 
-    def relu_backward(y: Array, gy: Array) -> Array:
+    def relu_backward(y: HostArray, gy: HostArray) -> HostArray:
         gx = run(y, gy)
         return gx if is_finite(gx) else numpy_.relu_backward(y, gy)
 
     return relu_backward
 
 
-def _plan_add(a: Array, b: Array) -> Any:
+def _plan_add(a: HostArray, b: HostArray) -> Any:
     _check(_SMALL, a, b)
     return _runner(*_build(("a", (ADD, "b")), ("a", "b"), (a, b)), a)
 

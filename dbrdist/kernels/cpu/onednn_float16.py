@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from dbrdist.core.array.types import DType, HostArray
 from dbrdist.errors import UsageWarning
 from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.cpu.onednn_bfloat16 import narrow
 
-Array = np.ndarray
 _FLOAT16, _FLOAT32 = np.dtype(np.float16), np.dtype(np.float32)
 
 
-def _widened_type(arguments: tuple[Any, ...]) -> Any:
+def _widened_type(arguments: tuple[Any, ...]) -> DType | None:
     """The type that is served as float32, or None."""
     if type(arguments[0]) is not np.ndarray:
         return None
@@ -40,14 +40,14 @@ def _say_that_it_takes_longer() -> None:
     warnings.warn(words, UsageWarning, stacklevel=2)
 
 
-def _narrower(dtype: Any) -> Callable[[Array], Array]:
+def _narrower(dtype: DType) -> Callable[[HostArray], HostArray]:
     """What rounds float32 to ``dtype``; to bfloat16 in a fifth of NumPy's time, where the library has code for it."""
     if dtype != _FLOAT16 and onednn.has_avx512():
         return narrow
     return lambda y: y.astype(dtype)
 
 
-def _wide(arguments: tuple[Any, ...], dtype: Any) -> list[Any]:
+def _wide(arguments: tuple[Any, ...], dtype: DType) -> list[Any]:
     """Arrays of a type, and the type, as float32, everything else as it is."""
     wide = [a.astype(_FLOAT32) if isinstance(a, np.ndarray) and a.dtype == dtype else a for a in arguments]
     return [_FLOAT32 if isinstance(a, np.dtype) and a == dtype else a for a in wide]
@@ -58,7 +58,7 @@ def also_float16(planner: Callable[..., Any], out: int | None = None) -> Callabl
     write into.
     """
 
-    def plan(*arguments: Any, **how: Any) -> Any:
+    def plan(*arguments: Any, **how: DType) -> Any:
         dtype = _widened_type(arguments)
         if dtype is None:
             return planner(*arguments, **how)
@@ -79,5 +79,5 @@ def also_float16(planner: Callable[..., Any], out: int | None = None) -> Callabl
     return plan
 
 
-def _types_in(arguments: tuple[Any, ...]) -> list[Any]:
+def _types_in(arguments: tuple[Any, ...]) -> list[DType]:
     return [a for a in arguments if isinstance(a, np.dtype)]

@@ -7,12 +7,13 @@ takes 0.87 of the time for one image.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dbrdist.core.array import backend
 from dbrdist.core.array.backend import channels_last, is_channels_last
+from dbrdist.core.array.types import HostArray, Shape
 from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.cpu.onednn import Builder, Primitive, scratch
 from dbrdist.kernels.cpu.onednn_bfloat16 import also_in_bfloat16
@@ -28,14 +29,15 @@ from dbrdist.kernels.cpu.onednn_float16 import also_float16
 from dbrdist.kernels.geometry import ConvGeometry
 from dbrdist.kernels.reference import numpy_
 
-Array = np.ndarray
-Shape = tuple[int, ...]
-Pack = Callable[[Array, Any], Array]
+if TYPE_CHECKING:
+    from dbrdist.core.model.parameter import Kept
+
+Pack = Callable[[HostArray, Any], HostArray]
 _F32, _DENSE = np.dtype(np.float32), (4,)
 
 
 def _build(
-    x: Array, W: Array, y_shape: Shape, g: ConvGeometry, has_bias: bool, follows: tuple[int, ...] = (),
+    x: HostArray, W: HostArray, y_shape: Shape, g: ConvGeometry, has_bias: bool, follows: tuple[int, ...] = (),
     is_added_to: bool = False, made: Any = None,
 ) -> tuple[Primitive, Pack]:  # fmt: skip
     """A primitive of x, weights, bias where there is one, the operands of what follows, and y; and how to pack weights.
@@ -66,7 +68,7 @@ def _packing(reorder: Primitive | None, num_bytes: int) -> Pack:
     if reorder is None:
         return lambda W, kept: W
 
-    def pack(W: Array, kept: Any) -> Array:
+    def pack(W: HostArray, kept: Any) -> HostArray:
         if kept is None:
             weights = scratch("weights", num_bytes)
             reorder.on(W, weights)
@@ -81,28 +83,32 @@ def _packing(reorder: Primitive | None, num_bytes: int) -> Pack:
     return pack
 
 
-def _check(x: Array, W: Array) -> None:
+def _check(x: HostArray, W: HostArray) -> None:
     onednn.require(x)
     if 0 in W.shape or min(W.strides) <= 0:
         raise onednn.Unsupported("weights without elements, or turned around")
 
 
-def _y_shape(x: Array, W: Array, geometry: ConvGeometry) -> Shape:
+def _y_shape(x: HostArray, W: HostArray, geometry: ConvGeometry) -> Shape:
     return x.shape[0], W.shape[0], *geometry.out_hw(*x.shape[2:], *W.shape[2:])
 
 
-def _f32(a: Array) -> Array:
+def _f32(a: HostArray) -> HostArray:
     return a if a.dtype is _F32 and a.strides == _DENSE else np.ascontiguousarray(a, np.float32)
 
 
-def _plan_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Any, made: Any = None) -> Any:
+def _plan_inference(
+    x: HostArray, W: HostArray, b: HostArray | None, geometry: ConvGeometry, kept: Kept | None, made: Any = None
+) -> Any:
     """See numpy_.conv_inference; in ResNet-50 at batch 1 the reorders took an eighth of the time."""
     _check(x, W)
     y_shape = _y_shape(x, W, geometry)
     new, is_plain = backend.allocator(y_shape, x.dtype if made is None else made), is_channels_last(x)
     primitive, pack = _build(x, W, y_shape, geometry, b is not None, made=made)
 
-    def conv_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Any) -> Array:
+    def conv_inference(
+        x: HostArray, W: HostArray, b: HostArray | None, geometry: ConvGeometry, kept: Kept | None,
+    ) -> HostArray:  # fmt: skip
         x, y = x if is_plain else channels_last(x), new()
         if b is None:
             primitive.on(x, pack(W, kept), y)
@@ -115,8 +121,8 @@ def _plan_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry,
 
 
 def _plan_conv_bn(
-    x: Array, W: Array, b: Array | None, vectors: tuple[Any, ...], eps: float, added: Array | None,
-    geometry: ConvGeometry, kept: Any, made: Any = None,
+    x: HostArray, W: HostArray, b: HostArray | None, vectors: tuple[Any, ...], eps: float, added: HostArray | None,
+    geometry: ConvGeometry, kept: Kept | None, made: Any = None,
 ) -> Any:  # fmt: skip
     """See numpy_.conv_bn_inference."""
     _check(x, W)
@@ -131,9 +137,9 @@ def _plan_conv_bn(
         raise onednn.Unsupported("what follows a convolution on this processor")
 
     def conv_bn_inference(
-        x: Array, W: Array, b: Array | None, vectors: tuple[Any, ...], eps: float, added: Array | None,
-        geometry: ConvGeometry, kept: Any,
-    ) -> Array:  # fmt: skip
+        x: HostArray, W: HostArray, b: HostArray | None, vectors: tuple[Any, ...], eps: float, added: HostArray | None,
+        geometry: ConvGeometry, kept: Kept | None,
+    ) -> HostArray:  # fmt: skip
         x, y, operands = x if is_plain else channels_last(x), new(), _operands(b, *vectors, eps)
         weights = pack(W, kept)
         if added is None:
@@ -147,8 +153,8 @@ def _plan_conv_bn(
 
 
 def _operands(
-    b: Array | None, gamma: Array | None, beta: Array | None, mean: Array, var: Array, eps: float
-) -> tuple[Array, Array, Array]:
+    b: HostArray | None, gamma: HostArray | None, beta: HostArray | None, mean: HostArray, var: HostArray, eps: float
+) -> tuple[HostArray, HostArray, HostArray]:
     """What is added to the products, what the sum is multiplied by, and what is added then.
 
     The mean is taken off first, as by the normalization itself: a large one would cancel against a shift to digits.

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array import backend
+from dbrdist.core.array.types import DType, HostArray
 from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.cpu.onednn import Builder, Primitive, address, cached
 from dbrdist.kernels.reference import numpy_normalization
 from dbrdist.kernels.reference.numpy_normalization import coarse_from, is_coarse
 
-Array = np.ndarray
 _FLAGS = onednn.USE_SCALE | onednn.USE_SHIFT
 _LONG = 1 << 14  # elements of a row; oneDNN adds them one after another, and the mean of fewer loses little
 
 
-def _build_forward(shape: Any, dtype: Any, eps: float) -> Primitive:
+def _build_forward(shape: tuple[int, ...], dtype: DType, eps: float) -> Primitive:
     with Builder() as b:
         x, statistics, scale = _memories(b, shape, dtype)
         description = _describe(b, x, statistics, eps)
@@ -29,7 +29,7 @@ def _build_forward(shape: Any, dtype: Any, eps: float) -> Primitive:
         return b.primitive(description, memories)
 
 
-def _memories(b: Builder, shape: Any, dtype: Any) -> tuple[Any, Any, Any]:
+def _memories(b: Builder, shape: tuple[int, ...], dtype: DType) -> tuple[Any, Any, Any]:
     """Descriptors of the matrix, the statistics of its rows, and a vector beside a row."""
     return b.memory(shape, onednn.data_type(dtype)), b.memory(shape[:1], onednn.F32), b.memory(shape[1:], onednn.F32)
 
@@ -40,7 +40,7 @@ def _describe(b: Builder, x: Any, statistics: Any, eps: float) -> Any:
     )
 
 
-def _build_backward(shape: Any, dtype: Any, eps: float) -> Primitive:
+def _build_backward(shape: tuple[int, ...], dtype: DType, eps: float) -> Primitive:
     with Builder() as b:
         x, statistics, scale = _memories(b, shape, dtype)
         description = b.describe(
@@ -54,11 +54,11 @@ def _build_backward(shape: Any, dtype: Any, eps: float) -> Primitive:
         return b.primitive(description, memories)
 
 
-def _f32(a: Array) -> Array:
+def _f32(a: HostArray) -> HostArray:
     return np.ascontiguousarray(a, np.float32)
 
 
-def ln_forward(x: Array, gamma: Array, beta: Array, eps: float) -> tuple[Array, Array, Array]:
+def ln_forward(x: HostArray, gamma: HostArray, beta: HostArray, eps: float) -> tuple[HostArray, HostArray, HostArray]:
     """See numpy_normalization.ln_forward."""
     x, gamma, beta = np.ascontiguousarray(x), _f32(gamma), _f32(beta)
     primitive = cached(("ln_forward", x.shape, x.dtype, eps), lambda: _build_forward(x.shape, x.dtype, eps))
@@ -69,7 +69,9 @@ def ln_forward(x: Array, gamma: Array, beta: Array, eps: float) -> tuple[Array, 
     return y, mean, var
 
 
-def ln_backward(x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float) -> tuple[Array, Array, Array]:
+def ln_backward(
+    x: HostArray, gamma: HostArray, mean: HostArray, var: HostArray, gy: HostArray, eps: float,
+) -> tuple[HostArray, HostArray, HostArray]:  # fmt: skip
     """See numpy_normalization.ln_backward."""
     x, gy, scale = np.ascontiguousarray(x), np.ascontiguousarray(gy), _f32(gamma)
     primitive = cached(("ln_backward", x.shape, x.dtype, eps), lambda: _build_backward(x.shape, x.dtype, eps))
@@ -78,13 +80,13 @@ def ln_backward(x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps:
     return gx, ggamma.astype(gamma.dtype, copy=False), gbeta.astype(gamma.dtype, copy=False)
 
 
-def _plan_forward(x: Array, gamma: Array, beta: Array, eps: float) -> Any:
+def _plan_forward(x: HostArray, gamma: HostArray, beta: HostArray, eps: float) -> Any:
     onednn.require(x)
     _build_forward(x.shape, x.dtype, eps)
     return ln_forward
 
 
-def _plan_backward(x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float) -> Any:
+def _plan_backward(x: HostArray, gamma: HostArray, mean: HostArray, var: HostArray, gy: HostArray, eps: float) -> Any:
     onednn.require(x, gy)
     if mean.dtype != np.float32 or var.dtype != np.float32:
         raise onednn.Unsupported(f"statistics of {mean.dtype}")

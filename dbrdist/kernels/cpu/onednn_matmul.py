@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array import backend
+from dbrdist.core.array.types import DType, HostArray
 from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.cpu.onednn import Builder, Primitive, address
 from dbrdist.kernels.cpu.onednn_bfloat16 import also_in_bfloat16, narrow
 from dbrdist.kernels.cpu.onednn_float16 import also_float16
-
-Array = np.ndarray
 
 _SMALL_PRODUCT = 1 << 19  # multiplications; below, NumPy's product takes less time than the call
 _DEPTH = 1312  # columns of a and rows of b; products of more are faster as a sum of several
@@ -36,7 +35,7 @@ _GEMM_SHAPES = {
 
 
 def build(
-    a: Array, b: Array, y: Array, bias: bool = False, adds: bool = False, implementation: str | None = None
+    a: HostArray, b: HostArray, y: HostArray, bias: bool = False, adds: bool = False, implementation: str | None = None
 ) -> Primitive:
     """The product of a and b, written to y or added to it; by the implementation of that name, if there is one."""
     with Builder() as builder:
@@ -50,7 +49,7 @@ def build(
         return builder.primitive(description, memories | ({onednn.BIAS: row} if bias else {}))
 
 
-def build_packed(a: Array, b: Array, y: Array, adds: bool) -> tuple[Primitive, Primitive | None, int]:
+def build_packed(a: HostArray, b: HostArray, y: HostArray, adds: bool) -> tuple[Primitive, Primitive | None, int]:
     """As :func:`build` for a b in the layout that the library likes best; what brings b to it (None where it lies so
     already) and how many bytes that takes.
     """
@@ -65,7 +64,7 @@ def build_packed(a: Array, b: Array, y: Array, adds: bool) -> tuple[Primitive, P
         return primitive, builder.reorder(right, wanted), builder.size(wanted)
 
 
-def _matrix(a: Array) -> Array:
+def _matrix(a: HostArray) -> HostArray:
     """A matrix whose rows or columns lie densely; oneDNN falls back to slow code for others."""
     rows, columns = a.strides
     size = a.itemsize
@@ -74,18 +73,18 @@ def _matrix(a: Array) -> Array:
     return np.ascontiguousarray(a)
 
 
-def _as_is(a: Array) -> Array:
+def _as_is(a: HostArray) -> HostArray:
     return a
 
 
-def _adapter(a: Array, dtype: Any) -> Callable[[Array], Array]:
+def _adapter(a: HostArray, dtype: DType) -> Callable[[HostArray], HostArray]:
     """What turns matrices like ``a`` into what the library takes well: dense in rows or columns, of type ``dtype``."""
     if a.dtype != dtype:
         return caster(a, dtype)
     return _as_is if _matrix(a) is a else np.ascontiguousarray
 
 
-def caster(a: Array, dtype: Any) -> Callable[[Array], Array]:
+def caster(a: HostArray, dtype: DType) -> Callable[[HostArray], HostArray]:
     """A function that brings matrices like ``a`` to another type; the result lies in rows as ``a`` or its transpose."""
     is_turned = _matrix(a) is a and a.strides[0] == a.itemsize
     shape = a.shape[::-1] if is_turned else a.shape
@@ -95,7 +94,7 @@ def caster(a: Array, dtype: Any) -> Callable[[Array], Array]:
     assert primitive is not None
     new = backend.allocator(shape, dtype)
 
-    def cast(a: Array) -> Array:
+    def cast(a: HostArray) -> HostArray:
         source, target = np.ascontiguousarray(a.T if is_turned else a), new()
         primitive.on(source, target)
         return target.T if is_turned else target
@@ -103,14 +102,14 @@ def caster(a: Array, dtype: Any) -> Callable[[Array], Array]:
     return cast
 
 
-def plan_matmul(a: Array, b: Array, out: Array | None, made: Any = None) -> Any:
+def plan_matmul(a: HostArray, b: HostArray, out: HostArray | None, made: DType | None = None) -> Any:
     """See numpy_.matmul."""
     shape, dtype = (a.shape[0], b.shape[1]), min(a.dtype, b.dtype, key=lambda d: d.itemsize)
     new = backend.allocator(shape, a.dtype if made is None else made)
     left, right = _adapter(a, dtype), _adapter(b, dtype)
     product = _plan_product(left(a), right(b), new() if out is None else out)
 
-    def matmul(a: Array, b: Array, out: Array | None) -> Array:
+    def matmul(a: HostArray, b: HostArray, out: HostArray | None) -> HostArray:
         a, b = left(a), right(b)
         if out is None:
             out = new()
@@ -120,7 +119,7 @@ def plan_matmul(a: Array, b: Array, out: Array | None, made: Any = None) -> Any:
     return matmul
 
 
-def _plan_product(a: Array, b: Array, y: Array) -> Callable[[Array, Array, Array], None]:
+def _plan_product(a: HostArray, b: HostArray, y: HostArray) -> Callable[[HostArray, HostArray, HostArray], None]:
     """A function of a, b and y that writes the product to y."""
     if a.dtype != np.float32 or y.dtype != np.float32:
         return build(a, b, y).on
@@ -129,7 +128,7 @@ def _plan_product(a: Array, b: Array, y: Array) -> Callable[[Array, Array, Array
     return plan_by_default(a, b, y)
 
 
-def plan_by_default(a: Array, b: Array, y: Array) -> Callable[[Array, Array, Array], None]:
+def plan_by_default(a: HostArray, b: HostArray, y: HostArray) -> Callable[[HostArray, HostArray, HostArray], None]:
     """A product of float32 by the library's own choice: with b in rows, piece by piece where it is deep, and with b
     packed where its rows are many and no multiple of 16.
 
@@ -148,14 +147,14 @@ def plan_by_default(a: Array, b: Array, y: Array) -> Callable[[Array, Array, Arr
     if len(pieces) == 1:
         return pieces[0][1]
 
-    def product(a: Array, b: Array, y: Array) -> None:
+    def product(a: HostArray, b: HostArray, y: HostArray) -> None:
         for cut, piece in pieces:
             piece(a[:, cut], b[cut], y)
 
     return product
 
 
-def is_for_gemm(a: Array, b: Array) -> bool:
+def is_for_gemm(a: HostArray, b: HostArray) -> bool:
     """Whether a product of float32 takes less time by ``GEMM`` than by the library's own choice."""
     bounds = _GEMM_SHAPES.get((a.strides[1] == a.itemsize, b.strides[1] == b.itemsize))
     if bounds is None:
@@ -164,17 +163,21 @@ def is_for_gemm(a: Array, b: Array) -> bool:
     return len(a) >= rows and least <= a.shape[1] <= largest and b.shape[1] >= columns
 
 
-def _plan_plainly(a: Array, b: Array, y: Array, adds: bool) -> Callable[[Array, Array, Array], None]:
+def _plan_plainly(
+    a: HostArray, b: HostArray, y: HostArray, adds: bool,
+) -> Callable[[HostArray, HostArray, HostArray], None]:  # fmt: skip
     return build(a, b, y, adds=adds).on
 
 
-def _plan_packing(a: Array, b: Array, y: Array, adds: bool) -> Callable[[Array, Array, Array], None]:
+def _plan_packing(
+    a: HostArray, b: HostArray, y: HostArray, adds: bool,
+) -> Callable[[HostArray, HostArray, HostArray], None]:  # fmt: skip
     primitive, reorder, num_bytes = build_packed(a, b, y, adds)
     if reorder is None:
         return primitive.on
     pack = reorder.on
 
-    def product(a: Array, b: Array, y: Array) -> None:
+    def product(a: HostArray, b: HostArray, y: HostArray) -> None:
         weights = onednn.scratch("weights", num_bytes)
         pack(b, weights)
         primitive.on(a, weights, y)
@@ -186,7 +189,7 @@ def _is_packing_worth_it(rows: int, depth: int, columns: int) -> bool:
     return rows >= _MANY_ROWS and columns % 16 > 0 and depth * columns <= _LARGEST_PACKED
 
 
-def _check(a: Array, b: Array) -> None:
+def _check(a: HostArray, b: HostArray) -> None:
     """Two matrices that are large enough, of float32 or of 16 bits."""
     onednn.require(a)
     onednn.require(b)
@@ -194,12 +197,12 @@ def _check(a: Array, b: Array) -> None:
         raise onednn.Unsupported("a small product, or none of two matrices")
 
 
-def _plan_large(a: Array, b: Array, out: Array | None = None, made: Any = None) -> Any:
+def _plan_large(a: HostArray, b: HostArray, out: HostArray | None = None, made: DType | None = None) -> Any:
     _check(a, b)
     return plan_matmul(a, b, out, made)
 
 
-def _plan_stacks(a: Array, b: Array) -> Any:
+def _plan_stacks(a: HostArray, b: HostArray) -> Any:
     """See dispatch.stacked_matmul; of heads that lie between others as they stand, in 0.7 to 0.9 of NumPy's time.
 
     A turned left matrix is multiplied by ``GEMM``.
@@ -216,7 +219,7 @@ def _plan_stacks(a: Array, b: Array) -> Any:
     if primitive.implementation.startswith("ref"):
         raise onednn.Unsupported("such stacks on this processor")
 
-    def stacked_matmul(a: Array, b: Array) -> Array:
+    def stacked_matmul(a: HostArray, b: HostArray) -> HostArray:
         y = new()
         primitive.on(a, b, y)
         return y
@@ -224,7 +227,7 @@ def _plan_stacks(a: Array, b: Array) -> Any:
     return stacked_matmul
 
 
-def _lies_well(a: Array) -> bool:
+def _lies_well(a: HostArray) -> bool:
     """Whether the matrices of a stack lie in dense rows or columns, and no two elements in one place."""
     if min(a.strides) <= 0 or a.itemsize not in a.strides[-2:]:
         return False
@@ -232,7 +235,7 @@ def _lies_well(a: Array) -> bool:
     return all(step * n <= wider for (step, n), (wider, _) in pairwise(steps))
 
 
-def _plan_linear(x: Array, W: Array, b: Array | None, made: Any = None) -> Any:
+def _plan_linear(x: HostArray, W: HostArray, b: HostArray | None, made: DType | None = None) -> Any:
     if b is None:
         return _without_bias(x, W, made)
     _check(x, W.T)
@@ -244,7 +247,7 @@ def _plan_linear(x: Array, W: Array, b: Array | None, made: Any = None) -> Any:
     best = GEMM if x.dtype == np.float32 and is_for_gemm(x_here, w_here) else None
     primitive = build(x_here, w_here, new(), bias=True, implementation=best)
 
-    def linear(x: Array, W: Array, b: Array) -> Array:
+    def linear(x: HostArray, W: HostArray, b: HostArray) -> HostArray:
         x, W, b = left(x), right(W.T), np.ascontiguousarray(b, np.float32)
         y = new()
         primitive(address(x), address(W), address(y), address(b))
@@ -253,12 +256,12 @@ def _plan_linear(x: Array, W: Array, b: Array | None, made: Any = None) -> Any:
     return linear
 
 
-def _without_bias(x: Array, W: Array, made: Any) -> Any:
+def _without_bias(x: HostArray, W: HostArray, made: DType | None) -> Any:
     product = _plan_large(x, W.T, made=made)
     return lambda x, W, b: product(x, W.T, None)
 
 
-def _plan_packed(b: Array, rows: int, is_often: bool, made: Any = None) -> Any:
+def _plan_packed(b: HostArray, rows: int, is_often: bool, made: DType | None = None) -> Any:
     """See numpy_.packed; ``b`` is brought to the library's own layout where the calls are enough to pay for it.
 
     20 rows times 650 by 2600: 0.54 ms, and 0.75 with ``b`` as it lies. The reorder takes as long as a product.
@@ -273,7 +276,7 @@ def _plan_packed(b: Array, rows: int, is_often: bool, made: Any = None) -> Any:
         build_packed(*arrays, adds=True) if is_often else (build(*arrays, adds=True), None, 0)
     )
 
-    def packed(b: Array, rows: int, is_often: bool) -> Callable[[Array, Array], None]:
+    def packed(b: HostArray, rows: int, is_often: bool) -> Callable[[HostArray, HostArray], None]:
         weights = b = lies_well(b)
         if reorder is not None:
             weights = backend.empty((num_bytes,), np.uint8)

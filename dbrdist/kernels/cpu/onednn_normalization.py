@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array import backend
+from dbrdist.core.array.types import DType, HostArray
 from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.cpu.onednn import Builder, Primitive, cached
 from dbrdist.kernels.cpu.onednn_finite import is_finite, memory_row, normalizes_finitely
 from dbrdist.kernels.reference import numpy_, numpy_normalization
 from dbrdist.kernels.reference.numpy_normalization import coarse_from, is_coarse
 
-Array = np.ndarray
 _F32, _DENSE = np.dtype(np.float32), (4,)
 _EPS = 1e-5  # what counts beside a variance where only statistics are wanted
 _LARGE_BYTES = 1 << 23  # from here on a gradient that is written over another saves more than the time that it costs
@@ -25,20 +25,20 @@ _PART = 1 << 18  # of more, so many at a time
 _MOST_SHIFTS = 4  # a first mean may be off by many deviations, a second one is near
 
 
-def _as_image(x: Array) -> Array:
+def _as_image(x: HostArray) -> HostArray:
     """(N, C) as (N, C, 1, 1), and always channels-last."""
     return backend.channels_last(x if x.ndim == 4 else x[:, :, None, None])
 
 
-def _f32(a: Array) -> Array:
+def _f32(a: HostArray) -> HostArray:
     return a if a.dtype is _F32 and a.strides == _DENSE else np.ascontiguousarray(a, np.float32)
 
 
-def _is_dense_image(x: Array) -> bool:
+def _is_dense_image(x: HostArray) -> bool:
     return x.ndim == 4 and backend.is_channels_last(x)
 
 
-def _shaped(x: Array, image: Array) -> Array:
+def _shaped(x: HostArray, image: HostArray) -> HostArray:
     """A result in the shape of the input."""
     return image.reshape(x.shape) if x.ndim == 2 else image
 
@@ -47,12 +47,12 @@ def _bn_flags(relu: bool) -> int:
     return onednn.USE_SCALE | onednn.USE_SHIFT | (onednn.FUSE_RELU if relu else 0)
 
 
-def _describe_bn(b: Builder, prop: int, shape: Any, dtype: Any, eps: float, flags: int) -> Any:
+def _describe_bn(b: Builder, prop: int, shape: tuple[int, ...], dtype: DType, eps: float, flags: int) -> Any:
     x = b.image(shape, onednn.data_type(dtype))
     return b.describe("batch_normalization_forward", prop, x, x, c_float(eps), flags, b.attributes())
 
 
-def _build_bn_forward(shape: Any, dtype: Any, eps: float, relu: bool) -> tuple[Primitive, int]:
+def _build_bn_forward(shape: tuple[int, ...], dtype: DType, eps: float, relu: bool) -> tuple[Primitive, int]:
     with Builder() as b:
         description = _describe_bn(b, onednn.FORWARD_TRAINING, shape, dtype, eps, _bn_flags(relu))
         x, c = b.image(shape, onednn.data_type(dtype)), b.memory(shape[1:2], onednn.F32)
@@ -65,7 +65,9 @@ def _build_bn_forward(shape: Any, dtype: Any, eps: float, relu: bool) -> tuple[P
         return b.primitive(description, memories), b.size(workspace) if relu else 0
 
 
-def _plan_forward(x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...], relu: bool) -> Any:
+def _plan_forward(
+    x: HostArray, gamma: HostArray, beta: HostArray, eps: float, axis: tuple[int, ...], relu: bool,
+) -> Any:  # fmt: skip
     """See numpy_normalization.bn_forward; saved is oneDNN's mask of the ReLU, or one of bool where that comes after it.
 
     That is where the output is not finite, and where oneDNN takes another implementation for both in one, whose numbers
@@ -84,8 +86,8 @@ def _plan_forward(x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[i
     limit, is_long = coarse_from(count), count > _MOST_IN_A_SUM
 
     def bn_forward(
-        x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...], relu: bool
-    ) -> tuple[Array, Array, Array, Any]:
+        x: HostArray, gamma: HostArray, beta: HostArray, eps: float, axis: tuple[int, ...], relu: bool
+    ) -> tuple[HostArray, HostArray, HostArray, Any]:
         image, mean, var, y = x if is_dense else _as_image(x), new_vector(), new_vector(), new()
         scale, shift = _f32(gamma), _f32(beta)
         if not is_long:
@@ -95,8 +97,8 @@ def _plan_forward(x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[i
         return y if is_dense else _shaped(x, y), mean, var, None
 
     def bn_relu_forward(
-        x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...], relu: bool
-    ) -> tuple[Array, Array, Array, Any]:
+        x: HostArray, gamma: HostArray, beta: HostArray, eps: float, axis: tuple[int, ...], relu: bool
+    ) -> tuple[HostArray, HostArray, HostArray, Any]:
         image, mean, var, y = x if is_dense else _as_image(x), new_vector(), new_vector(), new()
         saved = backend.empty((mask_bytes,), np.uint8, x)
         scale, shift = _f32(gamma), _f32(beta)
@@ -110,7 +112,9 @@ def _plan_forward(x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[i
     return bn_relu_forward if relu else bn_forward
 
 
-def _forward_with_care(image: Array, scale: Array, shift: Array, mean: Array, var: Array, y: Array, eps: float) -> None:
+def _forward_with_care(
+    image: HostArray, scale: HostArray, shift: HostArray, mean: HostArray, var: HostArray, y: HostArray, eps: float,
+) -> None:  # fmt: skip
     """Write y, mean and var where oneDNN's sums are too coarse: with statistics of a part of the elements at a time,
     and in channels whose mean is large of the distances from a number near it.
     """
@@ -133,8 +137,9 @@ def _forward_with_care(image: Array, scale: Array, shift: Array, mean: Array, va
 
 
 def _statistics_by_parts(
-    rows: Array, bounds: list[int], scale: Array, shift: Array, mean: Array, var: Array, room: Array, eps: float
-) -> None:
+    rows: HostArray, bounds: list[int], scale: HostArray, shift: HostArray, mean: HostArray, var: HostArray,
+    room: HostArray, eps: float,
+) -> None:  # fmt: skip
     """Write mean and variance of the columns of rows (M, K) from those of the parts between bounds; room is as rows."""
     parts = np.empty((2, len(bounds) - 1, rows.shape[1]), np.float32)
     for start, end, m, v in zip(bounds, bounds[1:], *parts):
@@ -154,14 +159,14 @@ def _vectors(shape: tuple[int, ...]) -> Any:
     return partial(make, shape[1:2], _F32)
 
 
-def _rectified(plain: Any, x: Array, *arguments: Any) -> Any:
+def _rectified(plain: Any, x: HostArray, *arguments: Any) -> Any:
     """Normalization, then the ReLU."""
     y, mean, var, _ = plain(x, *arguments)
     y = numpy_.relu_forward(y)
     return y, mean, var, y != 0
 
 
-def _build_bn_inference(shape: Any, dtype: Any, eps: float, relu: bool) -> Primitive:
+def _build_bn_inference(shape: tuple[int, ...], dtype: DType, eps: float, relu: bool) -> Primitive:
     with Builder() as b:
         flags = _bn_flags(relu) | onednn.USE_GLOBAL_STATS
         description = _describe_bn(b, onednn.FORWARD_INFERENCE, shape, dtype, eps, flags)
@@ -173,8 +178,8 @@ def _build_bn_inference(shape: Any, dtype: Any, eps: float, relu: bool) -> Primi
 
 
 def _plan_inference(
-    x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: tuple[int, ...], relu: bool,
-    out: Array | None = None,
+    x: HostArray, gamma: HostArray, beta: HostArray, mean: HostArray, var: HostArray, eps: float,
+    axis: tuple[int, ...], relu: bool, out: HostArray | None = None,
 ) -> Any:  # fmt: skip
     """See numpy_normalization.bn_inference."""
     _check(x, axis)
@@ -183,9 +188,9 @@ def _plan_inference(
     is_dense, new = _is_dense_image(x), backend.allocator(x.shape, dtype)
 
     def bn_inference(
-        x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: tuple[int, ...], relu: bool,
-        out: Array | None = None,
-    ) -> Array:  # fmt: skip
+        x: HostArray, gamma: HostArray, beta: HostArray, mean: HostArray, var: HostArray, eps: float,
+        axis: tuple[int, ...], relu: bool, out: HostArray | None = None,
+    ) -> HostArray:  # fmt: skip
         image, vectors = x if is_dense else _as_image(x), (_f32(gamma), _f32(beta), _f32(mean), _f32(var))
         if relu and not (normalizes_finitely(*vectors, eps) and is_finite(image)):
             return numpy_normalization.bn_inference(x, gamma, beta, mean, var, eps, axis, relu, out)
@@ -196,7 +201,7 @@ def _plan_inference(
     return bn_inference
 
 
-def _build_bn_backward(shape: Any, dtype: Any, eps: float, relu: bool) -> Primitive:
+def _build_bn_backward(shape: tuple[int, ...], dtype: DType, eps: float, relu: bool) -> Primitive:
     with Builder() as b:
         flags = _bn_flags(relu)
         forward = _describe_bn(b, onednn.FORWARD_TRAINING, shape, dtype, eps, flags)
@@ -215,8 +220,9 @@ def _build_bn_backward(shape: Any, dtype: Any, eps: float, relu: bool) -> Primit
 
 
 def _plan_backward(
-    x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, saved: Any, axis: tuple[int, ...],
-    relu: bool, out_gamma: Array | None = None, out_beta: Array | None = None, is_ours: bool = False,
+    x: HostArray, gamma: HostArray, mean: HostArray, var: HostArray, gy: HostArray, eps: float, saved: Any,
+    axis: tuple[int, ...], relu: bool, out_gamma: HostArray | None = None, out_beta: HostArray | None = None,
+    is_ours: bool = False,
 ) -> Any:  # fmt: skip
     """See numpy_normalization.bn_backward; without ``relu`` it ignores the mask: a fused forward serves too."""
     if not onednn.is_available():
@@ -229,9 +235,10 @@ def _plan_backward(
     is_large = are_dense and gy.nbytes >= _LARGE_BYTES
 
     def bn_backward(
-        x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, saved: Any, axis: tuple[int, ...],
-        relu: bool, out_gamma: Array | None = None, out_beta: Array | None = None, is_ours: bool = False,
-    ) -> tuple[Array, Array, Array]:  # fmt: skip
+        x: HostArray, gamma: HostArray, mean: HostArray, var: HostArray, gy: HostArray, eps: float, saved: Any,
+        axis: tuple[int, ...], relu: bool, out_gamma: HostArray | None = None, out_beta: HostArray | None = None,
+        is_ours: bool = False,
+    ) -> tuple[HostArray, HostArray, HostArray]:  # fmt: skip
         if relu and masked is None:
             gy = numpy_.relu_backward(saved, gy)
         image, g = (x, gy) if are_dense else (_as_image(x), _as_image(gy))
@@ -248,22 +255,22 @@ def _plan_backward(
 
 
 def _backward_of_parent(
-    x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, saved: Any, axis: tuple[int, ...],
-    relu: bool, *rest: Any,
-) -> tuple[Array, Array, Array]:  # fmt: skip
+    x: HostArray, gamma: HostArray, mean: HostArray, var: HostArray, gy: HostArray, eps: float, saved: Any,
+    axis: tuple[int, ...], relu: bool, *rest: Any,
+) -> tuple[HostArray, HostArray, HostArray]:  # fmt: skip
     """In a forked process, which leaves the library alone, of a graph from before the fork."""
     if relu:
         gy = numpy_.relu_backward(bn_mask(saved, gy.shape, gy.dtype), gy)
     return numpy_normalization.bn_backward(x, gamma, mean, var, gy, eps, None, axis, False, *rest)
 
 
-def _f32_target(out: Array | None, like: Array) -> Array:
+def _f32_target(out: HostArray | None, like: HostArray) -> HostArray:
     if out is not None and out.dtype is _F32 and out.flags.c_contiguous:
         return out
     return np.empty(like.shape, np.float32)
 
 
-def _delivered(value: Array, out: Array | None, like: Array) -> Array:
+def _delivered(value: HostArray, out: HostArray | None, like: HostArray) -> HostArray:
     if out is value:
         return value
     if out is None:
@@ -272,7 +279,7 @@ def _delivered(value: Array, out: Array | None, like: Array) -> Array:
     return out
 
 
-def bn_mask(saved: Any, y_shape: tuple[int, ...], dtype: Any) -> Array:
+def bn_mask(saved: Any, y_shape: tuple[int, ...], dtype: DType) -> HostArray:
     """1 where the ReLU let an element through, else 0; oneDNN keeps a bit or a byte of each, in the order of memory."""
     if saved.dtype == np.bool_:
         return saved.astype(dtype)
@@ -286,14 +293,14 @@ def bn_mask(saved: Any, y_shape: tuple[int, ...], dtype: Any) -> Array:
 # oneDNN has no kernels for the parts, but those for the whole give them; what they compute beside is dropped.
 
 
-def _plan_statistics(x: Array, axis: tuple[int, ...]) -> Any:
+def _plan_statistics(x: HostArray, axis: tuple[int, ...]) -> Any:
     """See numpy_normalization.bn_statistics."""
     ones = np.ones(x.shape[1], np.float32)
     forward = _plan_forward(x, ones, ones, _EPS, axis, False)
     return lambda x, axis: forward(x, ones, ones, _EPS, axis, False)[1:3]
 
 
-def _plan_sums(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: tuple[int, ...]) -> Any:
+def _plan_sums(x: HostArray, mean: HostArray, var: HostArray, gy: HostArray, eps: float, axis: tuple[int, ...]) -> Any:
     """See numpy_normalization.bn_sums."""
     _check(x, axis)
     ones = np.ones(x.shape[1], np.float32)
@@ -301,13 +308,13 @@ def _plan_sums(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: t
     return lambda x, mean, var, gy, eps, axis: backward(x, ones, mean, var, gy, eps, None, axis, False)[1:]
 
 
-def _check(x: Array, axis: tuple[int, ...]) -> None:
+def _check(x: HostArray, axis: tuple[int, ...]) -> None:
     onednn.require(x)
     if (x.ndim, axis) not in ((4, (0, 2, 3)), (2, (0,))):
         raise onednn.Unsupported(f"axes {axis} of {x.ndim}")
 
 
-def _image_shape(x: Array) -> tuple[int, ...]:
+def _image_shape(x: HostArray) -> tuple[int, ...]:
     return x.shape if x.ndim == 4 else (*x.shape, 1, 1)
 
 

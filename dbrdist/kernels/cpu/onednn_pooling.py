@@ -7,16 +7,17 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array import backend
+from dbrdist.core.array.types import DType, HostArray
 from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.cpu.onednn import Builder, Primitive, address, cached
 from dbrdist.kernels.cpu.onednn_finite import is_above_lowest
 from dbrdist.kernels.geometry import PoolGeometry
 from dbrdist.kernels.reference import numpy_
 
-Array = np.ndarray
 
-
-def _build_pool(direction: str, x_shape: Any, y_shape: Any, g: PoolGeometry, dtype: Any) -> tuple[Primitive, int]:
+def _build_pool(
+    direction: str, x_shape: tuple[int, ...], y_shape: tuple[int, ...], g: PoolGeometry, dtype: DType
+) -> tuple[Primitive, int]:
     with Builder() as b:
         x, y = b.image(x_shape, onednn.data_type(dtype)), b.image(y_shape, onednn.data_type(dtype))
         kind = onednn.POOLING_MAX if g.kind == "max" else onednn.POOLING_AVERAGE_WITH_PADDING
@@ -33,7 +34,7 @@ def _build_pool(direction: str, x_shape: Any, y_shape: Any, g: PoolGeometry, dty
         return b.primitive(backward, {onednn.DIFF_DST: y, onednn.DIFF_SRC: x} | extra), b.size(workspace)
 
 
-def pool_forward(x: Array, geometry: PoolGeometry) -> tuple[Array, Any]:
+def pool_forward(x: HostArray, geometry: PoolGeometry) -> tuple[HostArray, Any]:
     """See numpy_.pool_forward; saved is oneDNN's workspace, positions as uint8 or int32 in the layout of y.
 
     Where a maximum meets NaN or infinities, which would not come out, or the lowest number, whose place would not,
@@ -56,7 +57,7 @@ def pool_forward(x: Array, geometry: PoolGeometry) -> tuple[Array, Any]:
     return y, saved
 
 
-def pool_backward(gy: Array, x_shape: tuple[int, ...], saved: Any, geometry: PoolGeometry) -> Array:
+def pool_backward(gy: HostArray, x_shape: tuple[int, ...], saved: Any, geometry: PoolGeometry) -> HostArray:
     """See numpy_.pool_backward."""
     if saved is not None and saved.ndim == 4:
         return numpy_.pool_backward(gy, x_shape, saved, geometry)
@@ -74,26 +75,26 @@ def pool_backward(gy: Array, x_shape: tuple[int, ...], saved: Any, geometry: Poo
     return gx
 
 
-def pool_indices(saved: Any, y_shape: tuple[int, ...], geometry: PoolGeometry) -> Array:
+def pool_indices(saved: Any, y_shape: tuple[int, ...], geometry: PoolGeometry) -> HostArray:
     """See numpy_.pool_indices."""
     n, c, oh, ow = y_shape  # also NumPy's positions are int32 in this order
     kind = np.uint8 if saved.nbytes == n * c * oh * ow else np.int32
     return saved.view(kind).reshape(n, oh, ow, c).transpose(0, 3, 1, 2).astype(np.int32)
 
 
-def _backward_of_parent(gy: Array, x_shape: tuple[int, ...], saved: Any, geometry: PoolGeometry) -> Array:
+def _backward_of_parent(gy: HostArray, x_shape: tuple[int, ...], saved: Any, geometry: PoolGeometry) -> HostArray:
     """In a forked process, which leaves the library alone, of a graph from before the fork."""
     chosen = None if saved is None else pool_indices(saved, gy.shape, geometry).transpose(0, 2, 3, 1)
     return numpy_.pool_backward(gy, x_shape, chosen, geometry)
 
 
-def _windows_touch_image(x: Array, g: PoolGeometry) -> bool:
+def _windows_touch_image(x: HostArray, g: PoolGeometry) -> bool:
     """False where a window lies wholly in the padding, as cover_all with a stride beyond the kernel can make it."""
     oh, ow = g.out_hw(*x.shape[2:])
     return (oh - 1) * g.sh - g.ph < x.shape[2] and (ow - 1) * g.sw - g.pw < x.shape[3]
 
 
-def _plan_forward(x: Array, geometry: PoolGeometry) -> Any:
+def _plan_forward(x: HostArray, geometry: PoolGeometry) -> Any:
     onednn.require(x)
     if geometry.ph >= geometry.kh or geometry.pw >= geometry.kw or not _windows_touch_image(x, geometry):
         raise onednn.Unsupported(f"a window of {geometry} that lies in the padding")

@@ -7,18 +7,17 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array import backend
+from dbrdist.core.array.types import DType, HostArray
 from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.cpu.onednn import Builder, Primitive
 from dbrdist.kernels.cpu.onednn_finite import is_finite, memory_row
 from dbrdist.kernels.reference import numpy_softmax
 
-Array = np.ndarray
-
 _SMALL = 1 << 9  # elements; below, NumPy takes less time than the call
 _BLOCK = 1 << 17  # elements; what comes out of a block of rows is looked at while it is in the cache
 
 
-def _build(rows: int, columns: int, dtype: Any, log: bool, is_backward: bool) -> Primitive:
+def _build(rows: int, columns: int, dtype: DType, log: bool, is_backward: bool) -> Primitive:
     """The library's softmax; its logarithm for backward alone, since that is off by 3e-6 even where it is near 0."""
     with Builder() as b:
         matrix = b.memory((rows, columns), onednn.data_type(dtype))
@@ -32,7 +31,7 @@ def _build(rows: int, columns: int, dtype: Any, log: bool, is_backward: bool) ->
         return b.primitive(backward, {onednn.DST: matrix, onednn.DIFF_DST: matrix, onednn.DIFF_SRC: matrix})
 
 
-def _plan(axis: int, log: bool, *arrays: Array) -> tuple[list[tuple[int, int, Primitive]], Any]:
+def _plan(axis: int, log: bool, *arrays: HostArray) -> tuple[list[tuple[int, int, Primitive]], Any]:
     """Blocks of rows (first, last, primitive), and what allocates the result, for arrays of one shape."""
     onednn.require(*arrays)
     x = arrays[0]
@@ -54,11 +53,11 @@ def _plan(axis: int, log: bool, *arrays: Array) -> tuple[list[tuple[int, int, Pr
 def _forward_planner(log: bool) -> Any:
     reference = numpy_softmax.log_softmax if log else numpy_softmax.softmax
 
-    def plan(x: Array, axis: int) -> Any:
+    def plan(x: HostArray, axis: int) -> Any:
         blocks, new = _plan(axis, log, x)
         columns = x.shape[axis]
 
-        def softmax(x: Array, axis: int) -> Array:
+        def softmax(x: HostArray, axis: int) -> HostArray:
             y = new()
             rows, made = (memory_row(a).reshape(-1, columns) for a in (x, y))
             for first, last, primitive in blocks:
@@ -75,7 +74,7 @@ def _forward_planner(log: bool) -> Any:
     return plan
 
 
-def _take_logarithm(x: Array, p: Array) -> None:
+def _take_logarithm(x: HostArray, p: HostArray) -> None:
     """p, the softmax of the rows of x, becomes its logarithm: x less the largest, which has the probability 1 / sum."""
     largest = x.argmax(1)[:, None]
     log_p = np.log(np.take_along_axis(p, largest, 1))
@@ -86,11 +85,11 @@ def _take_logarithm(x: Array, p: Array) -> None:
 def _backward_planner(log: bool) -> Any:
     reference = numpy_softmax.log_softmax_backward if log else numpy_softmax.softmax_backward
 
-    def plan(y: Array, gy: Array, axis: int) -> Any:
+    def plan(y: HostArray, gy: HostArray, axis: int) -> Any:
         blocks, new = _plan(axis, log, y, gy)
         columns = y.shape[axis]
 
-        def softmax_backward(y: Array, gy: Array, axis: int) -> Array:
+        def softmax_backward(y: HostArray, gy: HostArray, axis: int) -> HostArray:
             gx = new()
             ys, gys, made = (memory_row(a).reshape(-1, columns) for a in (y, gy, gx))
             for first, last, primitive in blocks:

@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dbrdist.core.array import backend
+from dbrdist.core.array.types import DType, HostArray
 from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.cpu.onednn import Builder, Primitive
 from dbrdist.kernels.cpu.onednn_matmul import build
 from dbrdist.kernels.geometry import ConvGeometry
-
-Array = np.ndarray
 
 _MANY_CHANNELS = 512  # in and out
 _FEW_PIXELS = 2048  # of all outputs
@@ -26,7 +25,7 @@ class _Tap(NamedTuple):
     count: int  # of pixels
 
 
-def suits(x: Array, gy: Array, like: Array, g: ConvGeometry) -> bool:
+def suits(x: HostArray, gy: HostArray, like: HostArray, g: ConvGeometry) -> bool:
     """Is this faster than the convolution's kernel? With 512 channels on 7 x 7 outputs of 16 images it takes 0.83 of
     the time, with a stride of 2 on the way there 0.66; with 256 channels, or more pixels, it takes longer.
     """
@@ -36,7 +35,7 @@ def suits(x: Array, gy: Array, like: Array, g: ConvGeometry) -> bool:
     return are_many and are_plain and gy.size // o <= _FEW_PIXELS
 
 
-def plan_by_taps(x: Array, gy: Array, like: Array, g: ConvGeometry) -> Any:
+def plan_by_taps(x: HostArray, gy: HostArray, like: HostArray, g: ConvGeometry) -> Any:
     """See numpy_.conv_backward_weight; pixels in the padding take part in no product, so that 0 times infinity does
     not come in.
     """
@@ -50,8 +49,9 @@ def plan_by_taps(x: Array, gy: Array, like: Array, g: ConvGeometry) -> Any:
     assert turn is not None
 
     def conv_backward_weight(
-        x: Array, gy: Array, W_shape: tuple[int, ...], geometry: ConvGeometry, dtype: Any, out: Array | None
-    ) -> Array:
+        x: HostArray, gy: HostArray, W_shape: tuple[int, ...], geometry: ConvGeometry, dtype: DType,
+        out: HostArray | None,
+    ) -> HostArray:  # fmt: skip
         x, gy = (backend.channels_last(a).transpose(0, 2, 3, 1) for a in (x, gy))
         found = backend.aligned(count, type_of_products)  # for the call alone: nothing stays at a step's peak
         for tap, part in zip(taps, found.reshape(-1, size)):
@@ -66,7 +66,7 @@ def plan_by_taps(x: Array, gy: Array, like: Array, g: ConvGeometry) -> Any:
     return conv_backward_weight
 
 
-def _tap(u: int, v: int, x_shape: Any, y_shape: Any, g: ConvGeometry) -> _Tap:
+def _tap(u: int, v: int, x_shape: tuple[int, ...], y_shape: tuple[int, ...], g: ConvGeometry) -> _Tap:
     rows = _span(u * g.dh - g.ph, g.sh, x_shape[2], y_shape[2])
     columns = _span(v * g.dw - g.pw, g.sw, x_shape[3], y_shape[3])
     count = int(y_shape[0]) * (rows[1].stop - rows[1].start) * (columns[1].stop - columns[1].start)
@@ -81,7 +81,7 @@ def _span(offset: int, stride: int, num_in: int, num_out: int) -> tuple[slice, s
     return slice(start, start + (stop - first) * stride, stride), slice(first, stop)
 
 
-def _dense(a: Array, part: tuple[slice, slice]) -> Array:
+def _dense(a: HostArray, part: tuple[slice, slice]) -> HostArray:
     """A part of the pixels of (N, H, W, C), dense in memory."""
     seen = a[:, part[0], part[1]]
     if seen.flags.c_contiguous:

@@ -12,13 +12,12 @@ from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dbrdist.core.array import backend
-from dbrdist.core.array.types import Array
+from dbrdist.core.array.types import Array, Shape
 from dbrdist.kernels.cpu.onednn import Unsupported
 from dbrdist.kernels.gpu import cuda_source
-
-Axis = tuple[int, ...]
 
 _FILE = "normalization"
 _F32 = np.dtype(np.float32)
@@ -47,7 +46,7 @@ _keys = _ThreadKeys()
 class _Matrix:
     """What the kernels of one array need: M rows and C channels, and how blocks share them."""
 
-    def __init__(self, x: Array, axis: Axis, *others: Array | None) -> None:
+    def __init__(self, x: Array, axis: Shape, *others: Array | None) -> None:
         cuda_source.require(x, *others)
         if (x.ndim, axis) not in ((4, (0, 2, 3)), (2, (0,))) or x.dtype.name not in _TYPES:
             raise Unsupported(f"axes {axis} of {x.ndim}, or another type")
@@ -68,7 +67,7 @@ class _Matrix:
         inner, dtype = cuda_source.aligned_images(x) if x.ndim == 4 else _rows, self.dtype
         return lambda x: inner(x if x.dtype == dtype else x.astype(dtype))
 
-    def grid(self, threads: int, blocks: int, rows: int) -> tuple[Any, Any]:
+    def grid(self, threads: int, blocks: int, rows: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """Grid and block, with so many rows in a thread at least."""
         down = threads // self.across
         most = max(1, blocks // self.columns)
@@ -86,7 +85,7 @@ class _Matrix:
         parts = cuda_source.plain((2 * grid[1] * self.channels,), _F32)
         cuda, sizes = backend.import_cupy().cuda, self.sizes
 
-        def reduce(arrays: tuple[Array, ...], *rest: Any) -> None:
+        def reduce(arrays: tuple[Array, ...], *rest: str) -> None:
             stream = cuda.get_current_stream().ptr
             device = arrays[0].data.device_id
             made = _counters.get(_keys.key)
@@ -123,12 +122,12 @@ def _f32(a: Array) -> Array:
 _STAY = 0, 0, np.float32(0), np.float32(0), np.float32(0)
 
 
-def _plan_statistics(x: Array, axis: Axis) -> Any:
+def _plan_statistics(x: Array, axis: Shape) -> Any:
     """See numpy_normalization.bn_statistics."""
     matrix = _Matrix(x, axis)
     reduce, dense, vector = matrix.reduction("bn_statistics", None), matrix.dense(x), matrix.vector
 
-    def bn_statistics(x: Array, axis: Axis) -> tuple[Array, Array]:
+    def bn_statistics(x: Array, axis: Shape) -> tuple[Array, Array]:
         mean, var = vector(), vector()
         reduce((dense(x),), mean, var, None, None, None, *_STAY)
         return mean, var
@@ -136,14 +135,14 @@ def _plan_statistics(x: Array, axis: Axis) -> Any:
     return bn_statistics
 
 
-def _plan_forward(x: Array, gamma: Array, beta: Array, eps: float, axis: Axis, relu: bool) -> Any:
+def _plan_forward(x: Array, gamma: Array, beta: Array, eps: float, axis: Shape, relu: bool) -> Any:
     """See numpy_normalization.bn_forward; saved are gamma and beta as they were, from which backward finds where the
     ReLU passed.
     """
     forward = _forward(x, gamma, beta, eps, axis, relu)
 
     def bn_forward(
-        x: Array, gamma: Array, beta: Array, eps: float, axis: Axis, relu: bool
+        x: Array, gamma: Array, beta: Array, eps: float, axis: Shape, relu: bool
     ) -> tuple[Array, Array, Array, Any]:
         return forward(x, gamma, beta, _STAY)
 
@@ -151,8 +150,8 @@ def _plan_forward(x: Array, gamma: Array, beta: Array, eps: float, axis: Axis, r
 
 
 def _plan_forward_and_move(
-    x: Array, gamma: Array, beta: Array, eps: float, axis: Axis, relu: bool, running: tuple[Array, Array], decay: float,
-    weights: tuple[float, float],
+    x: Array, gamma: Array, beta: Array, eps: float, axis: Shape, relu: bool, running: tuple[Array, Array],
+    decay: float, weights: tuple[float, float],
 ) -> Any:  # fmt: skip
     """See device_dispatch.bn_forward_and_move."""
     forward = _forward(x, gamma, beta, eps, axis, relu)
@@ -161,7 +160,7 @@ def _plan_forward_and_move(
         raise Unsupported("running statistics of another type, or with gaps")
 
     def bn_forward_and_move(
-        x: Array, gamma: Array, beta: Array, eps: float, axis: Axis, relu: bool, running: tuple[Array, Array],
+        x: Array, gamma: Array, beta: Array, eps: float, axis: Shape, relu: bool, running: tuple[Array, Array],
         decay: float, weights: tuple[float, float],
     ) -> tuple[Array, Array, Array, Any]:  # fmt: skip
         return forward(x, gamma, beta, (*running, np.float32(decay), *map(np.float32, weights)))
@@ -169,7 +168,7 @@ def _plan_forward_and_move(
     return bn_forward_and_move
 
 
-def _forward(x: Array, gamma: Array, beta: Array, eps: float, axis: Axis, relu: bool) -> Callable[..., Any]:
+def _forward(x: Array, gamma: Array, beta: Array, eps: float, axis: Shape, relu: bool) -> Callable[..., Any]:
     """Normalization as a function of x, gamma, beta, and of running statistics, their decay and the batch's weights."""
     matrix = _Matrix(x, axis, gamma, beta)
     reduce, dense, vector = matrix.reduction("bn_statistics", None), matrix.dense(x), matrix.vector
@@ -191,12 +190,12 @@ def vectors(saved: Array, mean: Array, var: Array) -> tuple[Array, Array, Array,
     return saved[: mean.size], saved[mean.size :], mean, var
 
 
-def _map_grid(matrix: _Matrix) -> tuple[Any, Any]:
+def _map_grid(matrix: _Matrix) -> tuple[tuple[int, int], tuple[int, int]]:
     return matrix.grid(_MAP_THREADS, _MAP_BLOCKS, _MAP_ROWS)
 
 
 def _plan_inference(
-    x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: Axis, relu: bool,
+    x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: Shape, relu: bool,
     out: Array | None = None,
 ) -> Any:  # fmt: skip
     """See numpy_normalization.bn_inference."""
@@ -205,7 +204,7 @@ def _plan_inference(
     new, sizes, eps32 = matrix.new, matrix.sizes, np.float32(eps)
 
     def bn_inference(
-        x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: Axis, relu: bool,
+        x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: Shape, relu: bool,
         out: Array | None = None,
     ) -> Array:  # fmt: skip
         y = new() if out is None or not _takes(out, y_like, matrix.dtype) else out
@@ -219,18 +218,18 @@ def _plan_inference(
     return bn_inference
 
 
-def _takes(out: Array, strides: tuple[int, ...], dtype: Any) -> bool:
+def _takes(out: Array, strides: tuple[int, ...], dtype: DTypeLike) -> bool:
     """Can a kernel write there, as into an array of these strides and this type?"""
     return bool(out.dtype == dtype and out.strides == strides and cuda_source.is_aligned(out))
 
 
-def _plan_sums(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: Axis) -> Any:
+def _plan_sums(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: Shape) -> Any:
     """See numpy_normalization.bn_sums."""
     matrix = _Matrix(x, axis, mean, var, gy)
     reduce, eps32, vector = matrix.reduction("bn_sums", False), np.float32(eps), matrix.vector
     dense, dense_gradient = matrix.dense(x), matrix.dense(gy)
 
-    def bn_sums(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: Axis) -> tuple[Array, Array]:
+    def bn_sums(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: Shape) -> tuple[Array, Array]:
         ggamma, gbeta = vector(), vector()
         reduce((dense(x), dense_gradient(gy)), _f32(mean), _f32(var), None, ggamma, gbeta, eps32)
         return ggamma, gbeta
@@ -239,7 +238,7 @@ def _plan_sums(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: A
 
 
 def _plan_backward(
-    x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, saved: Any, axis: Axis, relu: bool,
+    x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, saved: Any, axis: Shape, relu: bool,
     out_gamma: Array | None = None, out_beta: Array | None = None, is_ours: bool = False,
 ) -> Any:  # fmt: skip
     """See numpy_normalization.bn_backward."""
@@ -250,7 +249,7 @@ def _plan_backward(
     eps32, share = np.float32(eps), np.float32(1 / matrix.rows)
 
     def bn_backward(
-        x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, saved: Any, axis: Axis, relu: bool,
+        x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, saved: Any, axis: Shape, relu: bool,
         out_gamma: Array | None = None, out_beta: Array | None = None, is_ours: bool = False,
     ) -> tuple[Array, Array, Array]:  # fmt: skip
         x, gy, gx = dense(x), dense_gradient(gy), new()

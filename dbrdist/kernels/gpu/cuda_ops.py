@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dbrdist.core.array import backend
 from dbrdist.core.array.types import Array
@@ -140,7 +141,7 @@ def column_sums(x: Array, dtype: Any, out: Array | None = None) -> Plan:
     launch = cuda_source.kernel("elementwise", "column_sums", x.dtype, dtype)
     grid, block, sizes = (-(-columns // 32),), (32, 32), (np.int32(rows), np.int32(columns))
 
-    def plan(x: Array, dtype: Any, out: Array | None) -> Array:
+    def plan(x: Array, dtype: DTypeLike, out: Array | None) -> Array:
         if out is None:
             out = empty(columns, dtype)
         launch(grid, block, (x, out, *sizes))
@@ -208,7 +209,7 @@ def cross_entropy_backward(x: Array, t: Array, saved: tuple[Array, ...], gy: Arr
 _UPDATES = "sgd", "momentum_sgd", "corrected_momentum_sgd", "nesterov_ag", "ada_grad", "rmsprop", "adam", "lars"
 
 
-def update(rule: str, arrays: tuple[Array, ...], numbers: tuple[Any, ...], before: tuple[Any, ...] = ()) -> Plan:
+def update(rule: str, arrays: tuple[Array, ...], numbers: tuple[float, ...], before: tuple[Any, ...] = ()) -> Plan:
     """One pass over p, g and the state of a rule."""
     if rule not in _UPDATES or before:
         raise Unsupported("no source for the rule, or hooks before it")
@@ -233,7 +234,7 @@ def update(rule: str, arrays: tuple[Array, ...], numbers: tuple[Any, ...], befor
     return plan
 
 
-def _lars(dtype: Any, wide: Any) -> Plan:
+def _lars(dtype: DTypeLike, wide: Any) -> Plan:
     norms = cuda_source.kernel("update", "lars_norms", dtype, wide)
     move = cuda_source.kernel("update", "lars", dtype, wide)
 

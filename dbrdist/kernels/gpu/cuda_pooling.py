@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.array.types import Array
+from dbrdist.core.array.types import Array, Shape
 from dbrdist.kernels.cpu.onednn import Unsupported
 from dbrdist.kernels.geometry import PoolGeometry
 from dbrdist.kernels.gpu import cuda_source
 from dbrdist.kernels.reference import numpy_
-
-Shape = tuple[int, ...]
 
 _TYPES = ("float32", "float16", "bfloat16")
 _BYTE, _INT = np.dtype(np.uint8), np.dtype(np.int32)

@@ -8,11 +8,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from dbrdist.core.array import backend
-from dbrdist.core.array.types import Array
-from dbrdist.kernels.cpu.onednn import Unsupported
+from numpy.typing import DTypeLike
 
-Shape = tuple[int, ...]
+from dbrdist.core.array import backend
+from dbrdist.core.array.types import Array, Shape
+from dbrdist.kernels.cpu.onednn import Unsupported
 
 C_TYPES = {"float32": "float", "float64": "double", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 OPTIONS = ("-std=c++17",)
@@ -74,7 +74,7 @@ def images(shape: Shape, dtype: Any) -> Callable[[], Array]:
     return _allocator(shape, dtype, (h * w * c * item, item, w * c * item, c * item))
 
 
-def plain(shape: Shape, dtype: Any) -> Callable[[], Array]:
+def plain(shape: Shape, dtype: DTypeLike) -> Callable[[], Array]:
     """What makes uninitialised arrays in C order."""
     return _allocator(shape, dtype, None)
 

@@ -15,7 +15,7 @@ from typing import Any
 from dbrdist.core.array import backend
 from dbrdist.kernels.cpu.onednn import Unavailable, Unsupported
 
-Shape = Sequence[int]
+Extents = Sequence[int]
 
 TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BFLOAT16"}
 
@@ -130,17 +130,17 @@ class Graph:
         )
         self.operands: list[Any] = []
 
-    def tensor(self, shape: Shape, strides: Shape) -> Any:
+    def tensor(self, shape: Extents, strides: Extents) -> Any:
         """An operand, which takes its place in the order of addresses."""
         t = self.graph.tensor(dim=list(shape), stride=list(strides), data_type=self.type)
         self.operands.append(t)
         return t
 
-    def image(self, shape: Shape) -> Any:
+    def image(self, shape: Extents) -> Any:
         """A channels-last operand (N, C, H, W)."""
         return self.tensor(shape, image_strides(shape))
 
-    def result(self, t: Any, shape: Shape) -> None:
+    def result(self, t: Any, shape: Extents) -> None:
         """Let ``t`` be the channels-last result, the last of the addresses."""
         t.set_output(True).set_dim(list(shape)).set_stride(list(image_strides(shape))).set_data_type(self.type)
         self.operands.append(t)
@@ -197,7 +197,7 @@ def _fastest_call(graph: Any, uids: list[int]) -> tuple[Callable[..., None], lis
     return by_names, list(range(len(uids)))
 
 
-def image_strides(shape: Shape) -> tuple[int, ...]:
+def image_strides(shape: Extents) -> tuple[int, ...]:
     """Strides in elements of channels-last memory."""
     _, c, h, w = shape
     return h * w * c, 1, w * c, c

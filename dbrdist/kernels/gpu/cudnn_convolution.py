@@ -12,19 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy import int32
+from numpy.typing import DTypeLike
 
 from dbrdist.core.array.config import config
-from dbrdist.core.array.types import Array
+from dbrdist.core.array.types import Array, DType, Shape
 from dbrdist.kernels.cpu.onednn import Unsupported
 from dbrdist.kernels.geometry import ConvGeometry
 from dbrdist.kernels.gpu import cuda_source, cudnn
 from dbrdist.kernels.gpu.cudnn import Graph, Notes
 from dbrdist.kernels.reference.numpy_ import plain_empty
 
-Shape = tuple[int, ...]
+if TYPE_CHECKING:
+    from dbrdist.core.model.parameter import Kept
+
 
 _FEWEST_BYTES = 16  # in a pixel
 
@@ -65,7 +68,7 @@ def describe(graph: Graph, direction: str, x_shape: Shape, W_shape: Shape, y_sha
     return graph
 
 
-def _build(direction: str, dtype: Any, *description: Any) -> Callable[..., None]:
+def _build(direction: str, dtype: DTypeLike, *description: Any) -> Callable[..., None]:
     return describe(Graph(dtype), direction, *description).build(notes(dtype))
 
 
@@ -96,7 +99,7 @@ def _images(x: Array, channels: int) -> Callable[[Array], Array]:
     return widened
 
 
-def _filters(W: Array, dtype: Any, channels: int) -> Callable[[Array], Array]:
+def _filters(W: Array, dtype: DTypeLike, channels: int) -> Callable[[Array], Array]:
     """A function from weights like W to their OHWI memory in a type, with so many channels."""
     o, i, kh, kw = W.shape
     is_plain = W.flags.c_contiguous
@@ -159,7 +162,7 @@ class _Kept:
     made: Any = None, None
 
 
-def _plan_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Any) -> Any:
+def _plan_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Kept) -> Any:
     """See numpy_.conv_inference."""
     inner = _plan_product(x, W, b, geometry)
 
@@ -232,7 +235,7 @@ def _plan_backward_data_as_laid(gy: Array, W: Array, x_shape: Shape, geometry: C
 
 
 def _plan_backward_weight(
-    x: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, dtype: Any, out: Array | None
+    x: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, dtype: DType, out: Array | None
 ) -> Any:
     """See numpy_.conv_backward_weight. The sums run in float32 and are narrowed to the type of x, then cast."""
     _require(W_shape, x, gy)
@@ -250,7 +253,7 @@ def _plan_backward_weight(
     new, new_inside = cuda_source.plain(W_shape, target), cuda_source.plain((prod(inside),), own)
 
     def conv_backward_weight(
-        x: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, dtype: Any, out: Array | None
+        x: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, dtype: DTypeLike, out: Array | None
     ) -> Array:
         if out is not None and not (out.flags.c_contiguous and cuda_source.is_aligned(out)):
             out[...] = conv_backward_weight(x, gy, W_shape, geometry, dtype, None).reshape(out.shape)

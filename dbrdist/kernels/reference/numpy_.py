@@ -10,17 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dbrdist.core.array import backend
 from dbrdist.core.array.backend import is_channels_last
 from dbrdist.core.array.elementwise import elementwise
-from dbrdist.core.array.types import Array
+from dbrdist.core.array.types import Array, DType, Module
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
 from dbrdist.kernels.reference import numpy_normalization, numpy_recurrent, numpy_softmax
 from dbrdist.kernels.small_arrays.small_numpy import has_nan
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.parameter import Kept
 
 # ---- windows over an image
 
@@ -65,7 +68,7 @@ def _grouped_rows(y: Array, groups: int) -> Array:
     return rows.astype(backend.accumulation_dtype(y.dtype), copy=False)
 
 
-def _deliver(nhwc: Array, dtype: Any) -> Array:
+def _deliver(nhwc: Array, dtype: DType) -> Array:
     """An NHWC array as a channels-last array of NCHW shape in ``dtype``."""
     return backend.channels_last(nhwc.transpose(0, 3, 1, 2).astype(dtype, copy=False))
 
@@ -84,7 +87,7 @@ def conv_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) ->
     return _deliver(y, x.dtype)
 
 
-def conv_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Any) -> Array:
+def conv_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Kept) -> Array:
     """As :func:`conv_forward`, of weights that stay; ``kept`` is where a provider may keep what it makes of them."""
     return conv_forward(x, W, b, geometry)
 
@@ -107,7 +110,7 @@ def conv_backward_data(gy: Array, W: Array, x_shape: tuple[int, ...], geometry: 
 
 
 def conv_backward_weight(
-    x: Array, gy: Array, W_shape: tuple[int, ...], geometry: ConvGeometry, dtype: Any, out: Array | None = None
+    x: Array, gy: Array, W_shape: tuple[int, ...], geometry: ConvGeometry, dtype: DType, out: Array | None = None
 ) -> Array:
     """The gradient with respect to W: plain OIHW memory of type ``dtype``, or ``out`` of any shape where given."""
     (o, c, kh, kw), groups = W_shape, geometry.groups
@@ -120,12 +123,12 @@ def conv_backward_weight(
     return out
 
 
-def plain_empty(shape: tuple[int, ...], dtype: Any, like: Array) -> Array:
+def plain_empty(shape: tuple[int, ...], dtype: DType, like: Array) -> Array:
     """An uninitialised array in C order: weights are OIHW in memory too, unlike activations."""
     return backend.empty((prod(shape),), dtype, like).reshape(shape)
 
 
-def _wide(a: Array, b: Array) -> Any:
+def _wide(a: Array, b: Array) -> DType:
     """The type in which the products of two arrays are summed."""
     return np.promote_types(backend.accumulation_dtype(a.dtype), backend.accumulation_dtype(b.dtype))
 
@@ -151,7 +154,7 @@ def linear(x: Array, W: Array, b: Array | None) -> Array:
     return y.astype(x.dtype, copy=False)
 
 
-def column_sums(x: Array, dtype: Any, out: Array | None = None) -> Array:
+def column_sums(x: Array, dtype: DType, out: Array | None = None) -> Array:
     """The sums over the rows of a matrix."""
     y = x.astype(backend.accumulation_dtype(x.dtype), copy=False).sum(axis=0).astype(dtype, copy=False)
     if out is None:
@@ -217,7 +220,7 @@ def _shifted(padded: Array, g: PoolGeometry, oh: int, ow: int) -> Any:
             yield padded[:, u : u + oh * g.sh : g.sh, v : v + ow * g.sw : g.sw][:, :oh, :ow]
 
 
-def pool_backward(gy: Array, x_shape: tuple[int, ...], saved: Any, geometry: PoolGeometry) -> Array:
+def pool_backward(gy: Array, x_shape: tuple[int, ...], saved: Array | None, geometry: PoolGeometry) -> Array:
     """The gradient with respect to x."""
     xp, g = backend.get_array_module(gy), geometry
     (n, c, h, w), (oh, ow) = x_shape, gy.shape[2:]
@@ -231,7 +234,7 @@ def pool_backward(gy: Array, x_shape: tuple[int, ...], saved: Any, geometry: Poo
     return _deliver(gx[:, g.ph : g.ph + h, g.pw : g.pw + w], gy.dtype)
 
 
-def pool_indices(saved: Any, y_shape: tuple[int, ...], geometry: PoolGeometry) -> Array:
+def pool_indices(saved: Array, y_shape: tuple[int, ...], geometry: PoolGeometry) -> Array:
     """Position in the window, u * kw + v, of each maximum: int32, NCHW shape."""
     return saved.transpose(0, 3, 1, 2)
 
@@ -278,7 +281,7 @@ def relu_backward_of_sum(y: Array, a: Array, b: Array, out: Array | None = None)
     return out
 
 
-def passed(xp: Any, y: Array, gy: Array) -> Array:
+def passed(xp: Module, y: Array, gy: Array) -> Array:
     """The formula of :func:`relu_backward`, for arrays of one layout."""
     if xp is np:  # it chooses by a random mask six times as slowly as it multiplies
         gx = gy * (y != 0)

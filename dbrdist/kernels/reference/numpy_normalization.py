@@ -135,7 +135,7 @@ def bn_input_gradient(
 
 
 def bn_backward(
-    x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, saved: Any, axis: tuple[int, ...],
+    x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, saved: Array | None, axis: tuple[int, ...],
     relu: bool, out_gamma: Array | None = None, out_beta: Array | None = None, is_ours: bool = False,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Gradients of x, gamma and beta. With ``relu``, ``gy`` is the gradient of the rectified output."""

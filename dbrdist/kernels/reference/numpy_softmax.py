@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array import backend
-from dbrdist.core.array.types import Array
+from dbrdist.core.array.types import Array, Module
 
 
 def _along(formula: Any, axis: int, *xs: Array) -> Array:
@@ -25,7 +25,7 @@ def _along(formula: Any, axis: int, *xs: Array) -> Array:
 def softmax(x: Array, axis: int) -> Array:
     """exp(x) / sum exp(x), without overflow."""
 
-    def formula(xp: Any, axis: int, x: Array) -> Array:
+    def formula(xp: Module, axis: int, x: Array) -> Array:
         p = x - x.max(axis=axis, keepdims=True)
         xp.exp(p, out=p)
         p /= p.sum(axis=axis, keepdims=True)
@@ -37,7 +37,7 @@ def softmax(x: Array, axis: int) -> Array:
 def softmax_backward(y: Array, gy: Array, axis: int) -> Array:
     """y (gy - sum(y gy))"""
 
-    def formula(xp: Any, axis: int, y: Array, gy: Array) -> Array:
+    def formula(xp: Module, axis: int, y: Array, gy: Array) -> Array:
         gx = y * gy
         gx -= y * gx.sum(axis=axis, keepdims=True)
         return gx
@@ -48,7 +48,7 @@ def softmax_backward(y: Array, gy: Array, axis: int) -> Array:
 def log_softmax(x: Array, axis: int) -> Array:
     """x - ln sum exp(x), without overflow."""
 
-    def formula(xp: Any, axis: int, x: Array) -> Array:
+    def formula(xp: Module, axis: int, x: Array) -> Array:
         y = x - x.max(axis=axis, keepdims=True)
         y -= xp.log(xp.exp(y).sum(axis=axis, keepdims=True))
         return y
@@ -59,7 +59,7 @@ def log_softmax(x: Array, axis: int) -> Array:
 def log_softmax_backward(y: Array, gy: Array, axis: int) -> Array:
     """gy - exp(y) sum(gy)"""
 
-    def formula(xp: Any, axis: int, y: Array, gy: Array) -> Array:
+    def formula(xp: Module, axis: int, y: Array, gy: Array) -> Array:
         gx = xp.exp(y)
         gx *= -gy.sum(axis=axis, keepdims=True)
         gx += gy

@@ -7,7 +7,6 @@ N examples, K classes or columns. ``spread`` is the index that makes a vector an
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ _zero = number(0.0, _float32)
 _SMALL = 1024  # elements for which new memory takes less time than finding some
 
 
-def add_to_rows(y: Array, b: Array, spread: Any) -> None:
+def add_to_rows(y: Array, b: Array, spread: Array | slice) -> None:
     """y (N, K) becomes y + b (K,)."""
     _add(y, b[spread], y)
 
@@ -55,7 +54,9 @@ def are_classes(t: Array, num_classes: int) -> bool:
     return bool(t.item(t.argmin()) >= 0 and t.item(t.argmax()) < num_classes)
 
 
-def below_largest(x: Array, t: Array, starts: Array, spread: Any) -> tuple[Array, Array, Array]:
+def below_largest(
+    x: Array, t: Array, starts: Array, spread: Array | tuple[slice | None, ...]
+) -> tuple[Array, Array, Array]:
     """x (N, K) less the largest of each row; where the labels t (N,) lie in it, as flat places; and what lies there.
 
     ``starts`` are the places where the rows start.
@@ -66,7 +67,7 @@ def below_largest(x: Array, t: Array, starts: Array, spread: Any) -> tuple[Array
     return below, at, below.take(at)
 
 
-def divide_rows(p: Array, total: Array, spread: Any) -> None:
+def divide_rows(p: Array, total: Array, spread: Array | tuple[slice | None, ...]) -> None:
     """p (N, K) becomes p over total (N,)."""
     _divide(p, total[spread], p)
 

@@ -6,14 +6,17 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.core.array.config import config, using_config
 from dbrdist.core.chainer.computational_graph import build_computational_graph
-from dbrdist.core.files.serializer import is_about, write_atomically
+from dbrdist.core.files.serializer import AbstractSerializer, is_about, write_atomically
 from dbrdist.core.tape.variable import Variable
 from dbrdist.training import plotting
 from dbrdist.training.extension import Extension
+
+if TYPE_CHECKING:
+    from dbrdist.training.trainer import Trainer
 
 
 def is_return_code_zero(args: Sequence[str]) -> bool:
@@ -66,17 +69,17 @@ class DumpGraph(Extension):
         self._is_done = False
         self._keeping: Any = None
 
-    def trigger(self, trainer: Any) -> bool:
+    def trigger(self, trainer: Trainer) -> bool:
         """Fires once."""
         is_first, self._is_done = not self._is_done, True
         return is_first
 
-    def initialize(self, trainer: Any) -> None:
+    def initialize(self, trainer: Trainer) -> None:
         if not self._is_done and not config.keep_graph_on_report:  # another one may have set it: the first resets it
             self._keeping = using_config("keep_graph_on_report", True)
             self._keeping.__enter__()
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         self.finalize()
         path = os.path.join(trainer.out, self._filename)
         graph = build_computational_graph(
@@ -104,7 +107,7 @@ class DumpGraph(Extension):
         if keeping is not None:
             keeping.__exit__(None, None, None)
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         if is_about(serializer, self._root_name):
             self._is_done = bool(serializer("_is_done", self._is_done))
 

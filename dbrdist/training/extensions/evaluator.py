@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dbrdist.core.array.backend import get_device, using_device
+from dbrdist.core.array.backend import DeviceSpec, get_device, using_device
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import no_backprop_mode, using_config
 from dbrdist.core.files import standard_streams
@@ -17,6 +17,9 @@ from dbrdist.core.usage.mistakes import given_a_class, warn
 from dbrdist.datasets.loading.convert import call_converter, concat_examples
 from dbrdist.training.extension import PRIORITY_WRITER, Extension
 from dbrdist.training.updater import as_arguments, finalize, parts_of_ranks
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
 
 
 class Evaluator(Extension):
@@ -55,7 +58,7 @@ class Evaluator(Extension):
         iterator: Any,
         target: Any,
         converter: Callable[..., Any] = concat_examples,
-        device: Any = None,
+        device: DeviceSpec | None = None,
         eval_hook: Callable[[Any], None] | None = None,
         eval_func: Callable[..., Any] | None = None,
         **kwargs: Any,
@@ -85,11 +88,11 @@ class Evaluator(Extension):
         """All iterators by name."""
         return dict(self._iterators)
 
-    def get_target(self, name: str) -> Any:
+    def get_target(self, name: str) -> Link:
         """The target of that name."""
         return self._targets[name]
 
-    def get_all_targets(self) -> dict[str, Any]:
+    def get_all_targets(self) -> dict[str, Link]:
         """All targets by name."""
         return dict(self._targets)
 

@@ -6,17 +6,20 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dbrdist.core.files import standard_streams, strict_json
 from dbrdist.core.files.regular_file import regular
-from dbrdist.core.files.serializer import is_about, write_atomically
+from dbrdist.core.files.serializer import AbstractSerializer, is_about, write_atomically
 from dbrdist.core.model.reporter import DictSummary, warn_of_no_numbers
 from dbrdist.core.usage.foreign_names import refuse_unknown
 from dbrdist.core.usage.mistakes import warn
 from dbrdist.training.extension import Extension
 from dbrdist.training.observed_keys import warn_of_keys
 from dbrdist.training.triggers import get_trigger
+
+if TYPE_CHECKING:
+    from dbrdist.training.trainer import Trainer
 
 
 class LogReport(Extension):
@@ -69,13 +72,13 @@ class LogReport(Extension):
         """The lines so far, as dictionaries."""
         return self._log
 
-    def initialize(self, trainer: Any) -> None:
+    def initialize(self, trainer: Trainer) -> None:
         self.read_back(trainer)
         text = "".join(_line(entry) for entry in self._log)
         write_atomically(self._path(trainer), lambda file: file.write(text.encode()))
         self._num_bytes = len(text.encode())
 
-    def read_back(self, trainer: Any) -> None:
+    def read_back(self, trainer: Trainer) -> None:
         """After a resume, take the lines that were there when the snapshot was saved."""
         if self._num_saved is None:
             return
@@ -88,7 +91,7 @@ class LogReport(Extension):
                 stacklevel=2,
             )
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         observation = trainer.observation
         if self._keys is not None:
             observation = {key: observation[key] for key in self._keys if key in observation}
@@ -110,7 +113,7 @@ class LogReport(Extension):
             self._has_looked = warn_of_keys(type(self).__name__, self._keys, reported, trainer)
         self._write(trainer, entry)
 
-    def _look_for_nan(self, entry: dict[str, Any], iteration: int) -> None:
+    def _look_for_nan(self, entry: dict[str, float], iteration: int) -> None:
         """Warn once where the loss is no number any more: nothing that follows trains the network."""
         loss = entry.get("main/loss")
         if loss is not None and loss != loss and not self._has_seen_nan:
@@ -120,7 +123,7 @@ class LogReport(Extension):
                 "learning rate, or clip gradients; extensions.FailOnNonNumber() ends the training there"
             )
 
-    def _write(self, trainer: Any, entry: dict[str, Any]) -> None:
+    def _write(self, trainer: Trainer, entry: dict[str, float]) -> None:
         """Write the last entry of the log."""
         with open(self._path(trainer), "a", encoding="utf-8") as file:
             self._look_for_others(file)
@@ -139,7 +142,7 @@ class LogReport(Extension):
             )
             self._num_bytes = None
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         if hasattr(self._trigger, "serialize"):
             self._trigger.serialize(serializer["_trigger"])
         self._summary.serialize(serializer["_summary"])
@@ -149,7 +152,7 @@ class LogReport(Extension):
         if serializer.is_loading:
             self._num_saved = num_lines
 
-    def _path(self, trainer: Any) -> str:
+    def _path(self, trainer: Trainer) -> str:
         return os.path.join(trainer.out, self._filename)
 
 
@@ -167,7 +170,7 @@ def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return entries
 
 
-def _line(entry: dict[str, Any]) -> str:
+def _line(entry: dict[str, float]) -> str:
     """One line of strict JSON, which knows no NaN."""
     return strict_json.dumps(entry) + "\n"
 
@@ -181,7 +184,7 @@ class Column(NamedTuple):
     write: Callable[[Any], str] = lambda value: f"{value:.6g}" if isinstance(value, float) else str(value)
     align: str = "<"  # or ">"
 
-    def cell(self, value: Any) -> str:
+    def cell(self, value: float | None) -> str:
         """A value as text of at least the column's width; a missing one is blank."""
         return f"{'' if value is None else self.write(value):{self.align}{self.width}}"
 
@@ -219,7 +222,7 @@ class PrintReport(Extension):
         self._num_printed = len(report.log)
         self._print("  ".join(f"{column.heading:{column.align}{column.width}}" for column in self._columns))
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         report = self._found
         if report is None:
             report = self._found = self._report(trainer)
@@ -232,18 +235,18 @@ class PrintReport(Extension):
                 self._print("  ".join(column.cell(entry.get(column.key)) for column in self._columns))
             self._num_printed = len(log)
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         if isinstance(self._log_report, LogReport):
             self._log_report.serialize(serializer["_log_report"])
 
-    def _look_for_keys(self, log: list[dict[str, Any]], trainer: Any) -> None:
+    def _look_for_keys(self, log: list[dict[str, Any]], trainer: Trainer) -> None:
         """Warn once, after an epoch, of entries that no line of the log has had."""
         if self._has_looked or log[-1].get("epoch", 1) < 1:
             return
         keys = [column.key for column in self._columns]
         self._has_looked = warn_of_keys(type(self).__name__, keys, set().union(*log), trainer)
 
-    def _report(self, trainer: Any) -> Any:
+    def _report(self, trainer: Trainer) -> Extension:
         report = self._log_report
         if isinstance(report, LogReport):
             return report

@@ -9,12 +9,16 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dbrdist.core.array.types import Module
 from dbrdist.errors import StopRequested
 from dbrdist.training.extension import Extension
 from dbrdist.training.extensions.log_report import LogReport
 from dbrdist.training.extensions.tensorboard import PRIORITY_AFTER_THE_LOG
+
+if TYPE_CHECKING:
+    from dbrdist.training.trainer import Trainer
 
 
 class MetricsLogger(Extension):
@@ -38,7 +42,7 @@ class MetricsLogger(Extension):
         self._has_failed = False
         self.error: BaseException | None = None  # what ended the run, for `end`
 
-    def initialize(self, trainer: Any) -> None:
+    def initialize(self, trainer: Trainer) -> None:
         report = self._report(trainer)
         report.read_back(trainer)
         self._num_written = len(report.log)
@@ -51,7 +55,7 @@ class MetricsLogger(Extension):
             self._guarded(self.log, int(entry.get("iteration", trainer.updater.iteration)), values)
         self._num_written = len(log)
 
-    def on_error(self, trainer: Any, exc: BaseException, tb: Any) -> None:
+    def on_error(self, trainer: Trainer, exc: BaseException, tb: Any) -> None:
         self.error = exc
 
     def finalize(self) -> None:
@@ -60,7 +64,7 @@ class MetricsLogger(Extension):
             self.error = current
         self._guarded(self.end)
 
-    def begin(self, trainer: Any) -> None:
+    def begin(self, trainer: Trainer) -> None:
         """Called before the first step."""
 
     def log(self, iteration: int, values: Mapping[str, float]) -> None:
@@ -70,7 +74,7 @@ class MetricsLogger(Extension):
     def end(self) -> None:
         """Called at the end of the run."""
 
-    def _guarded(self, function: Any, *args: Any) -> None:
+    def _guarded(self, function: Any, *args: Trainer | int | dict[str, float]) -> None:
         """Call a function of the logger; after an error this logger does nothing more."""
         if self._has_failed:
             return
@@ -81,14 +85,14 @@ class MetricsLogger(Extension):
             name = type(self).__name__
             warnings.warn(f"{name} stops logging, the run goes on: {type(error).__name__}: {error}", stacklevel=2)
 
-    def _report(self, trainer: Any) -> LogReport:
+    def _report(self, trainer: Trainer) -> LogReport:
         report = trainer.get_extension(self._log_report)
         if not isinstance(report, LogReport):
             raise TypeError(f"expected a LogReport named {self._log_report!r}, got {type(report).__name__}")
         return report
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: float) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
 
 
@@ -112,7 +116,7 @@ class CSVLogger(MetricsLogger):
         self._rows: list[dict[str, float]] = []
         self._columns = ["iteration"]
 
-    def begin(self, trainer: Any) -> None:
+    def begin(self, trainer: Trainer) -> None:
         self._path = os.path.join(trainer.out, self._filename)
         for entry in self._report(trainer).log:
             self._add(
@@ -164,7 +168,7 @@ class WandbLogger(MetricsLogger):
         self._options = options
         self._run: Any = None
 
-    def begin(self, trainer: Any) -> None:
+    def begin(self, trainer: Trainer) -> None:
         self._run = self._wandb.init(**{"dir": trainer.out, **self._options})
 
     def log(self, iteration: int, values: Mapping[str, float]) -> None:
@@ -197,7 +201,7 @@ class MLflowLogger(MetricsLogger):
         self._mlflow = _package("mlflow", "MLflowLogger")
         self._tracking_uri, self._options = tracking_uri, options
 
-    def begin(self, trainer: Any) -> None:
+    def begin(self, trainer: Trainer) -> None:
         if self._tracking_uri is not None:
             self._mlflow.set_tracking_uri(self._tracking_uri)
         self._mlflow.start_run(**self._options)
@@ -211,7 +215,7 @@ class MLflowLogger(MetricsLogger):
         self._mlflow.end_run("FINISHED" if self.error is None else "KILLED" if is_stop else "FAILED")
 
 
-def _package(name: str, logger: str) -> Any:
+def _package(name: str, logger: str) -> Module:
     try:
         return importlib.import_module(name)
     except ImportError as error:

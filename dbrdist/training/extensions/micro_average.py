@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dbrdist.core.files.serializer import is_about
+from dbrdist.core.files.serializer import AbstractSerializer, is_about
 from dbrdist.core.model.reporter import as_number
 from dbrdist.training.extension import PRIORITY_EDITOR, Extension
 from dbrdist.training.triggers import get_trigger
+
+if TYPE_CHECKING:
+    from dbrdist.training.trainer import Trainer
 
 
 class MicroAverage(Extension):
@@ -34,7 +37,7 @@ class MicroAverage(Extension):
         self._trigger = get_trigger(trigger)
         self._numerator = self._denominator = 0.0
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         observation = trainer.observation
         if all(key in observation for key in self._keys):
             numerator, denominator = (as_number(observation[key]) for key in self._keys)
@@ -45,7 +48,7 @@ class MicroAverage(Extension):
             observation[self._result_key] = ratio
             self._numerator = self._denominator = 0.0
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         if is_about(serializer["_sums"], " / ".join(self._keys)):
             self._numerator = float(serializer("_numerator", self._numerator))
             self._denominator = float(serializer("_denominator", self._denominator))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from dbrdist.core.model.reporter import as_number
 from dbrdist.core.tape.variable import Variable
 from dbrdist.errors import NonFiniteLossError
 from dbrdist.training.extension import PRIORITY_WRITER, Extension, make_extension
+
+if TYPE_CHECKING:
+    from dbrdist.training.trainer import Trainer
 
 
 def observe_value(observation_key: str, target_func: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -30,7 +33,7 @@ def observe_value(observation_key: str, target_func: Callable[[Any], Any]) -> Ca
         )
 
     @make_extension(trigger=(1, "epoch"), priority=PRIORITY_WRITER)
-    def observe_value(trainer: Any) -> None:
+    def observe_value(trainer: Trainer) -> None:
         trainer.observation[observation_key] = target_func(trainer)
 
     return observe_value
@@ -60,7 +63,7 @@ class unchain_variables(Extension):
 
     priority = -1
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         for value in trainer.observation.values():
             if isinstance(value, Variable):
                 value.unchain_backward()
@@ -76,12 +79,12 @@ class FailOnNonNumber(Extension):
         >>> check = extensions.FailOnNonNumber()
     """
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         words = self.complaint(trainer, check_parameters=True)
         if words is not None:
             raise NonFiniteLossError(words)
 
-    def complaint(self, trainer: Any, check_parameters: bool = False) -> str | None:
+    def complaint(self, trainer: Trainer, check_parameters: bool = False) -> str | None:
         """What is wrong after this step, or None; parameters are looked through only if asked or if a loss is bad."""
         bad = []
         for key, value in trainer.observation.items():
@@ -104,7 +107,7 @@ def is_loss(key: str) -> bool:
     return key == "loss" or key.endswith("/loss")
 
 
-def _first_bad_parameter(trainer: Any) -> str | None:
+def _first_bad_parameter(trainer: Trainer) -> str | None:
     for name, optimizer in trainer.updater.get_all_optimizers().items():
         for path, parameter in optimizer.target.namedparams():
             for what, array in (("gradient", parameter.grad), ("value", parameter.array)):

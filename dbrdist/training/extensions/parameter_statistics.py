@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
 
 from dbrdist.core.array.backend import get_array_module, is_array
+from dbrdist.core.array.types import Array
 from dbrdist.core.model.reporter import DictSummary, report
 from dbrdist.training.extension import PRIORITY_WRITER, Extension
 from dbrdist.training.triggers import get_trigger
+
+if TYPE_CHECKING:
+    from dbrdist.core.files.serializer import AbstractSerializer
+    from dbrdist.core.model.link import Link
+    from dbrdist.training.trainer import Trainer
 
 PERCENTILES = (0.13, 2.28, 15.87, 50, 84.13, 97.72, 99.87)  # -3 to 3 standard deviations of a normal distribution
 
@@ -17,11 +25,11 @@ def _statistic(name: str) -> Callable[[Any], Any]:
     return lambda x: getattr(get_array_module(x), name)(x)
 
 
-def _count_zeros(x: Any) -> Any:
+def _count_zeros(x: Array) -> np.generic:
     return (x == 0).sum()
 
 
-def _percentile(x: Any) -> Any:
+def _percentile(x: Array) -> Array:
     return get_array_module(x).percentile(x, PERCENTILES)
 
 
@@ -60,7 +68,7 @@ class ParameterStatistics(Extension):
 
     def __init__(
         self,
-        links: Any,
+        links: Link | Sequence[Link],
         statistics: Any = "default",
         report_params: bool = True,
         report_grads: bool = True,
@@ -86,7 +94,7 @@ class ParameterStatistics(Extension):
         """Add a statistic: a function from a 1-d array to a number or an array."""
         self._statistics[name] = function
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         self._summary.add(dict(self._observe()))
         if self._trigger(trainer):
             report(self._summary.compute_mean())
@@ -115,7 +123,7 @@ class ParameterStatistics(Extension):
                     if array is not None and array.size:
                         yield getattr(link, "name", None), path, attribute, array.ravel()
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         if hasattr(self._trigger, "serialize"):
             self._trigger.serialize(serializer["_trigger"])
         self._summary.serialize(serializer["_summary"])

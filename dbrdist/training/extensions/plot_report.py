@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dbrdist.core.files.serializer import is_about
+from dbrdist.core.files.serializer import AbstractSerializer, is_about
 from dbrdist.core.model.reporter import DictSummary
 from dbrdist.training import plotting
 from dbrdist.training.extension import Extension
 from dbrdist.training.observed_keys import warn_of_keys
 from dbrdist.training.triggers import get_trigger
+
+if TYPE_CHECKING:
+    from dbrdist.training.trainer import Trainer
 
 
 class PlotReport(Extension):
@@ -64,7 +67,7 @@ class PlotReport(Extension):
         """True if matplotlib is installed; warns where it is not."""
         return plotting.available()
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         if not plotting.is_installed():
             return
         observation = trainer.observation
@@ -77,7 +80,7 @@ class PlotReport(Extension):
                 self._has_looked = warn_of_keys(type(self).__name__, self._y_keys, found.union(observation), trainer)
             self._draw(os.path.join(trainer.out, self._filename), summary)
 
-    def _add_points(self, trainer: Any, means: dict[str, float]) -> None:
+    def _add_points(self, trainer: Trainer, means: dict[str, float]) -> None:
         positions = {**means, "epoch": trainer.updater.epoch, "iteration": trainer.updater.iteration}
         new = [key for key in self._y_keys if key in means]
         if new and self._x_key not in positions:
@@ -104,7 +107,7 @@ class PlotReport(Extension):
         legend = axes.legend(**plotting.BESIDE)
         plotting.save_figure(figure, path, [legend])
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         if hasattr(self._trigger, "serialize"):
             self._trigger.serialize(serializer["_trigger"])
         self._summary.serialize(serializer["_summary"])

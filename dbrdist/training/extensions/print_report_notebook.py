@@ -6,9 +6,12 @@ import html
 import importlib.util
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.training.extensions.log_report import Column, LogReport, PrintReport
+
+if TYPE_CHECKING:
+    pass
 
 
 class PrintReportNotebook(PrintReport):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.core.files import standard_streams
 from dbrdist.training.extension import Extension
+
+if TYPE_CHECKING:
+    from dbrdist.training.trainer import Trainer
 
 _WORDS, _SHORTEST_BAR = 72, 10  # characters
 
@@ -64,7 +67,7 @@ class ProgressBar(Extension):
         self._task: Any = None
         self._width: int | None = None  # of the words on a terminal
 
-    def initialize(self, trainer: Any) -> None:
+    def initialize(self, trainer: Trainer) -> None:
         if self._training_length is None and hasattr(trainer.stop_trigger, "get_training_length"):
             self._training_length = trainer.stop_trigger.get_training_length()
         self._first_iteration = trainer.updater.iteration
@@ -89,7 +92,7 @@ class ProgressBar(Extension):
         self._task = self._bar.add_task("", total=self._total())
         self._bar.start()
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         iteration = trainer.updater.iteration
         if iteration % self._update_interval or time.monotonic() - self._last_seconds < self._min_seconds:
             return
@@ -102,7 +105,7 @@ class ProgressBar(Extension):
         out.write(self._words(trainer) + "\n")
         out.flush()
 
-    def _words(self, trainer: Any) -> str:
+    def _words(self, trainer: Trainer) -> str:
         updater = trainer.updater
         seconds = max(time.monotonic() - self._first_seconds, 1e-9)
         speed = (updater.iteration - self._first_iteration) / seconds
@@ -119,7 +122,7 @@ class ProgressBar(Extension):
                 words.pop(name, None)
         return ", ".join(words.values())
 
-    def _seconds_left(self, trainer: Any, seconds: float) -> float | None:
+    def _seconds_left(self, trainer: Trainer, seconds: float) -> float | None:
         """By the mean speed since the start, evaluations and snapshots included."""
         if self._training_length is None:
             return None

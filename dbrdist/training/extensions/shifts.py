@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from dbrdist.core.files.serializer import is_about, saved_entry
+from dbrdist.core.files.serializer import AbstractSerializer, is_about, saved_entry
 from dbrdist.core.names.limits import not_negative, number, positive
 from dbrdist.errors import ScheduleError
 from dbrdist.optimizers import schedules
 from dbrdist.optimizers.schedules import Schedule
 from dbrdist.training.extension import Extension
 from dbrdist.training.extensions.snapshots import PRIORITY_SNAPSHOT
+
+if TYPE_CHECKING:
+    from dbrdist.core.update.optimizer import GradientMethod
+    from dbrdist.training.trainer import Trainer
 
 
 class FollowSchedule(Extension):
@@ -59,12 +63,12 @@ class FollowSchedule(Extension):
         if schedules.is_constant(schedule):
             self.trigger = None  # set once, when the run starts
 
-    def initialize(self, trainer: Any) -> None:
+    def initialize(self, trainer: Trainer) -> None:
         if isinstance(self._target, str):
             _check_attribute(type(self).__name__, trainer.updater.get_optimizer("main"), self._target)
         self(trainer)
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         value = self._schedule(trainer.updater.epoch_detail)
         expected = _expected(value) if self._refuse is None else _expected(value) or self._refuse(value)
         if expected is not None:
@@ -105,7 +109,7 @@ class _Shift(Extension):
         attr: str,
         init: float | None,
         target: float | None,
-        optimizer: Any,
+        optimizer: GradientMethod | None,
         make: Callable[[float], Schedule],
         rising: bool = False,
     ):
@@ -136,18 +140,18 @@ class _Shift(Extension):
             )
         return self._init
 
-    def initialize(self, trainer: Any) -> None:
+    def initialize(self, trainer: Trainer) -> None:
         optimizer = self._get_optimizer(trainer)
         _check_attribute(type(self).__name__, optimizer, self._attr)
         if self._init is None:
             self._init = float(getattr(optimizer, self._attr))
         self._set(optimizer, self.value(0) if self._last_value is None else self._last_value)
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         self._t += 1
         self._set(self._get_optimizer(trainer), self.value(self._t))
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         if not is_about(serializer["_shift"], f"{type(self).__name__} of {self._attr}"):
             return  # another hyperparameter has its own value
         self._t = int(serializer("_t", self._t))
@@ -159,10 +163,10 @@ class _Shift(Extension):
                 continue  # of the program, which may have changed since
             setattr(self, name, None if value is None else float(value))
 
-    def _get_optimizer(self, trainer: Any) -> Any:
+    def _get_optimizer(self, trainer: Trainer) -> GradientMethod:
         return trainer.updater.get_optimizer("main") if self._optimizer is None else self._optimizer
 
-    def _set(self, optimizer: Any, value: float) -> None:
+    def _set(self, optimizer: GradientMethod, value: float) -> None:
         setattr(optimizer, self._attr, value)
         self._last_value = value
 
@@ -187,7 +191,7 @@ class ExponentialShift(_Shift):
         rate: Annotated[float, not_negative, "factor per call"],
         init: float | None = None,
         target: float | None = None,
-        optimizer: Any = None,
+        optimizer: GradientMethod | None = None,
     ):
         if rate < 0:
             raise ValueError(f"ExponentialShift: rate: expected a factor of at least 0, got {rate}")

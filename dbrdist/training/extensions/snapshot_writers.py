@@ -13,12 +13,17 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.core.array.pages import CopySpace
+from dbrdist.core.array.types import Array
 from dbrdist.core.files.serializer import saved_state
 from dbrdist.errors import CheckpointError
 from dbrdist.training.extensions.snapshots import write
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
+    from dbrdist.training.trainer import Trainer
 
 # New interpreters: forking breaks MPI, CUDA and threads.
 _processes = multiprocessing.get_context("spawn")
@@ -31,14 +36,14 @@ class Writer:
         """Write the state, now or later."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__(self, filename, outdir, target)")
 
-    def copy_of(self, target: Any) -> dict[str, Any]:
+    def copy_of(self, target: Trainer) -> dict[str, Array] | None:
         """The copy of an object's state that it is then called with."""
         return saved_state(target)
 
     def prepare(self, num_bytes: int) -> None:
         """Called when the run starts: about so many bytes are going to be copied each time."""
 
-    def save(self, filename: str, outdir: str, target: Any, savefun: Any = None, **kwds: Any) -> None:
+    def save(self, filename: str, outdir: str, target: dict[str, Array], savefun: Any = None, **kwds: Any) -> None:
         """Write it now, by `savefun(path, target, **kwds)`; None writes .npz with a checksum of the whole file."""
         _save(filename, outdir, target, savefun, kwds)
 
@@ -53,11 +58,11 @@ class SimpleWriter(Writer):
         self._savefun = savefun
         self._kwds = kwds
 
-    def __call__(self, filename: str, outdir: str, target: Any) -> None:
+    def __call__(self, filename: str, outdir: str, target: dict[str, Array]) -> None:
         self.save(filename, outdir, target, self._savefun, **self._kwds)
 
 
-def _save(filename: str, outdir: str, target: Any, savefun: Any, kwds: dict[str, Any]) -> None:
+def _save(filename: str, outdir: str, target: dict[str, Array], savefun: Any, kwds: dict[str, bool]) -> None:
     write(os.path.join(outdir, filename), target, savefun and (lambda path, obj: savefun(path, obj, **kwds)))
 
 
@@ -98,7 +103,7 @@ class StandardWriter(Writer):
         self._kwds = kwds
         self._worker: Any = None
 
-    def __call__(self, filename: str, outdir: str, target: Any) -> None:
+    def __call__(self, filename: str, outdir: str, target: dict[str, Array]) -> None:
         self.finalize()
         worker = self.create_worker(filename, outdir, target)
         worker.start()
@@ -133,7 +138,7 @@ class ThreadWriter(StandardWriter):
         self._preparing = threading.Thread(target=reserve, daemon=True)
         self._preparing.start()
 
-    def copy_of(self, target: Any) -> dict[str, Any]:
+    def copy_of(self, target: Link | Trainer) -> dict[str, Array] | None:
         self.finalize()  # the thread has done with the former copy
         if self._preparing is not None:
             self._preparing.join()
@@ -141,7 +146,7 @@ class ThreadWriter(StandardWriter):
         self._space.restart()
         return saved_state(target, self._space.copy)
 
-    def create_worker(self, filename: str, outdir: str, target: Any) -> threading.Thread:
+    def create_worker(self, filename: str, outdir: str, target: dict[str, Array]) -> threading.Thread:
         return _Thread(target=_save, args=(filename, outdir, target, self._savefun, self._kwds))
 
 
@@ -180,7 +185,7 @@ class QueueWriter(Writer):
         """An object with `start()`, `join()` and `is_alive()` that calls :func:`consume`."""
         raise NotImplementedError(f"{type(self).__name__} must define create_consumer(self, q)")
 
-    def __call__(self, filename: str, outdir: str, target: Any) -> None:
+    def __call__(self, filename: str, outdir: str, target: dict[str, Array]) -> None:
         if self._consumer is None:
             self._queue = self.create_queue()
             self._consumer = self.create_consumer(self._queue)

@@ -10,8 +10,9 @@ import string
 import warnings
 import zipfile
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dbrdist.core.array.types import Array
 from dbrdist.core.files.regular_file import regular
 from dbrdist.core.files.serializer import (
     NpzDeserializer,
@@ -25,6 +26,10 @@ from dbrdist.core.files.serializer import (
 from dbrdist.core.usage.mistakes import warn
 from dbrdist.errors import CheckpointError
 from dbrdist.training.extension import Extension
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
+    from dbrdist.training.trainer import Trainer
 
 PRIORITY_SNAPSHOT = -100  # after everything else of the step
 
@@ -107,7 +112,7 @@ class Snapshot(Extension):
 
     def __init__(
         self,
-        target: Any,
+        target: Link | int | str | None,
         filename: str | Callable[[Any], str],
         savefun: Callable[[Any, Any], None] | None = None,
         *,
@@ -142,31 +147,31 @@ class Snapshot(Extension):
         self.autoload = autoload
         self._on_error = snapshot_on_error
 
-    def find_newest(self, trainer: Any) -> str | None:
+    def find_newest(self, trainer: Trainer) -> str | None:
         """The whole snapshot that ``autoload`` continues from; None where there is none, or without ``autoload``."""
         if not self.autoload or not isinstance(self.filename, str):
             return None
         return newest(trainer.out, self.filename)
 
-    def resume(self, trainer: Any) -> None:
+    def resume(self, trainer: Trainer) -> None:
         path = self.find_newest(trainer)
         if path is not None:
             load(path, trainer if self.target is None else self.target)
 
-    def initialize(self, trainer: Any) -> None:
+    def initialize(self, trainer: Trainer) -> None:
         """Let the writer get ready for what it is going to copy."""
         if hasattr(self._writer, "prepare"):
             self._writer.prepare(state_bytes(trainer))
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         if self._condition is None or self._condition():
             self.save(trainer)
 
-    def on_error(self, trainer: Any, exc: BaseException, tb: Any) -> None:
+    def on_error(self, trainer: Trainer, exc: BaseException, tb: Any) -> None:
         if self._on_error:
             self(trainer)
 
-    def save(self, trainer: Any) -> str:
+    def save(self, trainer: Trainer) -> str:
         """Save now; returns the file's path. A writer beside the loop may still be at work on it."""
         name = self.filename(trainer) if callable(self.filename) else self.filename.format(trainer)
         path, target = os.path.join(trainer.out, name), trainer if self.target is None else self.target
@@ -201,7 +206,7 @@ def _check_format(filename: str) -> None:
         warn(f"snapshot: filename: {filename!r} is not formatted with %; write {{.updater.iteration}} for the number")
 
 
-def state_bytes(trainer: Any) -> int:
+def state_bytes(trainer: Trainer) -> int:
     """About how many bytes of parameters and of optimizers' states a trainer saves; 0 where it does not say."""
     total = 0
     for optimizer in getattr(trainer.updater, "get_all_optimizers", dict)().values():
@@ -338,7 +343,7 @@ def newest(folder: str, filename: str = "snapshot_iter_{.updater.iteration}") ->
     return found
 
 
-def load_newest(folder: str, target: Any, filename: str = "snapshot_iter_{.updater.iteration}") -> str | None:
+def load_newest(folder: str, target: Trainer, filename: str = "snapshot_iter_{.updater.iteration}") -> str | None:
     """Load the newest whole snapshot into `target`; returns its path, or None where there is none."""
     path = newest(folder, filename)
     if path is not None:
@@ -372,7 +377,7 @@ def read(path: str) -> dict[str, Any]:
     return read_npz(path)
 
 
-def load_entries(path: str, saved: dict[str, Any], target: Any) -> None:
+def load_entries(path: str, saved: dict[str, Array], target: Any) -> None:
     """As :func:`load`, from what was read; ``path`` is for the words of an error."""
     entries = _Noting(saved)
     known = {_owner(key) for key in entries if key.startswith(_OF_EXTENSIONS)}
@@ -416,10 +421,10 @@ def _owner(key: str) -> tuple[str, ...]:
 class _Noting(dict[str, Any]):
     """A dictionary that notes what was read from it."""
 
-    def __init__(self, entries: dict[str, Any]):
+    def __init__(self, entries: dict[str, Array]):
         super().__init__(entries)
         self.read: set[str] = set()
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> Array:
         self.read.add(key)
         return super().__getitem__(key)

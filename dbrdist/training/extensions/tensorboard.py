@@ -11,10 +11,13 @@ import socket
 import struct
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.training.extension import Extension
 from dbrdist.training.extensions.log_report import LogReport
+
+if TYPE_CHECKING:
+    from dbrdist.training.trainer import Trainer
 
 PRIORITY_AFTER_THE_LOG = -1
 
@@ -42,7 +45,7 @@ class TensorBoard(Extension):
         self._num_written = 0
         self._file: EventFile | None = None
 
-    def initialize(self, trainer: Any) -> None:
+    def initialize(self, trainer: Trainer) -> None:
         report = self._report(trainer)
         report.read_back(trainer)
         self._num_written = len(report.log)
@@ -50,7 +53,7 @@ class TensorBoard(Extension):
         if trainer.updater.iteration:
             self._file.drop_from(trainer.updater.iteration + 1)
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         log = self._report(trainer).log
         for entry in log[self._num_written :]:
             values = {key: value for key, value in entry.items() if key != "iteration" and _is_scalar(value)}
@@ -67,7 +70,7 @@ class TensorBoard(Extension):
         return report
 
 
-def _is_scalar(value: Any) -> bool:
+def _is_scalar(value: float | str) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 

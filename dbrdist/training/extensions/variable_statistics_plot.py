@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dbrdist.core.array import random
 from dbrdist.core.array.backend import get_array_module, to_cpu
-from dbrdist.core.files.serializer import is_about
+from dbrdist.core.array.types import Array, Number
+from dbrdist.core.files.serializer import AbstractSerializer, is_about
 from dbrdist.core.model.link import Link
 from dbrdist.core.tape.variable import Variable
 from dbrdist.training import plotting
 from dbrdist.training.extension import Extension
 from dbrdist.training.triggers import get_trigger
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.parameter import Parameter
+    from dbrdist.training.trainer import Trainer
 
 _SIGMAS = (0, 0.13, 2.28, 15.87, 50, 84.13, 97.72, 99.87, 100)  # -inf, -3 ... 3, inf standard deviations
 
@@ -24,14 +30,14 @@ _SIGMAS = (0, 0.13, 2.28, 15.87, 50, 84.13, 97.72, 99.87, 100)  # -inf, -3 ... 3
 class Reservoir:
     """A uniform sample of at most `size` of the arrays that were added, in their order (Vitter 1985, algorithm R)."""
 
-    def __init__(self, size: int, data_shape: Sequence[int], dtype: Any = np.float32):
+    def __init__(self, size: int, data_shape: Sequence[int], dtype: DTypeLike = np.float32):
         if size < 1:
             raise ValueError(f"Reservoir: size: expected at least 1, got {size}")
         self._data = np.zeros((size, *data_shape), dtype)
         self._indexes = np.zeros(size, np.int64)
         self._num_added = 0
 
-    def add(self, x: Any, idx: int | None = None) -> None:
+    def add(self, x: Array | Number, idx: int | None = None) -> None:
         """Add an array; `idx` is its position, by default the number of those before it."""
         n, size = self._num_added, len(self._data)
         place = n if n < size else int(random.generator(random.get_seed(), "reservoir", sample=n).integers(n + 1))
@@ -46,7 +52,7 @@ class Reservoir:
         order = np.argsort(self._indexes[:n], kind="stable")
         return self._indexes[order], self._data[order]
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         self._num_added = int(serializer("_num_added", self._num_added))
         self._indexes = serializer("_indexes", self._indexes)
         self._data = serializer("_data", self._data)
@@ -56,7 +62,7 @@ class Statistician:
     """Mean, standard deviation and percentiles of an array, as a dictionary with `mean`, `std` and `percentile`."""
 
     def __init__(
-        self, collect_mean: bool = True, collect_std: bool = True, percentile_sigmas: Any = _SIGMAS
+        self, collect_mean: bool = True, collect_std: bool = True, percentile_sigmas: tuple[float, ...] = _SIGMAS
     ):  # fmt: skip
         self.collect_mean = collect_mean
         self.collect_std = collect_std
@@ -102,13 +108,13 @@ class VariableStatisticsPlot(Extension):
 
     def __init__(
         self,
-        targets: Any,
+        targets: Link | Parameter | Sequence[str],
         max_sample_size: int = 1000,
         report_data: bool = True,
         report_grad: bool = True,
         plot_mean: bool = True,
         plot_std: bool = True,
-        percentile_sigmas: Any = _SIGMAS,
+        percentile_sigmas: tuple[float, ...] | None = _SIGMAS,
         trigger: Any = (1, "epoch"),
         filename: str | None = None,
         figsize: tuple[float, float] | None = None,
@@ -140,7 +146,7 @@ class VariableStatisticsPlot(Extension):
         """True if matplotlib is installed; warns where it is not."""
         return plotting.available()
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         if not plotting.is_installed():
             return
         self._samples.add(np.stack([self._statistics(key) for key in self._keys]), trainer.updater.iteration)
@@ -186,7 +192,7 @@ class VariableStatisticsPlot(Extension):
         if std is not None:
             ax.fill_between(steps, mean - std, mean + std, alpha=0.3, linewidth=0, label="mean ± standard deviation")
 
-    def _draw_percentiles(self, ax: Any, steps: Any, values: Any) -> None:
+    def _draw_percentiles(self, ax: Any, steps: Any, values: Array) -> None:
         n = len(self._sigmas)
         for low in range(n // 2):  # the outer bands first, the inner ones darker
             label = f"{self._sigmas[low]:g} to {self._sigmas[n - 1 - low]:g} %"
@@ -198,7 +204,7 @@ class VariableStatisticsPlot(Extension):
             label = f"{self._sigmas[n // 2]:g} %"
             ax.plot(steps, values[:, n // 2], color="black", marker=self._marker, label=label)
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         if hasattr(self._trigger, "serialize"):
             self._trigger.serialize(serializer["_trigger"])
         size = len(self._samples._data)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.core.array.backend import accumulation_dtype, get_array_module
+from dbrdist.core.array.types import Array
 from dbrdist.core.model.link import Link
 from dbrdist.training.extension import PRIORITY_WRITER, Extension, as_extension, subject_of
+
+if TYPE_CHECKING:
+    from dbrdist.core.files.serializer import AbstractSerializer
+    from dbrdist.training.trainer import Trainer
 
 
 class WeightAverage(Extension):
@@ -52,7 +57,7 @@ class WeightAverage(Extension):
         self._averages: dict[str, Any] = {}
 
     @property
-    def averages(self) -> dict[str, Any]:
+    def averages(self) -> dict[str, Array]:
         """The averages by the parameters' paths."""
         return self._averages
 
@@ -62,7 +67,7 @@ class WeightAverage(Extension):
         return self._model
 
     @contextlib.contextmanager
-    def replaced(self, averages: dict[str, Any]) -> Iterator[None]:
+    def replaced(self, averages: dict[str, Array]) -> Iterator[None]:
         """Within the block, these are the averages."""
         own, self._averages = self._averages, averages
         try:
@@ -70,12 +75,12 @@ class WeightAverage(Extension):
         finally:
             self._averages = own
 
-    def initialize(self, trainer: Any) -> None:
+    def initialize(self, trainer: Trainer) -> None:
         for path, param in self._params():
             if path not in self._averages:
                 self._averages[path] = _wide(param.array)
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         self._num_steps += 1
         if self._num_steps % self._every:
             return
@@ -100,11 +105,11 @@ class WeightAverage(Extension):
         finally:
             self._set(own)
 
-    def around(self, extension: Any) -> Extension:
+    def around(self, extension: Extension) -> Extension:
         """An extension that calls another one, an evaluator say, while the network has the averages as its weights."""
         return _Around(self, as_extension(extension))
 
-    def _set(self, values: dict[str, Any]) -> None:
+    def _set(self, values: dict[str, Array]) -> None:
         for path, param in self._params():
             if path in values:
                 param.array[...] = values[path]
@@ -112,7 +117,7 @@ class WeightAverage(Extension):
     def _params(self) -> Iterator[tuple[str, Any]]:
         return ((path.strip("/"), p) for path, p in self._model.namedparams(include_uninit=False))
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         self._num_steps = int(serializer("num_steps", self._num_steps))
         weights = serializer["weights"]
         for path, param in self._params():
@@ -120,30 +125,30 @@ class WeightAverage(Extension):
             self._averages[path] = weights(path, _wide(param.array) if average is None else average)
 
 
-def _wide(array: Any) -> Any:
+def _wide(array: Array) -> Array:
     return get_array_module(array).array(array, accumulation_dtype(array.dtype))
 
 
 class _Around(Extension):
     """Another extension, called on the averages."""
 
-    def __init__(self, average: WeightAverage, inner: Any):
+    def __init__(self, average: WeightAverage, inner: Extension):
         self._average = average
         self._inner = inner
         self.trigger, self.priority, self.name = inner.trigger, inner.priority, inner.name
         self.default_name = inner.default_name
         self.subject = subject_of(inner)
 
-    def __call__(self, trainer: Any) -> Any:
+    def __call__(self, trainer: Trainer) -> Any:
         self._inner.name = self.name
         with self._average.applied():
             return self._inner(trainer)
 
-    def initialize(self, trainer: Any) -> None:
+    def initialize(self, trainer: Trainer) -> None:
         self._inner.initialize(trainer)
 
     def finalize(self) -> None:
         self._inner.finalize()
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         self._inner.serialize(serializer)

@@ -19,7 +19,7 @@ from ..launcher.output import Output
 from ..launcher.pieces import Piece
 from ..launcher.runs import write_json
 from ..launcher.session import Session
-from ..launcher.settings import Settings
+from ..launcher.settings import LaunchSettings
 from . import checks, fit, record
 from .findings import Findings
 
@@ -55,7 +55,7 @@ def doctor(ranks, hosts, hostfile, ssh, ssh_option, interface, backend, mpiexec,
         checks.memory_and_limits(findings, found, here)
         checks.alike(findings, facts[0], found) if found is not facts[0] else None
     if fits and not no_job and not findings.failed:
-        settings = Settings(
+        settings = LaunchSettings(
             (sys.executable, os.path.join(_HERE, "mpi_probe.py")), ranks or (None if named else 2), hosts=hosts,
             hostfile=hostfile, backend=backend, mpiexec=mpiexec, ssh=ssh, ssh_option=ssh_option, interface=interface,
         )  # fmt: skip
@@ -151,7 +151,7 @@ class _Captured(Output):
         return None
 
 
-def _job(findings: Findings, settings: Settings, facts: list[dict[str, Any]], parameters: int | None) -> None:
+def _job(findings: Findings, settings: LaunchSettings, facts: list[dict[str, Any]], parameters: int | None) -> None:
     session, output = Session(settings), _Captured()
     job = session.job(session.hosts)
     outcome = session.attempt(job, output, 0, "doctor")

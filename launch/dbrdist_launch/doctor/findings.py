@@ -35,6 +35,6 @@ class Findings:
         return asdict(self)
 
 
-def _line(entry: dict[str, Any]) -> str:
+def _line(entry: dict[str, str]) -> str:
     text = f"{entry['level']:<5} {entry['title']:<16} {entry['detail']}"
     return text + (f"\n      -> {entry['what_to_do']}" if entry["what_to_do"] else "")

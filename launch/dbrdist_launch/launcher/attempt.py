@@ -19,16 +19,16 @@ from . import report
 from .endings import common_code, is_answer, working_folder
 from .events import Events
 from .judge import Judge
-from .listener import Listener
+from .listener import ConnectionListener
 from .output import Output
 from .pieces import SPAWNED, Piece
+from .plan import LaunchPlan as LaunchPlan
 from .plan import Outcome as Outcome
-from .plan import Plan as Plan
 from .process import StarterProcess
 from .questions import Questions
 from .ranks import Rank
 from .report import Failure
-from .settings import Settings
+from .settings import LaunchSettings
 from .starter_output import StarterOutputs
 from .suspension import suspend
 from .terminal import Typed
@@ -41,7 +41,9 @@ _MOST_FAULTS = 5  # that are reported
 class Attempt:
     """Runs one starter command (mpiexec, srun) with supervised ranks."""
 
-    def __init__(self, plan: Plan, output: Output, settings: Settings, events: Events | None = None) -> None:
+    def __init__(
+        self, plan: LaunchPlan, output: Output, settings: LaunchSettings, events: Events | None = None
+    ) -> None:
         self.plan, self.output, self.settings = plan, output, settings
         self.events = events or Events()
         self.size = plan.job.ranks
@@ -136,9 +138,11 @@ class Attempt:
             return self.starter.poll() is not None and self.faults > 10 * _MOST_FAULTS
         return False
 
-    def _listen(self, path: str | None) -> Listener:
+    def _listen(self, path: str | None) -> ConnectionListener:
         addresses = self.plan.addresses or ("127.0.0.1",)
-        return Listener(self.loop, self.plan.token, self._on_hello, self._say, path, addresses, self.settings.port)
+        return ConnectionListener(
+            self.loop, self.plan.token, self._on_hello, self._say, path, addresses, self.settings.port
+        )
 
     def _say(self, text: str) -> None:
         self.output.note(f"dbrdist-launch: {text}")

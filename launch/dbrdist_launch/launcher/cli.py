@@ -16,7 +16,7 @@ from ..errors import LaunchError
 from ..rank import gpus
 from . import jobs
 from .session import Session
-from .settings import GROUPS, Settings
+from .settings import GROUPS, LaunchSettings
 
 _EPILOG = """\b
 dbrdist-launch doctor            check MPI, hosts and network before you run a job
@@ -72,7 +72,7 @@ class _Command(click.Command):
         return args
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        settings = {field.name: field for field in fields(Settings)}
+        settings = {field.name: field for field in fields(LaunchSettings)}
         for group in GROUPS:
             rows = []
             for parameter in self.get_params(ctx):
@@ -96,7 +96,7 @@ class _Ranks(click.IntRange):
 class _Number(click.FloatRange):
     """A number of seconds: not NaN, with which no clock can be compared, nor infinity."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         found = super().convert(value, param, ctx)
         if found is not None and not math.isfinite(found):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
@@ -134,7 +134,7 @@ def _read_options(path: str) -> dict[str, Any]:
 
     known = {
         name.partition("/")[0].lstrip("-").replace("_", "-"): field
-        for field in fields(Settings)
+        for field in fields(LaunchSettings)
         for name in (field.name, *field.metadata.get("names", ()))
         if field.name not in ("command", "config")
     }
@@ -174,7 +174,7 @@ def _take_file(ctx: click.Context, parameter: click.Parameter, path: str | None)
 
 
 def _with_options(function: Callable[..., int]) -> Callable[..., int]:
-    for field in reversed(fields(Settings)):
+    for field in reversed(fields(LaunchSettings)):
         if field.name != "command":
             function = _option(field)(function)
     return function
@@ -188,7 +188,7 @@ _CONTEXT = {"allow_interspersed_args": False, "help_option_names": ["-h", "--hel
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def launch(**settings: Any) -> int:
     """Run COMMAND as an MPI job: dbrdist-launch -n 4 python train.py"""
-    return Session(Settings(**settings)).run()
+    return Session(LaunchSettings(**settings)).run()
 
 
 _SHORT_HELP = {"help_option_names": _CONTEXT["help_option_names"]}

@@ -136,7 +136,7 @@ def _running_in(place: str) -> list[dict[str, Any]]:
     return found
 
 
-def ask(job: dict[str, Any], what: str) -> str:
+def ask(job: dict[str, str], what: str) -> str:
     """The launcher's answer: what its ranks do, their stacks, or that they are asked to stop."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

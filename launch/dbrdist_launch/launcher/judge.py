@@ -15,7 +15,7 @@ from .report import Failure
 from .stalls import blame, in_debugger, late_ranks, suspected
 
 
-class Starter(Protocol):
+class MpiexecProcess(Protocol):
     """What the judge asks mpiexec's process."""
 
     name: str
@@ -40,7 +40,7 @@ class Judge:
     ranks: dict[int, Rank] = field(default_factory=dict)
     started_at: float = field(default_factory=lambda: time.monotonic())
     progress_at: float = field(default_factory=lambda: time.monotonic())  # when the last rank appeared
-    starter: Starter | None = None
+    starter: MpiexecProcess | None = None
     starter_ended_at: float | None = None
     starter_lines: list[str] = field(default_factory=list)
     stop_asked: bool = False

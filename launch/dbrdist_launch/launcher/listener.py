@@ -19,7 +19,7 @@ from ..loop import Loop
 from ..messages import Ask, Hello
 
 
-class Listener:
+class ConnectionListener:
     """Hands over each connection that has shown the token, with its hello."""
 
     def __init__(

@@ -85,7 +85,7 @@ class Screen:
         return b"%b%b%b" % (begin, data[:-1].replace(b"\n", b"\n" + front), data[-1:])
 
 
-class Writer:
+class OutputWriter:
     """Writes in a thread what it is handed, in order; `write` makes the bytes and puts them where they belong."""
 
     def __init__(
@@ -169,17 +169,17 @@ class Output:
         self._screen_writers = {1: self._screen_writer((1, 2) if one_place else (1,))}
         self._screen_writers[2] = self._screen_writers[1] if one_place else self._screen_writer((2,))
         self._writers = list(dict.fromkeys(self._screen_writers.values()))
-        self._tee: Writer | None = None
+        self._tee: OutputWriter | None = None
         if self._tee_file is not None:
-            self._tee = Writer(self._write_tee, lambda slow, last: None, self._arrived)
+            self._tee = OutputWriter(self._write_tee, lambda slow, last: None, self._arrived)
             self._writers.append(self._tee)  # after those who write to it
-        self._log_writer: Writer | None = None
+        self._log_writer: OutputWriter | None = None
         if self._logs is not None:
-            self._log_writer = Writer(self._logs.write, lambda slow, last: None, self._arrived)
+            self._log_writer = OutputWriter(self._logs.write, lambda slow, last: None, self._arrived)
             self._writers.append(self._log_writer)
 
-    def _screen_writer(self, descriptors: tuple[int, ...]) -> Writer:
-        return Writer(self._show, lambda slow, last: self._on_idle(slow, last, descriptors), self._arrived)
+    def _screen_writer(self, descriptors: tuple[int, ...]) -> OutputWriter:
+        return OutputWriter(self._show, lambda slow, last: self._on_idle(slow, last, descriptors), self._arrived)
 
     # --- from the launcher
 

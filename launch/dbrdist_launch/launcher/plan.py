@@ -9,7 +9,7 @@ from ..backends.job import Backend, Job
 from .report import Failure
 
 
-class Plan(NamedTuple):
+class LaunchPlan(NamedTuple):
     """What is started, and how the ranks find the launcher."""
 
     job: Job

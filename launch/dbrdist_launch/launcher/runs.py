@@ -22,7 +22,7 @@ from ..errors import LaunchError
 from .attempt import Outcome
 
 
-class Run:
+class LaunchFolder:
     """The folder and status of one job; without a folder and a record it only remembers."""
 
     def __init__(self, name: str, command: list[str], log_dir: str | None, record: str | None) -> None:

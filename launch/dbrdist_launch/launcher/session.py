@@ -21,7 +21,7 @@ from ..rank.surroundings import ADDRESS, TOKEN
 from ..signals import PASSED_ON, REAL_TIME, STOPS
 from ..wire import whole
 from . import binding, environment, report
-from .attempt import Attempt, Outcome, Plan
+from .attempt import Attempt, LaunchPlan, Outcome
 from .events import Events
 from .jobs import JobFolder
 from .output import Output
@@ -29,8 +29,8 @@ from .pool import HostPool, probe_by_ssh
 from .program import mpi_of_binary, resolve
 from .requeue import requeue
 from .restarts import Policy
-from .runs import Run
-from .settings import Settings
+from .runs import LaunchFolder
+from .settings import LaunchSettings
 from .view import is_able
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Session:
     events = Events()
     metrics: Metrics | None = None
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: LaunchSettings) -> None:
         self.settings = s = settings
         self.notes: list[str] = []  # to be said once there is a place to say it
         self.folder: JobFolder | None = None
@@ -172,10 +172,10 @@ class Session:
         # Ranks on this machine take the same way: the address is ours.
         return tuple(dict.fromkeys(address for address in found if address)) or (os.uname().nodename,)
 
-    def plan(self, job: Job, restart: int, token: str) -> Plan:
+    def plan(self, job: Job, restart: int, token: str) -> LaunchPlan:
         """What is started, and how."""
         start = self.settings.start_timeout
-        return Plan(
+        return LaunchPlan(
             job, self.words(job), {**environment.without_stale(os.environ), **self.backend.environment(job)},
             {**self.added, "DBRDIST_RESTART": str(restart)},
             start if start is not None else None if self.backend.queues else limits.START_SECONDS,
@@ -190,7 +190,9 @@ class Session:
         job = self.job(self.hosts)
         if s.print or s.bare:
             return self._print_or_run_bare(job)
-        run = Run(s.name or time.strftime("%Y%m%d-%H%M%S-") + str(os.getpid()), list(s.words), s.log_dir, s.record)
+        run = LaunchFolder(
+            s.name or time.strftime("%Y%m%d-%H%M%S-") + str(os.getpid()), list(s.words), s.log_dir, s.record
+        )
         view = s.view if s.view is not None else os.isatty(1) and os.isatty(2)
         if view and not is_able():
             view = False
@@ -252,7 +254,7 @@ class Session:
             self.folder.close()
             self.folder = None
 
-    def _attempts(self, job: Job, output: Output, run: Run) -> int:
+    def _attempts(self, job: Job, output: Output, run: LaunchFolder) -> int:
         s = self.settings
         self._say_what_stays(job, run)
         policy = Policy(s.max_restarts, s.start_retries, s.backoff, s.max_backoff)
@@ -305,7 +307,7 @@ class Session:
         output.note(f"dbrdist-launch: {codes.signal_name(asked[0])}: not restarted")
         return replace(outcome, code=codes.from_signal(asked[0]), asked=asked[0]), False
 
-    def _say_what_stays(self, job: Job, run: Run) -> None:
+    def _say_what_stays(self, job: Job, run: LaunchFolder) -> None:
         """Once: what the user may miss on other hosts."""
         for note in self.notes:
             run.say(note)
@@ -351,7 +353,7 @@ class Session:
         self.events.tell("failure", **asdict(outcome.failure))
         output.note(report.as_text(outcome.failure, seen=rank is not None and output.shows(rank)))
 
-    def _end(self, outcome: Outcome, output: Output, run: Run) -> int:
+    def _end(self, outcome: Outcome, output: Output, run: LaunchFolder) -> int:
         if outcome.failure is None and outcome.asked and outcome.code == codes.PREEMPTED:
             output.note("dbrdist-launch: all ranks have saved and stopped (exit code 75)")
         run.end(outcome)

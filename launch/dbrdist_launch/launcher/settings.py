@@ -23,7 +23,7 @@ _SECONDS: dict[str, Any] = {"kind": float, "least": 0, "metavar": "SECONDS", "sh
 
 
 @dataclass(eq=False, repr=False)
-class Settings:
+class LaunchSettings:
     """What the user asked for."""
 
     command: tuple[str, ...]

@@ -27,7 +27,7 @@ def page(tmp_path, monkeypatch):
 
 
 def test_step_and_loss_travel_and_the_long_part_is_a_pause(page):
-    beats.Beat()(trainer(7))
+    beats.ProgressBeat()(trainer(7))
     found = heartbeat.read(page.read_bytes())
     assert (found.step, found.paused, found.fields) == (7, True, {"epoch": 0.7, "loss": 0.5})
     beats.Resume()(trainer(7))
@@ -35,12 +35,12 @@ def test_step_and_loss_travel_and_the_long_part_is_a_pause(page):
 
 
 def test_evaluation_and_snapshots_lie_within_the_pause():
-    assert beats.Beat.priority > 300 > PRIORITY_SNAPSHOT > beats.Resume.priority
+    assert beats.ProgressBeat.priority > 300 > PRIORITY_SNAPSHOT > beats.Resume.priority
 
 
 def test_without_the_launcher_nothing_is_read(monkeypatch):
     monkeypatch.setattr(heartbeat, "_writer", None)
-    beats.Beat()(SimpleNamespace())
+    beats.ProgressBeat()(SimpleNamespace())
     beats.Resume()(SimpleNamespace())
 
 

@@ -31,7 +31,7 @@ def batch(config, text):
 )
 def test_the_time_of_a_step(words, ranks, per_host, computation, between):
     config = batch(folder(*words), 32)
-    job = rehearsal.Job(ranks, per_host, 1.0, 50.0)
+    job = rehearsal.TargetJob(ranks, per_host, 1.0, 50.0)
     found = rehearsal.predict(config, job, HERE)
     communication = between + (WITHIN if per_host > 1 else 0.0)
     assert found.computation == pytest.approx(0.01 * computation)
@@ -43,7 +43,7 @@ def test_the_time_of_a_step(words, ranks, per_host, computation, between):
 def test_virtual_workers_hide_nothing_and_reproducible_sums_are_sent_by_all_ranks(is_reproducible, senders, messages):
     workers = {"virtual_workers": 16, "per_worker": 2}
     config = batch(folder(), workers).model_copy(update={"reproducible": is_reproducible})
-    found = rehearsal.predict(config, rehearsal.Job(8, 4, 1.0, 50.0), HERE)
+    found = rehearsal.predict(config, rehearsal.TargetJob(8, 4, 1.0, 50.0), HERE)
     between = senders * 4_000_000 * 8 / 1e9 + messages * 50e-6
     assert found.communication == pytest.approx(between + WITHIN)
     assert found.step == pytest.approx(4 * 0.01 + between + WITHIN)
@@ -51,7 +51,7 @@ def test_virtual_workers_hide_nothing_and_reproducible_sums_are_sent_by_all_rank
 
 def test_the_update_hides_nothing():
     measured = HERE._replace(update_seconds=0.5)
-    found = rehearsal.predict(batch(folder(), 32), rehearsal.Job(8, 1, 0.001, 50.0), measured)
+    found = rehearsal.predict(batch(folder(), 32), rehearsal.TargetJob(8, 1, 0.001, 50.0), measured)
     assert found.computation == pytest.approx(0.54)
     assert found.step == pytest.approx(0.54 + found.communication - 2 / 3 * 0.04)
 
@@ -60,10 +60,10 @@ def test_small_images_take_less_of_the_run():
     """Half of the side in 6 of 10 epochs: a quarter of the work there."""
     transforms = "transforms: {train: [{name: random_resized_crop, size: [[0, 16], [6, 32]]}]}"
     config = batch(folder(transforms), 32)
-    steps, seconds = rehearsal.whole_seconds(config, rehearsal.Job(1, 1), HERE, 320)
+    steps, seconds = rehearsal.whole_seconds(config, rehearsal.TargetJob(1, 1), HERE, 320)
     assert steps == 100
     assert seconds == pytest.approx(60 * 32 * 0.01 / 4 + 40 * 32 * 0.01)
-    steps, seconds = rehearsal.whole_seconds(batch(folder(), 32), rehearsal.Job(1, 1), HERE, 320)
+    steps, seconds = rehearsal.whole_seconds(batch(folder(), 32), rehearsal.TargetJob(1, 1), HERE, 320)
     assert (steps, seconds) == (100, pytest.approx(100 * 32 * 0.01))
 
 
@@ -80,7 +80,7 @@ def test_memory_and_time_are_those_of_the_largest_images():
         crop = f"transforms: {{train: [{{name: random_resized_crop, size: {size}}}]}}"
         model = "model: {name: resnet20, num_classes: 10}"
         config, origin = configured(model, "data: {name: image_folder, root: x}", crop, "optimizer: lars")
-        return rehearsal.measure(config, origin, rehearsal.Job(1, 1))
+        return rehearsal.measure(config, origin, rehearsal.TargetJob(1, 1))
 
     growing, small, large = measured("[[0, 16], [1, 64]]"), measured("16"), measured("64")
     assert growing.memory_bytes == pytest.approx(large.memory_bytes, rel=0.05)

@@ -6,10 +6,10 @@ import pytest
 from dbrdist.comm.communicators import mailbox
 from dbrdist.comm.communicators.mailbox import Mailbox
 from dbrdist.comm.protocol.gate import ROW_BYTES
-from dbrdist.comm.transport.call_log import Call, Record
+from dbrdist.comm.transport.call_log import Call, CallLog
 from tests.each import each
 
-CALL = Call(Record(), "test", "test", (0,))
+CALL = Call(CallLog(), "test", "test", (0,))
 
 
 class NotThere(Exception):
@@ -293,7 +293,7 @@ def test_a_row_is_looked_for_300_times_before_a_longer_wait(at, pause, waits):
     asked = []
     box = Mailbox([np.zeros(mailbox.NUM_BYTES, np.uint8) for _ in range(2)], 0, lambda *args: asked.append(args[2]))
     box._posted_by_others = [posted] = [Posted(at)]
-    with Call(Record(), "test", "test", (0,)) as call:
+    with Call(CallLog(), "test", "test", (0,)) as call:
         call.pause_seconds = pause
         box._wait_for(call, 1)
     assert asked == ["row"] * waits and posted.looks == at

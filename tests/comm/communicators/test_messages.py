@@ -55,7 +55,7 @@ def test_types_that_mpi_has_are_added_by_it_in_pieces(monkeypatch, dtype, codec,
     comm, seen = Added(), []
     monkeypatch.setattr(comm, "_reduce_native", lambda *args: seen.append(("mpi", args[0], args[2].copy(), *args[3:])))
     monkeypatch.setattr(comm, "_messages", lambda way: ("messages over", way))
-    monkeypatch.setattr(messages, "Sum", lambda *args: SimpleNamespace(run=lambda: seen.append(args)))
+    monkeypatch.setattr(messages, "PipelinedSum", lambda *args: SimpleNamespace(run=lambda: seen.append(args)))
     x = np.arange(5).astype(as_dtype(dtype))
     monkeypatch.setattr(messages, "_PIECE_BYTES", 2 * x.itemsize)
     for over in (comm.ranks.comm, "between"):

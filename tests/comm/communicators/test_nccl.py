@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dbrdist.comm.communicators import nccl
-from dbrdist.comm.communicators.nccl import NcclGradients, NcclReducer, Ring
+from dbrdist.comm.communicators.nccl import NcclGradients, NcclReducer, NcclRing
 from dbrdist.comm.communicators.shared_memory import FlatReducer
 from dbrdist.comm.transport import message
 from dbrdist.core.array import backend
@@ -75,7 +75,7 @@ def ring(monkeypatch):
     def make(x):
         fake = FakeNccl(x)
         fake.NCCL_UINT8 = "NCCL_UINT8"
-        return Ring(fake, 3, b"id", 1), fake
+        return NcclRing(fake, 3, b"id", 1), fake
 
     return make
 
@@ -250,7 +250,7 @@ def test_a_ring_is_made_with_the_id_of_rank_0(monkeypatch, rank):
     unique_id = bytes(range(128))
     monkeypatch.setattr(backend, "import_nccl", lambda: SimpleNamespace(get_unique_id=lambda: unique_id))
     monkeypatch.setattr(backend, "bus_id_of_device", lambda: "bus 7")
-    monkeypatch.setattr(nccl, "Ring", lambda *args: made.append(args[1:]) or "ring")
+    monkeypatch.setattr(nccl, "NcclRing", lambda *args: made.append(args[1:]) or "ring")
     words = np.frombuffer(unique_id, np.int64)
 
     def agree(payload, error=None):
@@ -309,7 +309,7 @@ def test_an_error_of_a_collective_aborts_it_and_ends_the_thread_with_a_report(mo
     monkeypatch.setattr(nccl.threading, "excepthook", died.append)
     monkeypatch.setattr(backend, "current_device", lambda: "device 0")
     fake = Failing(np.zeros(3))
-    ring = Ring(fake, 3, b"id", 1)
+    ring = NcclRing(fake, 3, b"id", 1)
     ring._errors._thread.join(60)
     assert fake.log[-1] == ("abort",) and fake.looks == 3
     (args,) = died
@@ -321,7 +321,7 @@ def test_an_error_of_a_collective_aborts_it_and_ends_the_thread_with_a_report(mo
 def test_nobody_asks_for_a_ring_that_is_gone(monkeypatch):
     monkeypatch.setattr(nccl, "_LOOK_SECONDS", 1000)
     monkeypatch.setattr(backend, "current_device", lambda: "device 0")
-    ring = Ring(Failing(np.zeros(3)), 3, b"id", 1)
+    ring = NcclRing(Failing(np.zeros(3)), 3, b"id", 1)
     thread = ring._errors._thread
     del ring
     gc.collect()
@@ -333,6 +333,6 @@ def test_nobody_asks_after_the_end(monkeypatch):
     monkeypatch.setattr(nccl, "_LOOK_SECONDS", 1000)
     monkeypatch.setattr(backend, "current_device", lambda: "device 0")
     fake = Failing(np.zeros(3))
-    ring = Ring(fake, 3, b"id", 1)
+    ring = NcclRing(fake, 3, b"id", 1)
     ring.free()
     assert not ring._errors._thread.is_alive() and fake.looks == 0 and fake.log[-1] == ("destroy",)

@@ -302,7 +302,8 @@ def test_what_carries_a_sum_between_hosts(monkeypatch, has_cable, size):
     comm.hosts = SimpleNamespace(between="between")
     comm._cable = FakeCable() if has_cable else None
     monkeypatch.setattr(comm, "reduce_over", lambda *args: seen.append(args))
-    monkeypatch.setattr(shared_memory, "Sum", lambda *args: SimpleNamespace(run=lambda: seen.append(("cable", *args))))
+    add_up = lambda *args: SimpleNamespace(run=lambda: seen.append(("cable", *args)))  # noqa: E731
+    monkeypatch.setattr(shared_memory, "PipelinedSum", add_up)
     x, call, codec = np.ones(size), object(), Codec()
     comm.reduce_between(call, x, codec, 2.0)
     (found,) = seen

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from dbrdist.comm.communicators import world
-from dbrdist.comm.communicators.world import Job, World
-from dbrdist.comm.transport.call_log import Call, Record
+from dbrdist.comm.communicators.world import ThreadJob, World
+from dbrdist.comm.transport.call_log import Call, CallLog
 from dbrdist.errors import CommunicatorError
 from tests.each import each
 
@@ -33,11 +33,11 @@ class Changed:
 
 
 def call_of(record=None):
-    return Call(record or Record(), "recv", "threads", (0, 1))
+    return Call(record or CallLog(), "recv", "threads", (0, 1))
 
 
 def test_what_wakes_the_threads_that_wait():
-    job = Job(2)
+    job = ThreadJob(2)
     changed = job.changed = Changed()
     both = World(job, "threads", (0, 1))
     both.show(1, 1, "b")
@@ -63,7 +63,7 @@ def test_what_wakes_the_threads_that_wait():
 
 
 def test_a_long_message_waits_until_it_is_taken():
-    job, call = Job(2), call_of()
+    job, call = ThreadJob(2), call_of()
     both = World(job, "threads", (0, 1))
     seen = []
 
@@ -81,7 +81,7 @@ def test_a_long_message_waits_until_it_is_taken():
                                      (10.0, True, False)]})  # fmt: skip
 def test_a_rank_that_has_waited_for_long_looks_for_the_others(monkeypatch, since, was_woken, looks):
     """Since second 10 - since; it looks once it was not woken, and the patience of one second is over."""
-    job, call, seen = Job(2), call_of(), []
+    job, call, seen = ThreadJob(2), call_of(), []
     call.since = 10.0 - since if since == 10.0 else since
     monkeypatch.setattr(world, "time", SimpleNamespace(monotonic=lambda: 10.0))
     monkeypatch.setattr(job, "_look", lambda: seen.append(1))
@@ -92,7 +92,7 @@ def test_a_rank_that_has_waited_for_long_looks_for_the_others(monkeypatch, since
 
 
 def test_stuck_threads_are_woken_and_told(monkeypatch):
-    job = Job(2)
+    job = ThreadJob(2)
     changed = job.changed = Changed()
     monkeypatch.setattr(world.deadlock, "stuck", lambda states: {})
     job._look()

@@ -58,7 +58,7 @@ def test_watches_speak_to_ranks_as_numbered_in_the_job(monkeypatch):
     boxes = [[], [], []]
     members = (2, 5, 7)
     lines = [Line(rank, boxes) for rank in range(3)]
-    one = [channel.Channel(line, members) for line in lines]
+    one = [channel.FailureChannel(line, members) for line in lines]
     assert [each.judge for each in one] == [2] * 3 and one[0].members == members
     one[1].tell(7, {"what": "ä", "n": [1, 2]})
     one[1].tell_all({"what": "all"})
@@ -83,7 +83,7 @@ def test_what_is_for_all_of_a_large_job_goes_by_way_of_a_few(monkeypatch):
     )
     size = 1500
     boxes = [[] for _ in range(size)]
-    one = [channel.Channel(Line(rank, boxes), tuple(range(size))) for rank in range(size)]
+    one = [channel.FailureChannel(Line(rank, boxes), tuple(range(size))) for rank in range(size)]
     one[7].tell_all({"what": "failing"})
     heard = {rank: one[rank].hear() for rank in range(size)}
     while any(boxes):

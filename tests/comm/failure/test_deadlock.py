@@ -12,8 +12,8 @@ import pytest
 from dbrdist.comm import run_threads
 from dbrdist.comm.communicators import world
 from dbrdist.comm.failure import deadlock, judge
-from dbrdist.comm.failure.deadlock import State, Wait
-from dbrdist.comm.failure.judge import Judge
+from dbrdist.comm.failure.deadlock import Wait, WaitState
+from dbrdist.comm.failure.judge import DeadlockJudge
 from dbrdist.errors import CommunicatorError
 from tests.comm import jobs
 from tests.each import each
@@ -83,7 +83,7 @@ def test_a_thread_that_computes_is_left_alone(impatient):
 
 # ---- the proof ----
 def waiting(rank, *waits, counts=None):
-    return State(rank, False, False, list(waits), counts or {})
+    return WaitState(rank, False, False, list(waits), counts or {})
 
 
 def meeting(number, members, comm="c", kind="row"):
@@ -99,7 +99,7 @@ def stuck(*states):
 
 
 def test_who_waits_for_one_that_computes_is_not_stuck():
-    both = [waiting(0, meeting(5, (0, 1)), counts={("c",): 5}), State(1, True, counts={("c",): 4})]
+    both = [waiting(0, meeting(5, (0, 1)), counts={("c",): 5}), WaitState(1, True, counts={("c",): 4})]
     assert stuck(*both) == {}
     assert stuck(both[0]) == {}  # the other has said nothing
 
@@ -124,7 +124,7 @@ def test_a_third_who_waits_for_stuck_ranks_is_stuck_and_a_fourth_who_computes_sa
     a = waiting(0, message("send", 1), counts={("c", "send", 1, 0): 1})
     b = waiting(1, message("send", 0), counts={("c", "send", 0, 0): 1})
     c = waiting(2, message("recv", 0), counts={})
-    d = State(3, True)
+    d = WaitState(3, True)
     e = waiting(4, message("recv", 3), counts={})
     assert stuck(a, b, c, d, e) == {0: {1}, 1: {0}, 2: {0}}
 
@@ -139,22 +139,22 @@ def test_a_message_that_was_sent_or_is_being_received_arrives():
 def test_one_thread_of_several_that_can_go_on_saves_the_rank():
     a = waiting(0, meeting(5, (0, 1)), counts={("c",): 5})
     b = waiting(1, meeting(1, (1, 2), "d"), message("recv", 2), counts={("c",): 4, ("d",): 1})
-    c = State(2, True, counts={("d",): 1})
+    c = WaitState(2, True, counts={("d",): 1})
     assert stuck(a, b, c) == {}
 
 
 def test_a_rank_that_has_left():
     a = waiting(0, meeting(5, (0, 1)), counts={("c",): 5})
-    assert stuck(a, State(1, False, True, counts={("c",): 4})) == {0: {1}}
-    assert stuck(a, State(1, False, True, counts={("c",): 5})) == {}
+    assert stuck(a, WaitState(1, False, True, counts={("c",): 4})) == {0: {1}}
+    assert stuck(a, WaitState(1, False, True, counts={("c",): 5})) == {}
 
 
 def test_who_waits_for_a_stuck_rank_is_told_too():
-    left = State(0, False, True, counts={("c",): 4})
+    left = WaitState(0, False, True, counts={("c",): 4})
     states = {0: left}
     for rank, kind in ((1, "core"), (2, "row"), (3, "busy"), (4, "row")):
         state = waiting(rank, meeting(5, (0, 1, 2)), counts={("c",): 5})
-        states[rank] = State(rank, True, counts={("c",): 4}) if kind == "busy" else state
+        states[rank] = WaitState(rank, True, counts={("c",): 4}) if kind == "busy" else state
     states[4] = waiting(4, message("recv", 3), counts={})
     core = deadlock.stuck({0: left, 1: states[1]})
     assert core == {1: {0}}
@@ -195,8 +195,8 @@ def verdict_on(judge, *states):
 
 
 def test_who_comes_late_to_a_meeting_hears_the_same_verdict():
-    judge = Judge(Deaf())
-    left = State(2, False, True, counts={("c",): 4})
+    judge = DeadlockJudge(Deaf())
+    left = WaitState(2, False, True, counts={("c",): 4})
     early = [waiting(rank, meeting(5, (0, 1, 2, 3)), counts={("c",): 5}) for rank in (0, 1, 3)]
     text, told = verdict_on(judge, left, *early[:2])
     assert "rank 2 has left, but rank 0 has waited" in text
@@ -210,9 +210,9 @@ def test_who_comes_late_to_a_meeting_hears_the_same_verdict():
 def test_the_verdict_waits_for_answers_that_a_busy_machine_delays(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("dbrdist.comm.failure.judge.time", SimpleNamespace(monotonic=lambda: now[0]))
-    judge = Judge(Deaf())
+    judge = DeadlockJudge(Deaf())
     ranks = [waiting(rank, meeting(5, (0, 1, 2, 3)), counts={("c",): 5}) for rank in (0, 1, 3)]
-    for state in (State(2, False, True, counts={("c",): 4}), *ranks[:2]):
+    for state in (WaitState(2, False, True, counts={("c",): 4}), *ranks[:2]):
         judge.hear(state, is_answer=False)
     assert judge.look() is None
     now[0] += 0.8
@@ -227,7 +227,7 @@ def test_the_verdict_waits_for_answers_that_a_busy_machine_delays(monkeypatch):
 
 def test_a_state_travels():
     state = waiting(3, meeting(5, (0, 3)), counts={("c",): 5, ("c", "send", 1, 2): 7})
-    assert State.decode(state.encode()) == state
+    assert WaitState.decode(state.encode()) == state
 
 
 def wait(kind="row", number=1, members=(0, 1), tag=0, name="w", **more):
@@ -235,7 +235,7 @@ def wait(kind="row", number=1, members=(0, 1), tag=0, name="w", **more):
 
 
 def state(rank, *waits, counts=None, **more):
-    return deadlock.State(rank, False, waits=list(waits), counts=counts or {}, **more)
+    return deadlock.WaitState(rank, False, waits=list(waits), counts=counts or {}, **more)
 
 
 def test_ranks_that_wait_for_each_other():
@@ -243,7 +243,7 @@ def test_ranks_that_wait_for_each_other():
     both = {0: state(0, wait("recv", members=[1])), 1: state(1, wait("recv", members=[0]))}
     assert deadlock.stuck(both) == {0: {1}, 1: {0}}
     assert deadlock.stuck({**both, 1: state(1, wait("recv", members=[0]), counts={mail: 1})}) == {}
-    assert deadlock.stuck({**both, 1: deadlock.State(1, True, waits=[wait("recv", members=[0])])}) == {}
+    assert deadlock.stuck({**both, 1: deadlock.WaitState(1, True, waits=[wait("recv", members=[0])])}) == {}
     assert deadlock.stuck({0: both[0], 1: state(1)}) == {}
     assert deadlock.stuck({0: both[0]}) == {}
     left = {0: both[0], 1: state(1, has_left=True)}
@@ -268,7 +268,7 @@ def test_a_core_grows_by_those_that_wait_for_it():
     }  # fmt: skip
     core = deadlock.stuck({rank: states[rank] for rank in (0, 1)})
     assert deadlock.grow(states, core) == {0: {1}, 1: {0}, 2: {1}}
-    assert deadlock.State.decode(states[2].encode()) == states[2] and states[2].wait_ids() == {1}
+    assert deadlock.WaitState.decode(states[2].encode()) == states[2] and states[2].wait_ids() == {1}
 
 
 @each(n=[1, 8, 9])
@@ -285,7 +285,7 @@ def test_verdicts_name_some_ranks(n):
 
 
 def waiting_since(rank, number=5):
-    return State(
+    return WaitState(
         rank, False, False, [Wait(rank + 1, "c", "v", number, "row", [0, 1, 2], 0, "here", 3.0)], {("c",): number}
     )
 
@@ -300,8 +300,8 @@ def test_the_verdict_waits_a_second_for_those_who_need_not_answer(monkeypatch, s
         tell=lambda *args: told.append(args),
         tell_each=lambda ranks, words: told.extend((rank, words) for rank in ranks),
     )
-    one = judge.Judge(channel)
-    left = State(2, False, True, counts={("c",): 4})
+    one = judge.DeadlockJudge(channel)
+    left = WaitState(2, False, True, counts={("c",): 4})
     stuck = waiting_since(0)
     for state in (left, stuck):
         one.hear(state, is_answer=False)
@@ -310,7 +310,7 @@ def test_the_verdict_waits_a_second_for_those_who_need_not_answer(monkeypatch, s
     assert one.look() is None  # the one that is stuck has to answer
     one.hear(stuck, is_answer=True)
     if has_all:
-        one.hear(State(1, True, counts={("c",): 4}), is_answer=True)
+        one.hear(WaitState(1, True, counts={("c",): 4}), is_answer=True)
     found = one.look()
     assert (found is not None) == is_judged
     if found:
@@ -321,7 +321,7 @@ def test_the_verdict_waits_a_second_for_those_who_need_not_answer(monkeypatch, s
 
 def test_who_has_gone_on_is_asked_again_later():
     told = []
-    one = judge.Judge(
+    one = judge.DeadlockJudge(
         SimpleNamespace(
             members=(0, 1, 2),
             judge=0,
@@ -329,13 +329,13 @@ def test_who_has_gone_on_is_asked_again_later():
             tell_each=lambda ranks, words: told.extend((rank, words) for rank in ranks),
         )
     )
-    left = State(2, False, True, counts={("c",): 4})
+    left = WaitState(2, False, True, counts={("c",): 4})
     for state in (left, waiting_since(0)):
         one.hear(state, is_answer=False)
-    one.hear(State(2, True), is_answer=False)  # who has left stays so
+    one.hear(WaitState(2, True), is_answer=False)  # who has left stays so
     assert one._states[2] is left
     assert one.look() is None
     one._asked_at -= 10
-    one.hear(State(0, True), is_answer=True)
+    one.hear(WaitState(0, True), is_answer=True)
     assert one.look() is None and one._states == {2: left} and one._asked == {}
     assert one.look() is None and len(told) == 2

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from dbrdist.comm.failure import watch
-from dbrdist.comm.failure.deadlock import State
+from dbrdist.comm.failure.deadlock import WaitState
 from dbrdist.comm.transport import call_log, mpi
 from tests.comm.comm_helpers import Clock
 from tests.each import each
@@ -20,7 +20,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def call():
-    with call_log.Call(call_log.Record(), "bcast", "world", (0, 1), ("x.py", 3)) as made:
+    with call_log.Call(call_log.CallLog(), "bcast", "world", (0, 1), ("x.py", 3)) as made:
         yield made
 
 
@@ -51,7 +51,7 @@ def watched(monkeypatch, tmp_path):
     """The watch of rank 1, and a record of its own."""
     state = watch._Watch()
     monkeypatch.setattr(watch, "_watch", state)
-    monkeypatch.setattr(call_log, "process", call_log.Record(1, threading.get_ident()))
+    monkeypatch.setattr(call_log, "process", call_log.CallLog(1, threading.get_ident()))
     monkeypatch.setattr(watch.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(mpi, "started", lambda: "MPI")
     monkeypatch.setattr(mpi, "world", lambda: (1, 3))
@@ -65,8 +65,8 @@ def watched(monkeypatch, tmp_path):
 def test_ranks_are_watched_once(monkeypatch, rank, is_allowed):
     state, done = watch._Watch(), []
     monkeypatch.setattr(watch, "_watch", state)
-    monkeypatch.setattr(call_log, "process", call_log.Record(rank))
-    monkeypatch.setattr(watch, "Channel", lambda mpi_comm, members: Line(members))
+    monkeypatch.setattr(call_log, "process", call_log.CallLog(rank))
+    monkeypatch.setattr(watch, "FailureChannel", lambda mpi_comm, members: Line(members))
     monkeypatch.setattr(watch.atexit, "register", lambda function: done.append(("exit", function)))
     monkeypatch.setattr(mpi, "call_before_finalize", lambda function: done.append(("finalize", function)))
     monkeypatch.setattr(mpi, "watching_is_allowed", lambda: is_allowed)
@@ -119,7 +119,7 @@ def test_who_leaves_says_so_after_a_while(watched, clock, capfd, arrives_at, is_
     watch._leave()
     assert watched.over and watched.has_left == (meetings > 1)
     assert judge.heard == [(1, True, False)] * (meetings > 1)
-    assert [(to, words["what"], State.decode({k: v for k, v in words.items() if k != "what"}).has_left)
+    assert [(to, words["what"], WaitState.decode({k: v for k, v in words.items() if k != "what"}).has_left)
             for to, words in line.told] == []  # fmt: skip
     words = "[rank 1] finished 5 s ago; ranks 0, 2 of 3 still running\n"
     assert capfd.readouterr().err == (words if is_said else "")
@@ -180,7 +180,7 @@ def test_a_rank_says_once_where_it_waits(watched, clock):
         watch._say_where()
         watch._say_where()
         ((to, words),) = line.told
-        assert to == 0 and words.pop("what") == "state" and State.decode(words).wait_ids() == {one.wait_id}
+        assert to == 0 and words.pop("what") == "state" and WaitState.decode(words).wait_ids() == {one.wait_id}
         line.told.clear()
         watch._say_where()
         assert line.told == []
@@ -229,7 +229,7 @@ class FakeJudge:
 def test_what_a_watch_is_told(watched, clock, capfd):
     own, line, judge = call_log.process, Line(), FakeJudge()
     for what, has_left in (("state", False), ("answer", False), ("state", True)):
-        words = State(2, False, has_left).encode()
+        words = WaitState(2, False, has_left).encode()
         watch._obey({"what": what, **words}, line, judge)
         watch._obey({"what": what, **words}, line, None)
         assert watched.others_left == ({2} if has_left else set())
@@ -238,7 +238,7 @@ def test_what_a_watch_is_told(watched, clock, capfd):
     assert judge.heard == [(2, False), (2, True), (2, False), 2] and line.told == []
     watch._obey({"what": "ask"}, line, judge)
     ((to, words),) = line.told
-    assert to == 0 and words.pop("what") == "answer" and State.decode(words).rank == 1
+    assert to == 0 and words.pop("what") == "answer" and WaitState.decode(words).rank == 1
     with waits_in(own) as outer:
         watch._obey({"what": "end", "text": "stuck", "wait_ids": [outer.wait_id + 1]}, line, None)
         assert outer.error == "" and watched.told_at == clock.now
@@ -317,7 +317,7 @@ def test_the_listener_hears_says_and_pronounces(watched, clock, monkeypatch):
     own, line = call_log.process, Line()
     judge = FakeJudge(("stuck", {2: {5}}), line)
     watched.channels, watched.judges = [line], {0: judge}
-    line.heard = [{"what": "state", **State(2, False).encode()}]
+    line.heard = [{"what": "state", **WaitState(2, False).encode()}]
     turns, stuck = [], []
 
     def wait(seconds):

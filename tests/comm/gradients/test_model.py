@@ -52,8 +52,8 @@ def test_what_ranks_agree_on_before_they_average(
     """Parameters, where they lie in memory, examples, which gradients are there, and at which place."""
     named = named_of()
     settled, reduced = [], []
-    monkeypatch.setattr(models.Plan, "settle", lambda self, comm, call, found: settled.append((self, found)))
-    monkeypatch.setattr(models.Plan, "reduce", lambda self, comm, call, *args: reduced.append((self, *args)))
+    monkeypatch.setattr(models.ReductionPlan, "settle", lambda self, comm, call, found: settled.append((self, found)))
+    monkeypatch.setattr(models.ReductionPlan, "reduce", lambda self, comm, call, *args: reduced.append((self, *args)))
     comm = SimpleNamespace(reducer=SimpleNamespace(plans={}), allreduce=lambda has: has | True)
     for k in lacks:
         named[k][1].cleargrad()

@@ -19,7 +19,7 @@ from dbrdist.comm.gradients import overlap
 from dbrdist.comm.gradients import overlap as overlaps
 from dbrdist.comm.gradients.communication_thread import PAUSE_SECONDS, Courier
 from dbrdist.comm.gradients.overlap import Overlap
-from dbrdist.comm.gradients.reduction_plan import Plan
+from dbrdist.comm.gradients.reduction_plan import ReductionPlan
 from dbrdist.core.model.parameter import Parameter
 from tests.comm import reduction_ways_contract, started_contract
 from tests.comm.training_contract import Net, batches
@@ -67,7 +67,7 @@ class Jobs:
 def four(monkeypatch, comm=None):
     """An overlap of four buckets, with a parameter each: of the last one first."""
     params = [Parameter(np.zeros(64, "f")) for _ in range(4)]
-    plan = Plan([(f"/{i}", p) for i, p in enumerate(params)])
+    plan = ReductionPlan([(f"/{i}", p) for i, p in enumerate(params)])
     sent = []
     monkeypatch.setattr(plan, "reduce_part", lambda comm, call, *args: sent.append((call.pause_seconds, *args)))
     found = Overlap(Jobs(comm or Comm()), plan, 64 * 4)

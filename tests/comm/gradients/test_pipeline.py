@@ -67,7 +67,7 @@ def test_pieces_are_of_a_length_on_the_wire(monkeypatch, codec, piece_bytes):
     width = 4 if type(codec) is Codec else 2
     elements = max(piece_bytes // width, 1)
     one = Sent(1, 3)
-    pipeline.Sum(one, "call", np.ones(60, "f4"), codec, None, None).run()
+    pipeline.PipelinedSum(one, "call", np.ones(60, "f4"), codec, None, None).run()
     pieces = [min(elements, 20 - begin) * width for begin in range(0, 20, elements)]
     for found in (one.sent, one.received):
         for peer in (0, 2):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dbrdist.comm.gradients import reduction_plan
-from dbrdist.comm.gradients.reduction_plan import Plan
+from dbrdist.comm.gradients.reduction_plan import ReductionPlan
 from dbrdist.core.model.parameter import Parameter
 from tests.each import each
 
@@ -45,7 +45,7 @@ def plan_of(*sizes):
     params = [Parameter(np.zeros(size, dtype)) for size, dtype in sizes]
     for k, p in enumerate(params):
         p.grad = np.full(p.shape, k + 1, p.dtype)
-    return Plan([(f"/{k}", p) for k, p in enumerate(params)]), params
+    return ReductionPlan([(f"/{k}", p) for k, p in enumerate(params)]), params
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from dbrdist import optimizers
 from dbrdist.comm import create_communicator, run_threads
 from dbrdist.comm.gradients import sharding, shared_gradients
-from dbrdist.comm.gradients.reduction_plan import Plan
-from dbrdist.comm.gradients.sharding import Sharding
+from dbrdist.comm.gradients.reduction_plan import ReductionPlan
+from dbrdist.comm.gradients.sharding import ZeroSharding
 from tests.comm import sharding_contract
 from tests.comm.comm_helpers import Rank, plan_of
 from tests.comm.training_contract import Net, batches
@@ -32,27 +32,27 @@ def test_borders_of_ranks_lie_on_cache_lines(size, num):
 
 
 def test_parts_between_two_elements_are_counted_from_the_first():
-    one = Sharding(Rank(1), None, 1)
+    one = ZeroSharding(Rank(1), None, 1)
     one._borders = [[], [0, 64, 128, 200]]
     assert one.borders(1, 0, 200) == [0, 64, 128, 200] and one.borders(1, 100, 150) == [0, 0, 28, 50]
-    assert one.borders(1, 64, 128) == [0, 0, 64, 64] and not one.releases and Sharding(Rank(1), None, 2).releases
+    assert one.borders(1, 64, 128) == [0, 0, 64, 64] and not one.releases and ZeroSharding(Rank(1), None, 2).releases
 
 
 @each(rank=[0, 1, 2])
 def test_a_rank_owns_its_part_of_each_run(rank):
     _plan, params = plan_of(64, 64, 72)
-    (run,) = Plan([(str(k), p) for k, p in enumerate(params)]).runs
-    one = Sharding(Rank(rank), None, 1)
+    (run,) = ReductionPlan([(str(k), p) for k, p in enumerate(params)]).runs
+    one = ZeroSharding(Rank(rank), None, 1)
     one._stretches = [(object(), 0, [0, 1, 2, 3]), (run.arena, run.start, [0, 64, 128, run.size])]
     part = one.shard(run)
     borders = [0, 64, 128, run.size]
     assert (part.start, part.stop) == (borders[rank], borders[rank + 1])
     assert [p is params[rank] for p, where in part.layers() if where.stop > where.start] == [True]
-    (middle,) = Plan([("/1", params[1])]).runs  # the second parameter is frozen no more
+    (middle,) = ReductionPlan([("/1", params[1])]).runs  # the second parameter is frozen no more
     found = one.shard(middle)
     assert found.size == (64 if rank == 1 else 0)
     one._stretches = [(run.arena, 64, [0, 10, 20, 64])]
-    for other in (run, Plan([("/2", params[2])]).runs[0]):
+    for other in (run, ReductionPlan([("/2", params[2])]).runs[0]):
         with pytest.raises(RuntimeError, match="a parameter that is not among those whose gradients the ranks have"):
             one.shard(other)
     begin, end = [0, 10, 20, 64][rank : rank + 2]
@@ -64,7 +64,7 @@ def test_new_values_are_spread_and_gradients_let_go(has_values, stage):
     done = []
     reducer = SimpleNamespace(share_parts=lambda *args: done.append(args))
     comm = SimpleNamespace(rank=0, size=1, reducer=reducer)
-    one = Sharding(comm, None, stage)
+    one = ZeroSharding(comm, None, stage)
     one._borders = [[0, 5], [0, 7]]
     one._values = SimpleNamespace(spread=lambda *args: done.append(args)) if has_values else None
     one.release = lambda *args: done.append(args)
@@ -78,7 +78,7 @@ def test_new_values_are_spread_and_gradients_let_go(has_values, stage):
 
 
 def test_numbers_are_added_over_ranks():
-    one = Sharding(SimpleNamespace(allreduce=lambda x: 3 * x), None, 1)
+    one = ZeroSharding(SimpleNamespace(allreduce=lambda x: 3 * x), None, 1)
     assert one.total([1, np.float32(0.5)]) == [3.0, 1.5] and one.total([]) == []
     assert all(type(value) is float for value in one.total([1]))
 
@@ -92,9 +92,9 @@ def test_one_rank_settles_and_a_state_that_moved_is_collected(monkeypatch, stage
     model = Net()
     optimizer = optimizers.MomentumSGD().setup(model)
     model(*next(batches(1)))
-    plan = Plan(list(model.namedparams()))
+    plan = ReductionPlan(list(model.namedparams()))
     plan.place = 5
-    one = Sharding(comm, optimizer, stage)
+    one = ZeroSharding(comm, optimizer, stage)
     one.settle(plan)
     assert one.place == 5 and plan.division is one and shared == [plan] and one._borders == [[0, plan.runs[0].size]]
     assert plan.overlap == ("overlap" if stage == 2 else None) and len(overlaps) == stage - 1

@@ -10,8 +10,8 @@ import pytest
 from dbrdist import optimizers
 from dbrdist.comm import create_communicator
 from dbrdist.comm.gradients import sharding, shared_gradients
-from dbrdist.comm.gradients.reduction_plan import Plan
-from dbrdist.comm.gradients.sharding import Sharding
+from dbrdist.comm.gradients.reduction_plan import ReductionPlan
+from dbrdist.comm.gradients.sharding import ZeroSharding
 from dbrdist.comm.protocol.wire_type import Scaled
 from dbrdist.core.array.backend import as_dtype
 from tests.comm import jobs
@@ -281,7 +281,7 @@ def test_runs_are_reached_by_their_tickets():
 
 def test_a_run_in_the_middle_is_reached_where_it_begins():
     plan, params = plan_of(64, 64, 64)
-    middle = Plan([("/1", params[1])])
+    middle = ReductionPlan([("/1", params[1])])
     assert [run.start for run in middle.runs] == [64] and middle.runs[0].arena is plan.runs[0].arena
     numbers = shared_gradients.tickets(middle.runs, shared_gradients.GRADIENTS)
     middle.move(shared_gradients.move_gradients_in)
@@ -292,7 +292,7 @@ def test_a_run_in_the_middle_is_reached_where_it_begins():
 def test_an_array_of_two_parameters_is_not_shared():
     link = Net()
     link(*next(batches(1)))
-    plans = [Plan(list(one.namedparams())) for one in (link, link.copy("share"))]
+    plans = [ReductionPlan(list(one.namedparams())) for one in (link, link.copy("share"))]
     runs = [run for plan in plans for run in plan.runs]
     with pytest.raises(OSError, match="a parameter that is not updated shares its array with another"):
         shared_gradients.tickets(runs, shared_gradients.VALUES)
@@ -322,7 +322,7 @@ def test_gradients_of_others_are_given_back(monkeypatch, rank, begin):
     released, arena = [], object()
     monkeypatch.setattr(shared_gradients, "release", lambda *args: released.append(args))
     run = SimpleNamespace(arena=arena, start=1000)
-    Sharding(Rank(rank), None, 2).release(run, begin, begin + 100, [0, 40, 70, 100])
+    ZeroSharding(Rank(rank), None, 2).release(run, begin, begin + 100, [0, 40, 70, 100])
     start = 1000 + begin
     borders = [0, 40, 70, 100]
     assert released == [
@@ -338,8 +338,8 @@ def test_a_system_without_such_memory_keeps_gradients_where_they_are(monkeypatch
     model = Net()
     optimizer = optimizers.SGD().setup(model)
     model(*next(batches(1)))
-    plan = Plan(list(model.namedparams()))
-    Sharding(create_communicator("single"), optimizer, 2).settle(plan)
+    plan = ReductionPlan(list(model.namedparams()))
+    ZeroSharding(create_communicator("single"), optimizer, 2).settle(plan)
     assert plan.runs[0].arena not in shared_gradients.GRADIENTS
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dbrdist.comm.links import chain_list, wiring
-from dbrdist.comm.links.wiring import Component, Give, Run, Slot, Take
+from dbrdist.comm.links.wiring import Component, ComponentSlot, Give, RunComponent, Take
 from tests.each import each
 
 
@@ -22,19 +22,23 @@ def test_components_are_called_in_order_where_batches_are_cut(monkeypatch, num_m
     found = chain_list._Pass(SimpleNamespace(**vars(model)), (np.arange(4),))
     found.model = type("Model", (), {"__getitem__": lambda self, k: links[k], **vars(model)})()
     found.run_component(0, 0)
-    found.arrived = {(Slot(1, 1, 0), 0): "a", (Slot(1, 1, 1), 0): "b", (Slot(1, 1, 0), 1): "c"}
+    found.arrived = {
+        (ComponentSlot(1, 1, 0), 0): "a",
+        (ComponentSlot(1, 1, 1), 0): "b",
+        (ComponentSlot(1, 1, 0), 1): "c",
+    }
     found.run_component(1, 0)
     part = list(range(4 // num_micro_batches))
     assert found.made == {(0, 0): ("first", part)} and found.outputs == [("second", "a", "b")]
-    assert list(found.arrived) == [(Slot(1, 1, 0), 1)] and len(called) == (0 if num_micro_batches == 1 else 2)
+    assert list(found.arrived) == [(ComponentSlot(1, 1, 0), 1)] and len(called) == (0 if num_micro_batches == 1 else 2)
 
 
 def test_two_ranks_work_on_different_parts_at_a_time():
     found = wiring.plan([[Component("a", None, (1,))], [Component("b", (0,), None)]], 2)
-    to = Slot(1, 0, 0)
-    assert found[0] == [Run(0, 0), Give(0, 0, 1, to), Run(0, 1), Give(0, 1, 1, to)]
-    assert found[1] == [Take(to, 0, 0), Run(0, 0), Take(to, 1, 0), Run(0, 1)]
-    assert [type(action) for action in found[1]] == [Take, Run, Take, Run]
+    to = ComponentSlot(1, 0, 0)
+    assert found[0] == [RunComponent(0, 0), Give(0, 0, 1, to), RunComponent(0, 1), Give(0, 1, 1, to)]
+    assert found[1] == [Take(to, 0, 0), RunComponent(0, 0), Take(to, 1, 0), RunComponent(0, 1)]
+    assert [type(action) for action in found[1]] == [Take, RunComponent, Take, RunComponent]
 
 
 def test_components_of_one_rank_hand_on_without_a_message():
@@ -43,10 +47,10 @@ def test_components_of_one_rank_hand_on_without_a_message():
         [[Component("a", None, (1,)), Component("c", (1,), (0,)), Component("d", (1, 0), None)],
          [Component("b", (0,), (0, 0))]], 1,
     )  # fmt: skip
-    b, c, d0, d1 = Slot(1, 0, 0), Slot(0, 1, 0), Slot(0, 2, 0), Slot(0, 2, 1)
-    assert found[0] == [Run(0, 0), Give(0, 0, 1, b), Take(c, 0, 1), Take(d0, 0, 1), Run(1, 0), Give(1, 0, 0, d1),
-                        Run(2, 0)]  # fmt: skip
-    assert found[1] == [Take(b, 0, 0), Run(0, 0), Give(0, 0, 0, c), Give(0, 0, 0, d0)]
+    b, c, d0, d1 = ComponentSlot(1, 0, 0), ComponentSlot(0, 1, 0), ComponentSlot(0, 2, 0), ComponentSlot(0, 2, 1)
+    there_and_back = [Give(0, 0, 1, b), Take(c, 0, 1), Take(d0, 0, 1), RunComponent(1, 0), Give(1, 0, 0, d1)]
+    assert found[0] == [RunComponent(0, 0), *there_and_back, RunComponent(2, 0)]
+    assert found[1] == [Take(b, 0, 0), RunComponent(0, 0), Give(0, 0, 0, c), Give(0, 0, 0, d0)]
 
 
 def test_wirings_that_cannot_be():

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from dbrdist.comm import create_communicator
-from dbrdist.comm.gradients.reduction_plan import Plan
+from dbrdist.comm.gradients.reduction_plan import ReductionPlan
 from dbrdist.comm.steps import buffering
 from dbrdist.core.model.parameter import Parameter
 from tests.each import each
@@ -42,7 +42,7 @@ def test_means_of_the_step_before_take_the_place_of_gradients(monkeypatch, has_c
     monkeypatch.setattr(buffering, "reduce_gradients", reduce)
     p = Parameter(np.zeros(3))
     p.grad = np.ones(3)
-    plan = Plan([("/p", p)])
+    plan = ReductionPlan([("/p", p)])
     comm = OwnRecord(has_courier)
     buffers = buffering.Buffers(comm)
     assert buffers.arriving() == []
@@ -63,20 +63,20 @@ def test_means_of_the_step_before_take_the_place_of_gradients(monkeypatch, has_c
     assert buffers.swap(plan, None, 4.0, ("x.py", 6)) is True and p.grad.tolist() == [7] * 3
     other = Parameter(np.zeros(2))
     buffers.resume({p: np.ones(3)})
-    assert buffers.swap(Plan([("/p", p), ("/o", other)]), None, 4.0, ("x.py", 7)) is False  # one has none
+    assert buffers.swap(ReductionPlan([("/p", p), ("/o", other)]), None, 4.0, ("x.py", 7)) is False  # one has none
 
 
 def test_means_that_are_there_already_are_held_for_the_next_step():
     p, q = Parameter(np.zeros((1, 2))), Parameter(np.zeros(1))
     buffers = buffering.Buffers(create_communicator("single"))
-    plan = Plan([("/p", p)])
+    plan = ReductionPlan([("/p", p)])
     found = []
     for value in (1.0, 2.0):
         p.grad = np.full((1, 2), value)
         found.append((buffers.hold(plan), p.grad.tolist(), [mean.tolist() for _, mean in buffers.arriving()]))
     assert found == [(False, [[1, 1]], [[1, 1]]), (True, [[1, 1]], [[2, 2]])]
     p.grad, q.grad = np.full((1, 2), 3.0), np.full(1, 4.0)
-    both = Plan([("/p", p), ("/q", q)])
+    both = ReductionPlan([("/p", p), ("/q", q)])
     assert buffers.hold(both) is False  # nothing of q was on its way
     p.grad[...] = q.grad[...] = 9
     assert buffers.swap(both, None, 1.0, ("x.py", 3)) is True

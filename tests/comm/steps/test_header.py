@@ -12,7 +12,7 @@ from dbrdist.comm import create_communicator
 from dbrdist.comm.gradients.reduction_plan import EQUAL_WEIGHT, weights
 from dbrdist.comm.protocol import gate
 from dbrdist.comm.steps.header import Header, Steps
-from dbrdist.comm.steps.optimizer_settings import Values, in_words
+from dbrdist.comm.steps.optimizer_settings import OptimizerValues, in_words
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.errors import CommunicatorError, NoSamplesError
 from tests.comm.training_contract import Net, batches
@@ -97,7 +97,7 @@ def test_the_words_of_a_header():
     assert steps._in_words() == f"step 7\nzero_fill True\n{which}{values}{steps._params_text}new parameters /a, /b\n"
     steps._row(None, False, True, (), False)
     assert steps._in_words() == f"step 7\nzero_fill True\n{which}{values}{steps._params_text}"
-    assert Values(optimizer).digest == 0 and Values(optimizer).text == ""
+    assert OptimizerValues(optimizer).digest == 0 and OptimizerValues(optimizer).text == ""
 
 
 def test_a_header_is_shown_and_waited_for():
@@ -214,7 +214,7 @@ def test_what_overlaps_needs_a_plan_and_parts_of_its_place():
 def test_most_steps_change_no_value():
     model = Net()
     optimizer = optimizers.MomentumSGD(lr=0.5).setup(model)
-    values = Values(optimizer)
+    values = OptimizerValues(optimizer)
     assert not values.are_as_before()
 
     def is_seen(text):

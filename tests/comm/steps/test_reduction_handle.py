@@ -7,7 +7,7 @@ import numpy as np
 from dbrdist.comm import create_communicator, run_threads
 from dbrdist.comm.communicators.threads import ThreadCommunicator, ThreadReducer
 from dbrdist.comm.gradients.communication_thread import Courier
-from dbrdist.comm.gradients.reduction_plan import EQUAL_WEIGHT, Plan
+from dbrdist.comm.gradients.reduction_plan import EQUAL_WEIGHT, ReductionPlan
 from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.steps import reduction_handle
 from dbrdist.comm.steps.reduction_handle import Reduction
@@ -127,7 +127,7 @@ def test_gradients_that_come_with_a_row(shown, runs, is_done, is_written):
     """Rank 0 of two, as the rows say; a rank that had no room shows them in the wait, and all do so again."""
     p = Parameter(np.zeros(3))
     p.grad = np.ones(3)
-    plan = Plan([("/p", p)])
+    plan = ReductionPlan([("/p", p)])
     comm = SimpleNamespace(rank=0, size=2, gate=SimpleNamespace(again=lambda call: call))
     one = reduction_handle._Enclosed(comm, plan, 4, 6, None)
     pieces = [[p.grad.copy(), np.full(3, 5.0)]]
@@ -155,7 +155,7 @@ def test_gradients_are_shown_at_the_start_where_there_is_room(encloses, has_room
     p.grad = np.ones(3)
     reducer = SimpleNamespace(encloses=lambda grads: encloses)
     comm = SimpleNamespace(rank=0, size=2, reducer=reducer, ranks=SimpleNamespace(has_room=lambda: has_room))
-    one = reduction_handle._Enclosed(comm, Plan([("/p", p)]), 1, None, None)
+    one = reduction_handle._Enclosed(comm, ReductionPlan([("/p", p)]), 1, None, None)
     one.call = Row([], [])
     one.set_out(None)
     ((row, enclosed),) = one.call.posts

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from dbrdist import optimizers
-from dbrdist.comm.gradients.reduction_plan import Plan
+from dbrdist.comm.gradients.reduction_plan import ReductionPlan
 from dbrdist.comm.steps.step_options import Way
 from dbrdist.comm.steps.step_state import Carried
 from tests.comm.training_contract import Net, batches
@@ -27,7 +27,7 @@ def test_numbers_of_examples_of_a_round():
     one.gathered = [3, None, 0]
     assert one.samples(5) == 8 and one.samples(None) is None
     model, _optimizer = model_of()
-    plan = Plan(list(model.namedparams()))
+    plan = ReductionPlan(list(model.namedparams()))
     for num_samples, divisor in ((5, 8.0), (None, 4.0)):
         model.l1.b.grad = np.full(9, 16.0)
         one.divide(plan, one.samples(num_samples))

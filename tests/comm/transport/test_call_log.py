@@ -9,7 +9,7 @@ import pytest
 
 from dbrdist.comm import run_threads
 from dbrdist.comm.transport import call_log
-from dbrdist.comm.transport.call_log import Call, Record, place_of
+from dbrdist.comm.transport.call_log import Call, CallLog, place_of
 
 HERE = __file__
 
@@ -80,7 +80,7 @@ def test_a_call_within_the_package_alone_is_that_of_another_room():
 
 
 def test_counts_of_several_things_in_any_order():
-    record, expected = Record(), {}
+    record, expected = CallLog(), {}
     for key in [("a",), ("a",), ("b",), ("a",), ("b",), ("b",), ("a", "send", 1, 2), ("a",), ("a",)]:
         expected[key] = expected.get(key, 0) + 1
         assert record.count(*key) == expected[key]
@@ -94,7 +94,7 @@ def test_counts_of_several_things_in_any_order():
 
 
 def test_no_count_is_forgotten_while_its_communicator_lives():
-    record = Record()
+    record = CallLog()
     record.count("first")
     for k in range(10_000):
         record.count("second", k)
@@ -118,7 +118,7 @@ def test_messages_with_many_tags_leave_collectives_in_order():
 
 
 def test_a_verb_that_is_entered_again_is_listed_once_and_knows_who_called_it():
-    record = Record()
+    record = CallLog()
     outer, inner = Call(record, "bcast_data", "c", (0,)), Call(record, "bcast", "c", (0,))
     with outer, inner:
         assert record.running == {inner.thread: inner}
@@ -133,7 +133,7 @@ def test_a_verb_that_is_entered_again_is_listed_once_and_knows_who_called_it():
 
 
 def test_lines_of_the_record():
-    own = call_log.Record()
+    own = call_log.CallLog()
     with call_log.Call(own, "bcast_data", "world", (0, 1), ("x.py", 3)) as outer:
         with call_log.Call(own, "bcast", "world", (0, 1), ("x.py", 0)) as call:
             call.root, call.num_bytes, call.kind, call.number = 0, 12, np.dtype("f4"), 7
@@ -157,7 +157,7 @@ def test_lines_of_the_record():
 
 
 def test_a_record_is_written_where_there_is_something_to_write(tmp_path):
-    own = call_log.Record()
+    own = call_log.CallLog()
     assert not own.dump(str(tmp_path / "a")) and not (tmp_path / "a").exists()
     with call_log.Call(own, "bcast", "world", (0,), ("x.py", 3)):
         pass

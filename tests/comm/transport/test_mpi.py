@@ -195,7 +195,7 @@ class Looks:
 
 @pytest.fixture
 def call():
-    with call_log.Call(call_log.Record(), "bcast", "world", (0, 1), ("x.py", 3)) as made:
+    with call_log.Call(call_log.CallLog(), "bcast", "world", (0, 1), ("x.py", 3)) as made:
         yield made
 
 

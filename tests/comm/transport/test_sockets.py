@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dbrdist.comm.gradients.pipeline import Sum
+from dbrdist.comm.gradients.pipeline import PipelinedSum
 from dbrdist.comm.protocol.wire_type import Codec, Narrowed, Scaled
 from dbrdist.comm.transport import sockets
 from dbrdist.comm.transport import sockets as cables
@@ -134,7 +134,7 @@ def test_sums_have_the_bits_of_a_sum_in_order(monkeypatch, size, n, dtype, codec
         x = given[rank].copy()
         for _ in range(2):  # the connections serve again
             x[...] = given[rank]
-            Sum(cable, Waiting(), x, codec, factors, divisor).run()
+            PipelinedSum(cable, Waiting(), x, codec, factors, divisor).run()
         return x
 
     for x in on_ranks(size, work):
@@ -146,7 +146,7 @@ def test_more_than_the_kernel_buffers():
 
     def work(rank, cable):
         x = given[rank].copy()
-        Sum(cable, Waiting(), x, Codec(), None, 2.0).run()
+        PipelinedSum(cable, Waiting(), x, Codec(), None, 2.0).run()
         return x
 
     for x in on_ranks(2, work):
@@ -161,7 +161,7 @@ def test_small_pieces_and_uneven_blocks(monkeypatch):
 
         def work(rank, cable, given=given):
             x = given[rank].copy()
-            Sum(cable, Waiting(), x, Codec(), None, 3.0).run()
+            PipelinedSum(cable, Waiting(), x, Codec(), None, 3.0).run()
             return x
 
         for x in on_ranks(3, work):
@@ -246,7 +246,7 @@ def test_strangers_that_stay_keep_no_rank_waiting(monkeypatch, size, num_strange
 
     def work(rank, cable):
         x = given[rank].copy()
-        Sum(cable, Waiting(), x, Codec(), None, None).run()
+        PipelinedSum(cable, Waiting(), x, Codec(), None, None).run()
         return x
 
     try:

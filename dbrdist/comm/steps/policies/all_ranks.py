@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from dbrdist.comm.gradients.overlap import Overlap, Weights
-from dbrdist.comm.gradients.reduction_plan import Plan
+from dbrdist.comm.gradients.reduction_plan import ReductionPlan
 from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.steps.header import STALE, Header
 from dbrdist.comm.steps.lazy_parameters import LateParameters
@@ -64,7 +64,7 @@ class AllRanks(StepPolicy):
             overlap.open(self._weights_if_known, self.headers.place)
         return overlap
 
-    def reduce(self, call: Passage, plan: Plan, header: Header, listener: Overlap | None) -> bool:
+    def reduce(self, call: Passage, plan: ReductionPlan, header: Header, listener: Overlap | None) -> bool:
         """Average the gradients of a plan that all ranks have, or what the listener has left of them."""
         if listener is not None and header.is_placed:
             listener.wait(*self.weights(header))
@@ -75,7 +75,7 @@ class AllRanks(StepPolicy):
         self.average(call, plan, factors, divisor)
         return True
 
-    def average(self, call: Passage, plan: Plan, factors: Any, divisor: float | None) -> None:
+    def average(self, call: Passage, plan: ReductionPlan, factors: Any, divisor: float | None) -> None:
         """Add up the gradients, which are at their places on all ranks."""
         with spans.span("reduce"):
             plan.reduce(self.comm, call, plan.params, factors, divisor)

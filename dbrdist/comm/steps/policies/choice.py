@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.steps.header import Steps
@@ -16,6 +16,9 @@ from dbrdist.comm.steps.policies.sharded import Sharded
 from dbrdist.comm.steps.step_options import Way
 from dbrdist.comm.steps.step_state import Carried
 
+if TYPE_CHECKING:
+    from dbrdist.core.update.optimizer import GradientMethod
+
 # By the option that asks for it; at most one of them is in use (``core/names/exclusions.py``).
 _OF_OPTION: dict[str, type[StepPolicy]] = {
     "zero": Sharded,
@@ -26,7 +29,7 @@ _OF_OPTION: dict[str, type[StepPolicy]] = {
 
 
 def policy_for(
-    comm: CommunicatorBase, optimizer: Any, zero_fill: bool, way: Way, headers: Steps, carried: Carried
+    comm: CommunicatorBase, optimizer: GradientMethod, zero_fill: bool, way: Way, headers: Steps, carried: Carried
 ) -> StepPolicy:
     """The policy of a multi-node optimizer with these settings."""
     kind: type[StepPolicy] = OneRank

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dbrdist.comm.gradients.overlap import Overlap
-from dbrdist.comm.gradients.reduction_plan import Plan
+from dbrdist.comm.gradients.reduction_plan import ReductionPlan
 from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.steps.buffering import Buffers
 from dbrdist.comm.steps.header import Header
@@ -19,7 +19,7 @@ class Delayed(AllRanks):
     def listener(self) -> Overlap | None:
         return None
 
-    def reduce(self, call: Passage, plan: Plan, header: Header, listener: Overlap | None) -> bool:
+    def reduce(self, call: Passage, plan: ReductionPlan, header: Header, listener: Overlap | None) -> bool:
         return self._buffers.swap(plan, *self.weights(header), self.headers.place)
 
     def is_whole_anew(self) -> bool:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.gradients import model as models
 from dbrdist.comm.gradients.overlap import Overlap
-from dbrdist.comm.gradients.sharding import Sharding
+from dbrdist.comm.gradients.sharding import ZeroSharding
 from dbrdist.comm.protocol import arguments
 from dbrdist.comm.protocol.arguments import attempt
 from dbrdist.comm.steps.header import Steps
@@ -19,10 +19,15 @@ from dbrdist.comm.steps.step_options import Way
 from dbrdist.comm.steps.step_state import Carried
 from dbrdist.core.array import spans
 from dbrdist.core.tape import backprop
+from dbrdist.core.tape.variable import Operand, Variable
 from dbrdist.core.update.targets import loss_of
 
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
+    from dbrdist.core.update.optimizer import GradientMethod
+
 # The arguments of one call of ``update``: lossfun, args, kwds, num_samples. A tuple, as each step makes one.
-Work: TypeAlias = tuple[Callable[..., Any] | None, tuple[Any, ...], Mapping[str, Any], int | None]
+Work: TypeAlias = tuple[Callable[..., Variable] | None, tuple[Operand, ...], Mapping[str, Operand], int | None]
 
 
 class StepPolicy:
@@ -39,10 +44,16 @@ class StepPolicy:
 
     needs_constant_loss_scale = False
     has_more_to_do = False  # after the update
-    sharding: Sharding | None = None
+    sharding: ZeroSharding | None = None
 
     def __init__(
-        self, comm: CommunicatorBase, optimizer: Any, zero_fill: bool, way: Way, headers: Steps, carried: Carried
+        self,
+        comm: CommunicatorBase,
+        optimizer: GradientMethod,
+        zero_fill: bool,
+        way: Way,
+        headers: Steps,
+        carried: Carried,
     ) -> None:
         self.comm = comm
         self.optimizer = optimizer
@@ -54,7 +65,7 @@ class StepPolicy:
         self._name = f"MultiNode{type(optimizer).__name__}"
         self.exposed_seconds = 0.0  # after backward, in reductions and in waiting for other ranks, so far
 
-    def bring_together(self, target: Any) -> None:
+    def bring_together(self, target: Link) -> None:
         """Give all ranks rank 0's parameters. Collective."""
         # Not persistent values: after a resume each rank has its own batch-norm statistics.
         models.bcast_params(self.comm, target)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from dbrdist.comm.gradients.reduction_plan import Plan
-from dbrdist.comm.gradients.sharding import Sharding
+from dbrdist.comm.gradients.reduction_plan import ReductionPlan
+from dbrdist.comm.gradients.sharding import ZeroSharding
 from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.steps.policies.all_ranks import AllRanks
 from dbrdist.core.array import spans
@@ -16,13 +17,15 @@ class Sharded(AllRanks):
 
     may_enclose = False
     has_more_to_do = True
-    sharding: Sharding
+    sharding: ZeroSharding
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        self.sharding = Sharding(self.comm, self.optimizer, self.way.zero)
+        self.sharding = ZeroSharding(self.comm, self.optimizer, self.way.zero)
 
-    def average(self, call: Passage, plan: Plan, factors: Any, divisor: float | None) -> None:
+    def average(
+        self, call: Passage, plan: ReductionPlan, factors: Sequence[float] | None, divisor: float | None,
+    ) -> None:  # fmt: skip
         self._divide(plan)
         with spans.span("reduce"):
             plan.reduce_scatter(self.comm, call, factors, divisor)
@@ -36,6 +39,6 @@ class Sharded(AllRanks):
             with self.headers.meet() as call, spans.span("spread values"):
                 self.sharding.share_values(call, self.headers.current_plan())
 
-    def _divide(self, plan: Plan) -> None:
+    def _divide(self, plan: ReductionPlan) -> None:
         if self.sharding.place != plan.place:
             self.sharding.settle(plan)

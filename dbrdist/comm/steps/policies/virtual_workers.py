@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.comm.gradients import model as models
 from dbrdist.comm.gradients import tree_sum
-from dbrdist.comm.gradients.reduction_plan import Plan, reduce_gradients
+from dbrdist.comm.gradients.reduction_plan import ReductionPlan, reduce_gradients
 from dbrdist.comm.gradients.tree_sum import TreeSum
 from dbrdist.comm.protocol import agree
 from dbrdist.comm.protocol.gate import Passage
@@ -18,9 +19,14 @@ from dbrdist.comm.steps.policies.policy import StepPolicy, Work
 from dbrdist.comm.steps.worker_state import Statistics, Values
 from dbrdist.core.array import random
 from dbrdist.core.array.backend import Array
+from dbrdist.core.array.types import DType
 from dbrdist.core.model import flat
 from dbrdist.core.model.reporter import get_current_reporter, report, report_scope
 from dbrdist.errors import CommunicatorError
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
+    from dbrdist.datasets.loading.base import Batch
 
 _AFTER_ALL = 1 << 32  # draws after the workers', by extensions say, repeat none of theirs
 
@@ -38,7 +44,7 @@ class VirtualWorkers(StepPolicy):
         grad_dtype: the type that each worker's gradients are rounded to; None leaves them.
     """
 
-    def __init__(self, *parts: Any, num_workers: int, reproducible: bool, grad_dtype: Any) -> None:
+    def __init__(self, *parts: Any, num_workers: int, reproducible: bool, grad_dtype: DType | None) -> None:
         super().__init__(*parts)
         self._num_workers = num_workers
         self._is_reproducible = reproducible
@@ -48,14 +54,16 @@ class VirtualWorkers(StepPolicy):
         self._sum = TreeSum()
         self._error: Exception | None = None  # of this rank in this step, which all ranks raise together
 
-    def bring_together(self, target: Any) -> None:
+    def bring_together(self, target: Link) -> None:
         """Give all ranks rank 0's parameters and persistent values, once they draw the same random numbers."""
         words = f"seed {random.get_seed()} (dbrdist.random.set_seed)"
         agree.same_everywhere(self.comm, words, "the same random numbers for virtual workers")
         models.bcast_data(self.comm, target)
 
     def gradients(self, work: Work, is_first: bool) -> bool:
-        lossfun, (parts, epoch, step), _, num_samples = work
+        lossfun, args, _, num_samples = work
+        batches: tuple[Any, ...] = args
+        parts, epoch, step = batches
         self._error = None
         self._sum.clear()
         self._statistics.begin()
@@ -73,7 +81,7 @@ class VirtualWorkers(StepPolicy):
             self._statistics.restore()  # a step that fails changes nothing
             raise
 
-    def _work(self, lossfun: Any, worker: int, batch: Any, plan: Plan) -> None:
+    def _work(self, lossfun: Any, worker: int, batch: Batch | Sequence[tuple[Array, ...]], plan: ReductionPlan) -> None:
         """Forward and backward for one virtual worker, whose gradients and statistics are added to the others'."""
         observed: dict[str, Any] = {}
         self._statistics.restore()
@@ -97,7 +105,7 @@ class VirtualWorkers(StepPolicy):
         self._sum.add(worker, [*(run.grad for run in plan.runs), statistics], float(len(batch)))
         self._values.add(observed, len(batch))
 
-    def _average(self, plan: Plan) -> bool:
+    def _average(self, plan: ReductionPlan) -> bool:
         """Put the means over all workers in place; False where no worker has an example, which changes nothing."""
         with self.headers.meet() as call:
             header = self.headers.wait(call)

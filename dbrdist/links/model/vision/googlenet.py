@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dbrdist import functions as F
+from dbrdist.core.array.types import Array
 from dbrdist.links.blocks import Inception
 from dbrdist.links.connection import Linear
 from dbrdist.links.convolution import Convolution2D
 from dbrdist.links.initializers import Constant, LeCunUniform
 from dbrdist.links.model.vision import pixels
 from dbrdist.links.model.vision.layers import Functions, VisionLayers
+
+if TYPE_CHECKING:
+    from dbrdist.core.tape.variable import Operand, Variable
 
 _MEAN = (104.0, 117.0, 123.0)
 
@@ -50,7 +55,7 @@ class GoogLeNet(VisionLayers):
     branches = {"loss1_fc2": "inception_4a", "loss2_fc2": "inception_4d"}
     divisor: ClassVar[int] = 1  # of all widths
 
-    def __init__(self, pretrained_model: Any = "auto") -> None:
+    def __init__(self, pretrained_model: Path | str | None = "auto") -> None:
         super().__init__()
         initial = Constant(0) if pretrained_model else LeCunUniform(scale=1.0)
         d, with_values = self.divisor, {"initialW": initial}
@@ -94,14 +99,14 @@ class GoogLeNet(VisionLayers):
         return [lambda x: F.average_pooling_2d(x, 5, 3), links[0], F.relu, links[1], F.relu, links[2]]
 
 
-def _pool(x: Any) -> Any:
+def _pool(x: Variable) -> Any:
     return F.max_pooling_2d(x, 3, 2)
 
 
-def _normalize(x: Any) -> Any:
+def _normalize(x: Operand) -> Variable:
     return F.local_response_normalization(x, 5, 1, 1e-4 / 5)
 
 
-def prepare(image: Any, size: tuple[int, int] | None = (224, 224)) -> Any:
+def prepare(image: Array, size: tuple[int, int] | None = (224, 224)) -> Array:
     """As :func:`dbrdist.links.model.vision.vgg.prepare`, with GoogLeNet's means."""
     return pixels.subtract_mean(image, size, _MEAN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,11 +12,12 @@ import numpy as np
 from dbrdist import functions as F
 from dbrdist.core.array.backend import is_array
 from dbrdist.core.array.config import no_backprop_mode, using_config
+from dbrdist.core.array.types import Array
 from dbrdist.core.files import safetensors
 from dbrdist.core.files.dataset_root import get_dataset_root
 from dbrdist.core.files.serializer import NpzDeserializer, read_npz
 from dbrdist.core.model.chain import Chain
-from dbrdist.core.tape.variable import Variable
+from dbrdist.core.tape.variable import Operand, Variable
 from dbrdist.errors import CheckpointError
 from dbrdist.links.model.vision import pixels
 from dbrdist.utils.imgproc import oversample as ten_crops
@@ -56,7 +58,7 @@ class VisionLayers(Chain):
         """The names of the layers."""
         return list(self.functions)
 
-    def forward(self, x: Any, layers: Iterable[str] | None = None) -> dict[str, Any]:
+    def forward(self, x: Operand, layers: Iterable[str] | None = None) -> dict[str, Any]:
         """The outputs of the layers that are asked for, by name.
 
         Args:
@@ -108,15 +110,15 @@ class VisionLayers(Chain):
             y = self(self._send(x), ["prob"])["prob"]
             return F.mean(F.reshape(y, (len(images), 10, -1)), axis=1) if oversample else y
 
-    def _batch(self, images: Sequence[Any], size: tuple[int, int] | None) -> Any:
+    def _batch(self, images: Sequence[Any], size: tuple[int, int] | None) -> Array:
         if (is_array(images) and images.ndim < 3) or not len(images):
             raise ValueError(f"{type(self).__name__}: images: expected a list of images, got {images!r}")
         return np.stack([self._prepare(image, size) for image in images])
 
-    def _send(self, x: Any) -> Variable:
+    def _send(self, x: Array) -> Variable:
         return Variable(self.device.send(x))
 
-    def _prepare(self, image: Any, size: tuple[int, int] | None) -> Any:
+    def _prepare(self, image: Array, size: tuple[int, int] | None) -> Array:
         if self.convention == "torchvision":
             return pixels.standardize(image, size)
         return pixels.subtract_mean(image, size, self.mean)
@@ -127,7 +129,7 @@ class VisionLayers(Chain):
         """Prepare images and compute as torchvision does, for weights from there."""
         self.convention = "torchvision"
 
-    def _load(self, pretrained_model: Any) -> None:
+    def _load(self, pretrained_model: Path | str | None) -> None:
         """Fill the weights from a file. Raises FileNotFoundError, or CheckpointError where it does not fit."""
         if not pretrained_model:
             return
@@ -158,7 +160,7 @@ class VisionLayers(Chain):
             "pretrained_model=None for random weights"
         )
 
-    def _fill(self, arrays: dict[str, Any]) -> None:
+    def _fill(self, arrays: dict[str, Array]) -> None:
         own = list(self._paths())
         if any(name.endswith((".W", ".gamma")) for name in arrays):  # as dbrdist exports them
             NpzDeserializer({name.replace(".", "/"): array for name, array in arrays.items()}).load(self)

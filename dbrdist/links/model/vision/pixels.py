@@ -8,10 +8,11 @@ import numpy as np
 
 from dbrdist.core.array.backend import is_array, to_cpu
 from dbrdist.core.array.config import get_dtype
+from dbrdist.core.array.types import Array, Module
 from dbrdist.core.tape.checks import expected
 
 
-def subtract_mean(image: Any, size: tuple[int, int] | None, mean: tuple[float, float, float]) -> Any:
+def subtract_mean(image: Any, size: tuple[int, int] | None, mean: tuple[float, float, float]) -> Array:
     """An image as Chainer's networks take it: (3, H, W), blue, green and red, less their means.
 
     Args:
@@ -23,17 +24,17 @@ def subtract_mean(image: Any, size: tuple[int, int] | None, mean: tuple[float, f
     return _as_input(blue_green_red - np.array(mean, np.float32))
 
 
-def standardize(image: Any, size: tuple[int, int] | None) -> Any:
+def standardize(image: Array, size: tuple[int, int] | None) -> Array:
     """An image as torchvision's networks take it: (3, H, W), red, green and blue from 0 to 1, standardized."""
     mean, deviation = np.array([0.485, 0.456, 0.406], np.float32), np.array([0.229, 0.224, 0.225], np.float32)
     return _as_input((_pixels(image, size).astype(np.float32) / 255 - mean) / deviation)
 
 
-def _as_input(pixels: Any) -> Any:
+def _as_input(pixels: Array) -> Array:
     return pixels.transpose(2, 0, 1).astype(get_dtype())
 
 
-def _pixels(image: Any, size: tuple[int, int] | None) -> Any:
+def _pixels(image: Any, size: tuple[int, int] | None) -> Array:
     """(H, W, 3), uint8, red, green and blue."""
     if is_array(image):
         image = _as_rows(image)
@@ -44,7 +45,7 @@ def _pixels(image: Any, size: tuple[int, int] | None) -> Any:
     return np.asarray(image.resize(size) if size else image)
 
 
-def _as_rows(image: Any) -> Any:
+def _as_rows(image: Array) -> Array:
     """An array of Pillow's shapes: (H, W) or (H, W, C)."""
     a = np.asarray(to_cpu(image))
     if a.ndim == 3 and a.shape[0] in (1, 3):
@@ -56,7 +57,7 @@ def _as_rows(image: Any) -> Any:
     return a.astype(np.uint8)
 
 
-def _pillow() -> Any:
+def _pillow() -> Module:
     try:
         from PIL import Image
     except ImportError as error:

@@ -4,19 +4,24 @@ arXiv:1512.03385). `dbrdist.models.ResNet50` is the one to train."""
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dbrdist import functions as F
+from dbrdist.core.array.types import Array
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.tape.checks import one_of
 from dbrdist.errors import CheckpointError
 from dbrdist.links.connection import Linear
 from dbrdist.links.convolution import Convolution2D
 from dbrdist.links.convolution_bn import conv_bn
-from dbrdist.links.initializers import Constant, HeNormal
+from dbrdist.links.initializers import Constant, HeNormal, InitialValue
 from dbrdist.links.model.vision import pixels
 from dbrdist.links.model.vision.layers import LAST_NAMES, Functions, VisionLayers
 from dbrdist.links.normalization import BatchNormalization
+
+if TYPE_CHECKING:
+    from dbrdist.core.tape.variable import Operand, Variable
 
 _MEAN = (103.063, 115.903, 123.152)
 _BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}  # in each of the four stages
@@ -40,7 +45,7 @@ class ResNetLayers(VisionLayers):
     features = "pool5"
     channels: ClassVar[tuple[int, ...]] = (64, 128, 256, 512)
 
-    def __init__(self, pretrained_model: Any, n_layers: int, downsample_fb: bool = False) -> None:
+    def __init__(self, pretrained_model: Path | str | None, n_layers: int, downsample_fb: bool = False) -> None:
         super().__init__()
         one_of("ResNetLayers", "n_layers", tuple(_BLOCKS), n_layers)
         self.weights_name = f"ResNet-{n_layers}-model.npz"
@@ -69,7 +74,7 @@ class ResNetLayers(VisionLayers):
             "prob": [F.softmax],
         }
 
-    def _pool(self, x: Any) -> Any:
+    def _pool(self, x: Variable) -> Any:
         if self.convention == "torchvision":
             return F.max_pooling_2d(x, 3, 2, 1, cover_all=False)
         return F.max_pooling_2d(x, 3, 2)
@@ -100,8 +105,8 @@ class BuildingBlock(Chain):
     """A stage: a :class:`BottleneckA` named `a`, then :class:`BottleneckB` named `b1`, `b2` and so on."""
 
     def __init__(
-        self, n_layer: int, in_channels: int, mid_channels: int, out_channels: int, stride: int, initialW: Any = None,
-        downsample_fb: bool = False,
+        self, n_layer: int, in_channels: int, mid_channels: int, out_channels: int, stride: int,
+        initialW: InitialValue = None, downsample_fb: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         with self.init_scope():
@@ -116,7 +121,7 @@ class BuildingBlock(Chain):
         return x
 
 
-def _convolution(in_channels: int, out_channels: int, ksize: int, stride: int, initialW: Any) -> Convolution2D:
+def _convolution(in_channels: int, out_channels: int, ksize: int, stride: int, initialW: InitialValue) -> Convolution2D:
     return Convolution2D(in_channels, out_channels, ksize, stride, ksize // 2, nobias=True, initialW=initialW)
 
 
@@ -124,7 +129,7 @@ class BottleneckA(Chain):
     """1x1, 3x3 and 1x1 convolutions, and a 1x1 convolution as the shortcut: the first block of a stage."""
 
     def __init__(
-        self, in_channels: int, mid_channels: int, out_channels: int, stride: int = 2, initialW: Any = None,
+        self, in_channels: int, mid_channels: int, out_channels: int, stride: int = 2, initialW: InitialValue = None,
         downsample_fb: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -139,7 +144,7 @@ class BottleneckA(Chain):
             self.conv4 = _convolution(in_channels, out_channels, 1, stride, initialW)
             self.bn4 = BatchNormalization(out_channels)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Operand) -> Any:
         """(N, in_channels, H, W) to (N, out_channels, H / stride, W / stride)."""
         h = conv_bn(self.conv1, self.bn1, x, relu=True)
         h = conv_bn(self.conv2, self.bn2, h, relu=True)
@@ -149,7 +154,7 @@ class BottleneckA(Chain):
 class BottleneckB(Chain):
     """1x1, 3x3 and 1x1 convolutions, and the input itself as the shortcut."""
 
-    def __init__(self, in_channels: int, mid_channels: int, initialW: Any = None) -> None:
+    def __init__(self, in_channels: int, mid_channels: int, initialW: InitialValue = None) -> None:
         super().__init__()
         with self.init_scope():
             self.conv1 = _convolution(in_channels, mid_channels, 1, 1, initialW)
@@ -159,7 +164,7 @@ class BottleneckB(Chain):
             self.conv3 = _convolution(mid_channels, in_channels, 1, 1, initialW)
             self.bn3 = BatchNormalization(in_channels)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Operand) -> Any:
         """(N, in_channels, H, W) to the same shape."""
         h = conv_bn(self.conv1, self.bn1, x, relu=True)
         h = conv_bn(self.conv2, self.bn2, h, relu=True)
@@ -186,7 +191,7 @@ class ResNet50Layers(ResNetLayers):
         (1, 1000)
     """
 
-    def __init__(self, pretrained_model: Any = "auto", downsample_fb: bool = False) -> None:
+    def __init__(self, pretrained_model: Path | str | None = "auto", downsample_fb: bool = False) -> None:
         super().__init__(pretrained_model, 50, downsample_fb)
 
 
@@ -210,7 +215,7 @@ class ResNet101Layers(ResNetLayers):
         (1, 1000)
     """
 
-    def __init__(self, pretrained_model: Any = "auto", downsample_fb: bool = False) -> None:
+    def __init__(self, pretrained_model: Path | str | None = "auto", downsample_fb: bool = False) -> None:
         super().__init__(pretrained_model, 101, downsample_fb)
 
 
@@ -234,10 +239,10 @@ class ResNet152Layers(ResNetLayers):
         (1, 1000)
     """
 
-    def __init__(self, pretrained_model: Any = "auto", downsample_fb: bool = False) -> None:
+    def __init__(self, pretrained_model: Path | str | None = "auto", downsample_fb: bool = False) -> None:
         super().__init__(pretrained_model, 152, downsample_fb)
 
 
-def prepare(image: Any, size: tuple[int, int] | None = (224, 224)) -> Any:
+def prepare(image: Array, size: tuple[int, int] | None = (224, 224)) -> Array:
     """As :func:`dbrdist.links.model.vision.vgg.prepare`, with the means of ResNet's training set."""
     return pixels.subtract_mean(image, size, _MEAN)

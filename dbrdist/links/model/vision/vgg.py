@@ -3,15 +3,20 @@ arXiv:1409.1556)."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dbrdist import functions as F
+from dbrdist.core.array.types import Array
 from dbrdist.core.tape.checks import one_of
 from dbrdist.links.connection import Linear
 from dbrdist.links.convolution import Convolution2D
 from dbrdist.links.initializers import Constant, Normal
 from dbrdist.links.model.vision import pixels
 from dbrdist.links.model.vision.layers import LAST_NAMES, Functions, VisionLayers
+
+if TYPE_CHECKING:
+    from dbrdist.core.tape.variable import Variable
 
 _MEAN = (103.939, 116.779, 123.68)
 _CONVOLUTIONS = {16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}  # in each of the five stages
@@ -33,7 +38,7 @@ class VGGLayers(VisionLayers):
     channels: ClassVar[tuple[int, ...]] = (64, 128, 256, 512, 512)
     hidden_size: ClassVar[int] = 4096
 
-    def __init__(self, pretrained_model: Any = "auto", n_layers: int = 16) -> None:
+    def __init__(self, pretrained_model: Path | str | None = "auto", n_layers: int = 16) -> None:
         super().__init__()
         one_of("VGGLayers", "n_layers", tuple(_CONVOLUTIONS), n_layers)
         self.weights_name = f"VGG_ILSVRC_{n_layers}_layers.npz"
@@ -76,7 +81,7 @@ class VGGLayers(VisionLayers):
         return f"features.{before + 2 * i}.{LAST_NAMES[name]}"
 
 
-def _pool(x: Any) -> Any:
+def _pool(x: Variable) -> Any:
     return F.max_pooling_2d(x, 2)
 
 
@@ -98,7 +103,7 @@ class VGG16Layers(VGGLayers):
         (1, 4096)
     """
 
-    def __init__(self, pretrained_model: Any = "auto") -> None:
+    def __init__(self, pretrained_model: Path | str | None = "auto") -> None:
         super().__init__(pretrained_model, 16)
 
 
@@ -120,11 +125,11 @@ class VGG19Layers(VGGLayers):
         (1, 4096)
     """
 
-    def __init__(self, pretrained_model: Any = "auto") -> None:
+    def __init__(self, pretrained_model: Path | str | None = "auto") -> None:
         super().__init__(pretrained_model, 19)
 
 
-def prepare(image: Any, size: tuple[int, int] | None = (224, 224)) -> Any:
+def prepare(image: Any, size: tuple[int, int] | None = (224, 224)) -> Array:
     """An image as the network's input (3, H, W): resized, blue, green and red, less their means.
 
     Args:
