@@ -319,9 +319,8 @@ class SerialIterator(Iterator):
             if as_chainer[0] and self.previous_epoch_detail is not None:
                 serializer("previous_epoch_detail", self.previous_epoch_detail)
             return order
-        saved = saved_entry(
-            serializer, "order"
-        )  # read in any case, as is the next: a snapshot's entries must have a place
+        # Read in any case, as is the next: a snapshot's entries must have a place. Chainer once had "_order".
+        saved = saved_entry(serializer, "order", "_order")
         saved_entry(serializer, "previous_epoch_detail")
         if not self._plan.is_pure or saved_entry(serializer, "given_order"):
             self._has_given_order = saved is not None and self._plan.is_pure

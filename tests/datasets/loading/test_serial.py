@@ -14,11 +14,13 @@ from dbrdist import iterators, random
 from dbrdist.core.array.random import permutation
 from dbrdist.core.files.serializer import DictionarySerializer, NpzDeserializer
 from dbrdist.datasets import AugmentedDataset, TupleDataset
+from dbrdist.datasets.loading import serial
 from dbrdist.datasets.loading.order import ShuffleOrderSampler
 from dbrdist.datasets.loading.serial import SerialIterator
 from dbrdist.errors import CheckpointError
 from dbrdist.iterators import MultiprocessIterator, MultithreadIterator, OrderSampler
 from tests.datasets.loader_examples import Noisy, Numbers, add_noise, run
+from tests.each import each
 
 
 def test_positions_of_saved_iterators_lie_within_an_epoch():
@@ -321,3 +323,18 @@ def test_a_mapping_from_numbers_is_a_dataset(shuffle):
     assert sorted(x for batch in batches for x in batch) == [0, 10, 20, 30, 40]
     with pytest.raises(TypeError, match="got dict; write DictDataset"):
         SerialIterator({"x": [1, 2], "t": [3, 4]}, 2)
+
+
+@each(chainer=[False, True])
+def test_the_order_that_old_states_call_by_another_name(chainer, monkeypatch):
+    """Where a sampler of one's own made it: the iterator that goes on has none."""
+    monkeypatch.setattr(serial, "as_chainer", [chainer])
+    first = SerialIterator([1, 2, 3, 4, 5, 6], 2, order_sampler=lambda order, position: np.array([5, 3, 1, 0, 2, 4]))
+    seen = [*first.next(), *first.next()]
+    state = {}
+    first.serialize(DictionarySerializer(state))
+    state["_order"] = state.pop("order")
+    after = SerialIterator([1, 2, 3, 4, 5, 6], 2)
+    after.serialize(NpzDeserializer(state))
+    assert [*seen, *after.next()] == [6, 4, 2, 1, 3, 5]
+    assert after.is_new_epoch and after.epoch_detail == 1
