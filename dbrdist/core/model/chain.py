@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
 from dbrdist.core.array.chainer_mode import loading
 from dbrdist.core.array.types import Number
@@ -223,7 +223,11 @@ class ChainList(_Container):
     def children(self) -> Iterator[Link]:
         return iter(self._list)
 
-    def __getitem__(self, index: Any) -> Link | list[Link]:
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Link: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Link]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> Link | list[Link]:
         return self._list[index]
 
     def __setitem__(self, index: int, link: Link) -> None:
