@@ -13,7 +13,7 @@ from dbrdist_launch.backends.job import Host, Job
 from dbrdist_launch.backends.mpi import Starter
 from dbrdist_launch.launcher import attempt as attempts
 from dbrdist_launch.launcher import suspension
-from dbrdist_launch.launcher.attempt import Attempt, Plan
+from dbrdist_launch.launcher.attempt import Attempt, LaunchPlan
 from dbrdist_launch.launcher.report import Failure
 from dbrdist_launch.launcher.settings import LaunchSettings
 from dbrdist_launch.messages import Exit, Hello
@@ -97,7 +97,7 @@ def start(clock):
 
     def make(size=2, present=None, job=None, addresses=(), deadline=None, **values):
         job = job or Job(("x",), size)
-        plan = Plan(
+        plan = LaunchPlan(
             job, ["/m"], {}, {"A": "1"}, 60.0, Hydra(Starter("mpich", "5", "/m")), "t", None, addresses, deadline
         )
         one = Attempt(plan, Output(), LaunchSettings(("x",), **values))

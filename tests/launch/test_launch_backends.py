@@ -11,7 +11,7 @@ from dbrdist_launch.backends.job import Host, Job, Place
 from dbrdist_launch.backends.mpi import Library, Starter
 from dbrdist_launch.errors import LaunchError, place_of
 from dbrdist_launch.identity import of_environment
-from dbrdist_launch.launcher.attempt import Outcome, Plan
+from dbrdist_launch.launcher.attempt import LaunchPlan, Outcome
 from dbrdist_launch.launcher.output import Piece
 from dbrdist_launch.launcher.ranks import Rank
 from dbrdist_launch.launcher.report import Failure, as_text
@@ -235,7 +235,7 @@ def test_what_is_not_known_yet():
     }  # fmt: skip
     piece = Piece(0, "a", "out", b"x")
     assert (piece.urgent, piece.left) == (False, 0) and piece != Piece(0, "a", "out", b"x")
-    plan = Plan(ALONE, ["/m"], {}, {}, None, None, "t")
+    plan = LaunchPlan(ALONE, ["/m"], {}, {}, None, None, "t")
     assert (plan.control, plan.addresses, plan.deadline) == (None, (), None)
 
 

@@ -446,7 +446,7 @@ def attempts(monkeypatch, *outcomes, **values):
         return left.pop(0)
 
     made.attempt, made._say_what_stays = attempt, lambda job, run: None
-    kept = sessions.Run("x", ["x"], None, None)
+    kept = sessions.LaunchFolder("x", ["x"], None, None)
     code = made._attempts(Job(("x",), 2), notes, kept)
     return code, run, [text for text in notes.said if "failed first" not in text], kept.status
 

@@ -161,7 +161,7 @@ class TrainingRun:
         num_epochs = epochs_of(planned(config), self.iterator.num_per_epoch)
         trainer.extend(RankState(self.folder.file(RANKS), self.meter, comm, num_epochs))
         if beats.expected():
-            trainer.extend(beats.Beat())
+            trainer.extend(beats.ProgressBeat())
             trainer.extend(beats.Resume())
         return trainer
 
