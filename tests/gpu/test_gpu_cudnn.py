@@ -99,7 +99,9 @@ def test_convolution(case, dtype, device, rng):
         kernels.conv_backward_data(gyd, Wd, x.shape, g),
         kernels.conv_backward_weight(xd, gyd, W.shape, g),
     ]
-    for a, exact in zip(found, expected):
+    y, laid = kernels.conv_forward_and_keep(xd, Wd, bd, g)
+    kept = [y] if laid is None else [y, kernels.conv_backward_data_as_laid(gyd, Wd, x.shape, g, laid)]
+    for a, exact in zip((*found, *kept), (*expected, *expected)):
         assert a.dtype == x.dtype
         assert_close(a, exact, NUM_EPS[dtype])
     assert backend.is_channels_last(found[0]) and backend.is_channels_last(found[1])

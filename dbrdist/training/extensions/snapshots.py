@@ -144,7 +144,7 @@ class Snapshot(Extension):
         self._writer = writer
         self._last: str | None = None  # the file that a writer may still be at work on
         self._num_kept = n_retains
-        self.autoload = autoload
+        self.autoload = self.may_come_later = autoload  # a run that goes on from a snapshot need not save one
         self._on_error = snapshot_on_error
 
     def find_newest(self, trainer: Trainer) -> str | None:
