@@ -342,3 +342,9 @@ def on_host(p: Variable) -> Any:
     """A parameter as NumPy's generators take it."""
     a = p.array
     return np.asarray(a if isinstance(a, np.ndarray) else a.get(), np.float64)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Elementwise":  # as it was called once
+        return UnivariateDistribution
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -264,7 +264,14 @@ def check_messages_in_the_order_of_a_pipeline(comm):
     """While a rank works on a micro-batch, the rank before it works on the next."""
     plans = wiring.plan([[Component("A", None, (1,))], [Component("B", (0,), None)]], 3)
     assert [type(action).__name__ for action in plans[0]] == ["RunComponent", "Give"] * 3
-    assert [type(action).__name__ for action in plans[1]] == ["Take", "RunComponent", "Take", "RunComponent", "Take", "RunComponent"]
+    assert [type(action).__name__ for action in plans[1]] == [
+        "Take",
+        "RunComponent",
+        "Take",
+        "RunComponent",
+        "Take",
+        "RunComponent",
+    ]
     plans = wiring.plan([[Component("A", None, (1,)), Component("C", (1,), None)], [Component("B", (0,), (0,))]], 3)
     runs = [(action.component, action.part) for action in plans[0] if isinstance(action, wiring.RunComponent)]
     assert runs == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]  # rank 1 never waits for the next

@@ -36,6 +36,11 @@ def inner(rng: Any, shape: tuple[int, ...]) -> Any:
     return rng.uniform(-0.7, 0.7, shape)
 
 
+def share(rng: Any, shape: tuple[int, ...]) -> Any:
+    """From 0.1 to 0.9."""
+    return rng.uniform(0.1, 0.9, shape)
+
+
 def nonzero(rng: Any, shape: tuple[int, ...]) -> Any:
     """From 0.3 to 1.5, of either sign."""
     return rng.uniform(0.3, 1.5, shape) * rng.choice([-1.0, 1.0], shape)
@@ -409,7 +414,7 @@ LOSSES = [
     Case("huber_loss", lambda x, t: F.huber_loss(x, t, 0.6), (((3, 4), (3, 4)),), (nonzero, smooth)),
     Case("hinge", lambda x: F.hinge(x, labels(x)), (((3, 4),),), inner),
     Case("hinge_squared", lambda x: F.hinge(x, labels(x), "L2", "no"), (((3, 4),),), inner),
-    Case("bernoulli_nll", lambda x, y: F.bernoulli_nll(x, y, "mean"), (((3, 4), (3, 4)),), (positive, nonzero)),
+    Case("bernoulli_nll", lambda x, y: F.bernoulli_nll(x, y, "mean"), (((3, 4), (3, 4)),), (share, nonzero)),
     Case("binary_cross_entropy", lambda x: F.binary_cross_entropy(x, labels(x)), (((3, 4),),)),
     Case("gaussian_nll", F.gaussian_nll, (((3, 4),) * 3,)),
     Case("gaussian_kl_divergence", F.gaussian_kl_divergence, (((3, 4),) * 2,)),

@@ -162,7 +162,7 @@ def test_documentation_says_what_the_shapes_are(name, has_cell):
     assert "I is U from" in one and "I is 2 U from" in both
     assert "(N_t, U) arrays" in one and "(N_t, 2 U) arrays" in both
     for text in (one, both):
-        assert ("hx, cx: outputs and cells before" in text) == has_cell == ("Returns (hy, cy, ys)" in text)
+        assert ("hx, cx: outputs and cells before" in text) == has_cell == ("Returns: (hy, cy, ys)" in text)
         assert ("hx: outputs before" in text) != has_cell
 
 

@@ -232,7 +232,7 @@ class MultiNodeSnapshot(Extension):
         writer = sets[self._number][0]
         self._is_writer = comm.rank == writer
         self._snapshot = copy.copy(snapshot)
-        self.may_come_later = snapshot.autoload
+        self.may_come_later = snapshot.may_come_later
         self._snapshot.filename = _of_rank(snapshot.filename, writer)
         self.priority, self.trigger = snapshot.priority, snapshot.trigger
 

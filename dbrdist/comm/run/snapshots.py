@@ -231,7 +231,7 @@ class SharedSnapshot(Extension):
     def __init__(self, comm: CommunicatorBase, snapshot: Snapshot, local: LocalState):
         self._comm = comm
         self._snapshot = snapshot
-        self.may_come_later = snapshot.autoload
+        self.may_come_later = snapshot.may_come_later
         self._local = local
 
     def __call__(self, trainer: Trainer) -> None:

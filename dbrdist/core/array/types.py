@@ -146,4 +146,5 @@ class Array(Protocol):
 
 Operator: TypeAlias = Callable[..., Array]
 
-Index: TypeAlias = "int | slice | EllipsisType | Array | Sequence[int] | tuple[Index, ...] | None"
+IndexOfAxis: TypeAlias = int | slice | EllipsisType | Array | Sequence[int] | None
+Index: TypeAlias = IndexOfAxis | tuple[IndexOfAxis, ...]

@@ -176,18 +176,16 @@ class Chain(_Container):
 
 
 def _warn_of_shared(where: str, layers: Sequence[Any]) -> None:
-    """Warn of one link with parameters in several places, as ``[link] * 3`` gives it."""
-    if len(set(map(id, layers))) == len(layers):
+    """Warn where one link with parameters stands for all that have some, as ``[link] * 3`` gives them."""
+    if len(layers) < 2 or len(set(map(id, layers))) == len(layers):
         return
-    first: dict[int, int] = {}
-    for i, layer in enumerate(layers):
-        k = first.setdefault(id(layer), i)
-        if k != i and isinstance(layer, Link) and any(True for _ in layer.params()):
-            warn(
-                f"{where}: layers {k} and {i} are the same {type(layer).__name__}, so that they share their weights; "
-                "link.repeat(n) makes layers with weights of their own, link.repeat(n, 'share') says that they share"
-            )
-            return
+    places = [i for i, layer in enumerate(layers) if isinstance(layer, Link) and any(True for _ in layer.params())]
+    if len(places) > 1 and len({id(layers[i]) for i in places}) == 1:
+        link = layers[places[0]]
+        warn(
+            f"{where}: layers {places[0]} and {places[1]} are the same {type(link).__name__}, so that they share "
+            "their weights; link.repeat(n) makes layers with weights of their own, link.repeat(n, 'share') says so"
+        )
 
 
 class ChainList(_Container):
@@ -355,7 +353,7 @@ class Sequential(ChainList):
 
     def __add__(self, other: Any) -> Sequential:
         """The layers of this one and of another, in a new Sequential that shares them."""
-        return Sequential(*self._layers, *self._layers_of(other))
+        return _sequence([*self._layers, *self._layers_of(other)])
 
     def __iadd__(self, other: Any) -> Sequential:
         for layer in self._layers_of(other):
@@ -369,7 +367,9 @@ class Sequential(ChainList):
         return list(other._layers)
 
     def __getitem__(self, i: Any) -> Any:
-        return Sequential(*self._layers[i]) if isinstance(i, slice) else self._layers[i]
+        if not isinstance(i, slice):
+            return self._layers[i]
+        return _sequence(self._layers[i])
 
     def __setitem__(self, i: int, layer: Any) -> None:
         self._layers[i] = layer
@@ -426,7 +426,7 @@ class Sequential(ChainList):
         out: list[Any] = []
         for layer in self._layers:
             out.extend(layer.flatten()._layers if isinstance(layer, Sequential) else [layer])
-        return Sequential(*out)
+        return _sequence(out)
 
     def copy(self: C, mode: str = "share") -> C:
         new: Any = Link.copy(self, mode)
@@ -471,3 +471,11 @@ def _layer_name(layer: Callable[..., Any]) -> str:
 
 
 Link.repeated_class = Sequential
+
+
+def _sequence(layers: Sequence[Any]) -> Sequential:
+    """As Sequential(*layers), of layers that were there before: whoever shares them has been warned."""
+    new = Sequential()
+    for layer in layers:
+        new.append(layer)
+    return new

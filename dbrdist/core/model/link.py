@@ -19,7 +19,14 @@ from dbrdist.core.array.types import Array, PerAxis
 from dbrdist.core.model import pickles_of_chainer
 from dbrdist.core.model.device_resident import DeviceResident, DeviceResidentsVisitor
 from dbrdist.core.model.flat import unique
-from dbrdist.core.model.link_hook import ForwardPostprocessArgs, ForwardPreprocessArgs, LinkHook, seen, thread
+from dbrdist.core.model.link_hook import (
+    ForwardPostprocessArgs,
+    ForwardPreprocessArgs,
+    LinkHook,
+    seen,
+    thread,
+    with_attributes,
+)
 from dbrdist.core.model.makers import note_maker
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.model.versions import Watch, note_change
@@ -34,17 +41,6 @@ from dbrdist.errors import CheckpointError
 
 L = TypeVar("L", bound="Link")
 _OWN_ATTRIBUTES = frozenset({"_children", "_hooks", "_layers", "_list", "_params", "_persistent", "_within_init_scope"})
-
-
-def _with_attributes(link: Link, replaced: dict[str, Variable]) -> Link:
-    """A copy of a link for one call, which shares all but some attributes: other threads see their own."""
-    new = object.__new__(type(link))
-    new.__dict__.update(link.__dict__, **replaced, _stand_ins={*link.__dict__.get("_stand_ins", ()), *replaced})
-    own_forward = link.__dict__.get("forward")
-    if own_forward is not None and getattr(own_forward, "__self__", None) is link:
-        new.__dict__["forward"] = own_forward.__func__.__get__(new)
-        new.__dict__["_stand_ins"].add("forward")
-    return new
 
 
 class _SetByInit:
@@ -245,7 +241,7 @@ class Link(DeviceResident):
                 hook.forward_preprocess(before)
                 begun.append(hook)
                 if replaced := hook.stand_ins(before, caller):
-                    caller = _with_attributes(caller, replaced)
+                    caller = with_attributes(caller, replaced)
             out = caller.forward(*args, **kwargs)
         except BaseException as e:
             for hook in begun:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
     from dbrdist.core.model.link import Link
+    from dbrdist.core.tape.variable import Variable
 
 
 class ForwardPreprocessArgs(NamedTuple):
@@ -84,3 +85,14 @@ class _ThreadHooks(threading.local):
 
 thread = _ThreadHooks()
 seen: set[str] = set()  # names of all hooks any thread ever had; while it is empty, calls skip the search
+
+
+def with_attributes(link: Link, replaced: dict[str, Variable]) -> Link:
+    """A copy of a link for one call, which shares all but some attributes: other threads see their own."""
+    new = object.__new__(type(link))
+    new.__dict__.update(link.__dict__, **replaced, _stand_ins={*link.__dict__.get("_stand_ins", ()), *replaced})
+    own_forward = link.__dict__.get("forward")
+    if own_forward is not None and getattr(own_forward, "__self__", None) is link:
+        new.__dict__["forward"] = own_forward.__func__.__get__(new)
+        new.__dict__["_stand_ins"].add("forward")
+    return new

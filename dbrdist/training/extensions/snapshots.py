@@ -144,7 +144,8 @@ class Snapshot(Extension):
         self._writer = writer
         self._last: str | None = None  # the file that a writer may still be at work on
         self._num_kept = n_retains
-        self.autoload = self.may_come_later = autoload  # a run that goes on from a snapshot need not save one
+        self.autoload = autoload
+        self.may_come_later = autoload or snapshot_on_error  # than the end of the run: it serves without a call too
         self._on_error = snapshot_on_error
 
     def find_newest(self, trainer: Trainer) -> str | None:

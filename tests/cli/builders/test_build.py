@@ -442,6 +442,7 @@ def test_each_field_is_given_a_value_of_its_own_here():
         "builders/build_updates",
         "running/run",
         "running/lr_finder",
+        "running/batch_finder",
         "running/loggers",
         "running/shown_examples",
         "configuration/extend",

@@ -331,8 +331,8 @@ def test_the_keys_of_a_run():
         *("extends", "model", "data", "loss", "transforms", "optimizer", "schedules", "ema", "updater", "init_from"),
         *("metrics", "extensions"),
         *("batch", "last_batch", "repeats", "reproducible", "epochs", "iterations", "seed"),
-        *("communicator", "zero", "compression", "gradient_dtype", "batch_norm", "stop", "lr_finder", "accumulate"),
-        *("local_steps", "double_buffering", "parameter_audit"),
+        *("communicator", "zero", "compression", "gradient_dtype", "batch_norm", "stop", "lr_finder", "batch_finder"),
+        *("accumulate", "local_steps", "double_buffering", "parameter_audit"),
         *(
             "dtype",
             "float32_products",

@@ -38,6 +38,8 @@ def is_a(value: object, kind: object) -> bool:
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if kind is typing.Any:
         return True
+    if origin in (typing.Union, types.UnionType):
+        return any(is_a(value, k) for k in inner)
     if origin is tuple:
         kinds = inner[:1] * len(value) if inner[-1] is ... else inner
         return isinstance(value, tuple) and len(value) == len(kinds) and all(map(is_a, value, kinds))

@@ -218,6 +218,7 @@ def test_a_copy_initialised_anew_has_the_same_types():
     assert new.w.name == "w" and new.w.grad is None and new.w.update_rule is None
 
 
+@pytest.mark.filterwarnings("ignore:.* are the same Scale")
 def test_links_that_stand_in_several_places_do_so_in_a_copy():
     child = Scale(2.0)
     chain, items, layers = Chain(a=child, b=child), ChainList(child, child), Sequential(child, twice, child)

@@ -115,6 +115,7 @@ def test_a_broken_graphviz_is_as_none(tmp_path, monkeypatch):
     assert not computational_graph.is_return_code_zero([str(tmp_path / "no-such-program")])
 
 
+@pytest.mark.filterwarnings("ignore:.* is never called in this run")
 def test_observed_values_keep_their_graphs_until_the_run_ends(tmp_path):
     trainer = make_trainer(str(tmp_path), (1, "epoch"))
     trainer.extend(extensions.DumpGraph("main/loss"), trigger=(100, "iteration"))
