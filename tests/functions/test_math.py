@@ -120,6 +120,15 @@ def test_integers_stay_integers(dtype):
             assert y.array.tolist() == [exact[name](int(x), int(b)) for x in a], name
 
 
+@each(dtype=["?", "i1", "i8", "e", "f", "d"], number=[2, 0.4])
+def test_remainders_of_large_arrays_by_numbers_are_those_of_small_ones(dtype, number):
+    x = (np.arange(9000) % 120).astype(dtype)
+    for function in (F.fmod, lambda x, y: Variable(x) % y):
+        whole, parts = function(x, number).array, [function(part, number).array for part in np.split(x, 9)]
+        assert whole.dtype == parts[0].dtype
+        np.testing.assert_array_equal(whole, np.concatenate(parts))
+
+
 @each(function=[F.fmod, lambda x, y: x % y])
 def test_gradients_of_remainders(function):
     a, b = np.array([5.5, -7.2, 1e9 + 0.25, 3.0]), np.array([2.0, 2.5, 0.7, -1.1])

@@ -162,10 +162,15 @@ def remainder(a: Any, b: Any, function: Any = np.remainder) -> Any:
 
 def _remainder_of(function: Any, xs: tuple[Any, ...]) -> Array:
     a, b = xs
-    if type(a) is np.ndarray and not np.ndim(b) and a.size >= KERNEL_ELEMENTS:
+    if type(a) is np.ndarray and not np.ndim(b) and a.size >= KERNEL_ELEMENTS and _follows(b, a.dtype):
         xs = a, np.full_like(a, b)
     y = from_kernel(function.__name__, ("a", "b"), xs, ())
     return elementwise(function, *xs) if y is None else y
+
+
+def _follows(b: Any, dtype: Any) -> bool:
+    """Whether the kernel is for this type, and a number beside such an array leaves it so."""
+    return dtype == np.float32 and (type(b) in (int, float) or getattr(b, "dtype", None) == dtype)
 
 
 def floor_div(a: Any, b: Any) -> Variable:
