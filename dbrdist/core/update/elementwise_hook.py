@@ -13,9 +13,11 @@ from dbrdist.core.array.backend import Array
 from dbrdist.core.array.elementwise import kernels
 from dbrdist.core.model.flat import Run
 from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.update.hooks import is_said_of
 from dbrdist.core.update.pieces import pieces
 
 _FORMULAS = frozenset(("piece", "flat", "__call__"))
+_PIECE = frozenset(("piece",))
 Spans = list[tuple[int, int]]  # the first and last + 1 element of stretches, in order
 
 
@@ -41,10 +43,11 @@ class ElementwiseHook:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "piece" in cls.__dict__:  # a new formula inherits neither the promise of the old one nor its loop
-            for name, value in (("keeps_zero", False), ("loop", None)):
-                if name not in cls.__dict__:
-                    setattr(cls, name, value)
+        for name, value in (("keeps_zero", False), ("loop", None)):
+            if not is_said_of(
+                cls, name, _PIECE
+            ):  # a new formula inherits neither the promise of the old one nor its loop
+                setattr(cls, name, value)
 
     def __init__(self, params: Iterable[Parameter] | None = None) -> None:
         self.params = None if params is None else frozenset(params)
@@ -67,7 +70,8 @@ class ElementwiseHook:
         """The same for a whole run."""
         numbers = self.numbers(run.params[0].update_rule)
         data, grad = run.data, run.grad
-        if self.params is None and self.loop is not None and _are_plain(numbers) and isinstance(data, np.ndarray):
+        has_loop = self.loop is not None and "piece" not in vars(self) and _are_plain(numbers)
+        if self.params is None and has_loop and isinstance(data, np.ndarray):
             update = kernels.get("update")
             if update is not None and update(self.loop, (data, grad), numbers):
                 return

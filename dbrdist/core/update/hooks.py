@@ -54,15 +54,19 @@ def said_of_call(hook: Any, name: str) -> Any:
     A subclass with a ``__call__`` of its own does not inherit what its base says of another one.
     """
     kind: Any = type(hook)
-    is_own = name in getattr(hook, "__dict__", ()) or _is_said_of_call(kind, name)
+    is_own = name in getattr(hook, "__dict__", ()) or is_said_of(kind, name, _CALL)
     return getattr(hook, name, None) if is_own else None
 
 
+_CALL = frozenset(("__call__",))
+
+
 @functools.lru_cache(maxsize=256)
-def _is_said_of_call(kind: Any, name: str) -> bool:
+def is_said_of(kind: Any, name: str, formulas: frozenset[str]) -> bool:
+    """Whether what a class says under ``name`` is meant for the newest of these formulas, be it a base's or its own."""
     for base in kind.__mro__:
         if name in vars(base):
             return True
-        if "__call__" in vars(base):
+        if formulas & vars(base).keys():
             break
     return False

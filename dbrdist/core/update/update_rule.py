@@ -27,6 +27,7 @@ from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.model.versions import note_change
 from dbrdist.core.update.elementwise_hook import HookOfRun
 from dbrdist.core.update.hooks import Hooks as Hooks
+from dbrdist.core.update.hooks import is_said_of
 from dbrdist.core.update.hyperparameter import Hyperparameter
 from dbrdist.core.update.pieces import CHUNK_ELEMENTS as CHUNK_ELEMENTS
 from dbrdist.core.update.pieces import FP32_PARAM as FP32_PARAM
@@ -39,6 +40,8 @@ from dbrdist.core.update.pieces import workspace as workspace
 
 # A rule that has one of these of its own, in its class or as an attribute, is called for each parameter in turn.
 _REPLACED = frozenset(("init_state", "update", "update_core", "update_core_cpu", "update_core_gpu"))
+
+_FORMULAS, _STEP = frozenset(("step", "step_run")), frozenset(("step",))
 
 
 class UpdateRule:
@@ -68,9 +71,9 @@ class UpdateRule:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls._is_flat = all(getattr(cls, name) is getattr(UpdateRule, name) for name in _REPLACED)
-        if "keeps_zero" not in cls.__dict__ and {"step", "step_run"} & cls.__dict__.keys():
+        if not is_said_of(cls, "keeps_zero", _FORMULAS):
             cls.keeps_zero = False  # a new formula does not inherit the promise of the old one
-        if "kernel" not in cls.__dict__ and "step" in cls.__dict__:
+        if not is_said_of(cls, "kernel", _STEP):
             cls.kernel = UpdateRule.kernel  # type: ignore[method-assign]  # nor its kernel
         cls._runs_in_pieces = cls.step_run is UpdateRule.step_run
 

@@ -237,6 +237,48 @@ def test_a_piece_of_its_own_inherits_neither_loop_nor_promise():
     assert Other.loop == Other.keeps_zero == "mine"
 
 
+class Mixed:
+    """A formula from beside the classes of hooks."""
+
+    def piece(self, p, g, *numbers):
+        g += 8
+
+
+@each(size=[7, 9000])
+def test_a_formula_of_a_mixin_or_of_one_object_replaces_the_loop(size):
+    mixed = type("MixedDecay", (Mixed, WeightDecay), {})(0.1)
+    assert mixed.loop is None and not mixed.keeps_zero
+    own = WeightDecay(0.1)
+    own.piece = mixed.piece
+    for hook in (mixed, own):
+        optimizer, (p,) = one_parameter(size)
+        optimizer.add_hook(hook)
+        optimizer.update()
+        assert (p.array == 1 - 8 - 1).all(), hook
+
+
+def one_parameter(size, make=optimizers.SGD):
+    link = dbrdist.Link()
+    with link.init_scope():
+        link.p = Parameter(np.ones(size, "f"))
+    optimizer = make(lr=1.0).setup(link)
+    link.p.grad = np.ones(size, "f")
+    return optimizer, (link.p,)
+
+
+@each(size=[7, 9000])
+def test_a_rule_of_a_mixin_replaces_the_kernel(size):
+    class Constant:
+        def step(self, hp, t, p, g, *state):
+            p -= 8
+
+    rule = type("ConstantRule", (Constant, optimizers.SGD.rule_class), {})
+    assert not rule.keeps_zero
+    optimizer, (p,) = one_parameter(size, type("Own", (optimizers.SGD,), {"rule_class": rule}))
+    optimizer.update()
+    assert (p.array == 1 - 8).all()
+
+
 def test_a_hook_without_a_formula_says_so():
     link = link_of(((3,),), "f")
     optimizer = optimizers.SGD(0.1).setup(link)
