@@ -80,6 +80,7 @@ class DecoupledWeightDecay(ElementwiseHook):
 
     name = "DecoupledWeightDecay"
     keeps_zero = True
+    changes_parameters = True
     loop = "decoupled_weight_decay"
 
     def __init__(

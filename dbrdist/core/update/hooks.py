@@ -32,7 +32,8 @@ class Hooks:
         if name in self.pre or name in self.post:
             raise KeyError(f"a hook named {name!r} is already there; remove it first, or give another name")
         is_ours = type(hook).__module__.startswith("dbrdist.")
-        if timing == "post" and is_ours and getattr(type(hook), "timing", None) == "pre":
+        is_pre = getattr(type(hook), "timing", None) == "pre" and not getattr(hook, "changes_parameters", False)
+        if timing == "post" and is_ours and is_pre:
             warn(f"{name}: it changes gradients, which the update has used before; leave out timing='post'")
         getattr(self, timing)[name] = hook
 

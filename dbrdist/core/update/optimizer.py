@@ -245,9 +245,8 @@ class GradientMethod(Optimizer):
         """One step of all parameters that are not frozen.
 
         Args:
-            lossfun: a function that returns the loss; its gradients are computed first. None uses the gradients that
-                are
-                already there.
+            lossfun: a function that returns the loss, whose gradients are computed first; None uses those that are
+                there.
             args, kwds: the arguments of ``lossfun``.
         """
         if self._target is None:
@@ -419,8 +418,11 @@ class GradientMethod(Optimizer):
     def call_hook(self, hook: Any) -> None:
         """Call one hook: on flat memory where it can (``hook.flat(run)``), else on each parameter or the optimizer.
 
-        A hook whose attribute ``keeps_zero`` is true leaves zeros of both values and gradients as they are.
+        A hook whose attribute ``keeps_zero`` is true leaves zeros of both values and gradients as they are. One that
+        ``changes_parameters`` is part of the update, so that it is left out with an update that is not safe.
         """
+        if not self._is_safe and getattr(hook, "changes_parameters", False):
+            return
         for_each = getattr(hook, "call_for_each_param", False)
         keeps_zero = said_of_call(hook, "keeps_zero")
         if for_each and said_of_call(hook, "flat") is not None:

@@ -266,6 +266,17 @@ def one_parameter(size, make=optimizers.SGD):
     return optimizer, (link.p,)
 
 
+@pytest.mark.filterwarnings("ignore:NaN or infinity")
+@each(size=[7, 9000], timing=["pre", "post"], gradient=[0.0, np.inf])
+def test_an_update_that_is_left_out_decays_no_parameter(size, timing, gradient):
+    optimizer, (p,) = one_parameter(size)
+    optimizer.loss_scaling()
+    optimizer.add_hook(DecoupledWeightDecay(0.5, 1.0), timing=timing)  # without a warning
+    p.grad = np.full(size, gradient, "f")
+    optimizer.update()
+    assert (p.array == (1 if gradient else 0.5)).all()
+
+
 @each(size=[7, 9000])
 def test_a_rule_of_a_mixin_replaces_the_kernel(size):
     class Constant:
