@@ -175,14 +175,11 @@ def check_meaning(serializer: Any, optimizer: str, meaning: str | None) -> None:
     """Save what the numbers of a state mean, where other optimizers' have the same names; refuse others' on loading."""
     if meaning is None:
         return
-    if not getattr(serializer, "is_loading", True):
-        serializer("state_meaning", meaning)
-        return
     try:
-        saved = serializer("state_meaning", None)
+        saved = serializer("state_meaning", meaning)
     except KeyError:  # an earlier version saved
         return
-    if saved is not None and str(saved) != meaning:
+    if saved is not None and str(saved) != meaning:  # a serializer that saves gives back what it got
         words = f"the saved state is that of another optimizer, in which {saved}; here {meaning}"
         refuse(CheckpointError(f"{optimizer}: {words}: take the same optimizer, or load the network alone"))
 

@@ -428,3 +428,20 @@ def test_setup_does_not_walk_millions_of_numbers_that_a_link_keeps():
     net.table = rows
     optimizers.SGD().setup(net)
     assert sum(row.times for row in rows) <= 10
+
+
+def test_a_saver_of_ones_own_that_does_not_say_so_gets_what_the_velocity_means():
+    class Saver:
+        def __init__(self, entries, path=""):
+            self.entries, self.path = entries, path
+
+        def __getitem__(self, key):
+            return Saver(self.entries, f"{self.path}{key.strip('/')}/")
+
+        def __call__(self, key, value):
+            self.entries[self.path + key] = value
+            return value
+
+    entries = {}
+    MomentumSGD(0.1).setup(L.Linear(2, 1)).serialize(Saver(entries))
+    assert entries["state_meaning"] == MomentumSGD.rule_class.state_meaning
