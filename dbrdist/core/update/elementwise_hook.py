@@ -12,7 +12,9 @@ import numpy as np
 from dbrdist.core.array.backend import Array
 from dbrdist.core.array.elementwise import kernels
 from dbrdist.core.model.flat import Run
+from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.tape.variable import Variable
 from dbrdist.core.update.hooks import is_said_of
 from dbrdist.core.update.pieces import pieces
 
@@ -31,6 +33,9 @@ class ElementwiseHook:
 
     Args:
         params: the parameters that the hook is for; None for all of the optimizer.
+
+    Raises:
+        TypeError: ``params`` is a link or a parameter, or holds something else than parameters.
     """
 
     works_on_shards = True
@@ -50,7 +55,7 @@ class ElementwiseHook:
                 setattr(cls, name, value)
 
     def __init__(self, params: Iterable[Parameter] | None = None) -> None:
-        self.params = None if params is None else frozenset(params)
+        self.params = None if params is None else _parameters(type(self).__name__, params)
 
     def numbers(self, rule: Any) -> tuple[Any, ...]:
         """What the formula takes besides parameters and gradients, for parameters with this rule."""
@@ -77,6 +82,16 @@ class ElementwiseHook:
                 return
         for where in _stretches(run, self.params):
             self.piece(data[where], grad[where], *numbers)
+
+
+def _parameters(hook: str, params: Iterable[Any]) -> frozenset[Parameter]:
+    """These parameters; anything else would be left out in silence, and iterating over one gives its rows."""
+    given = [] if isinstance(params, (Link, Variable, str)) else list(params)
+    wrong = [p for p in given if not isinstance(p, Parameter)]
+    if wrong or isinstance(params, (Link, Variable, str)):
+        what = type([*wrong, params][0]).__name__
+        raise TypeError(f"{hook}: params: expected an iterable of parameters, such as link.params(), got {what}")
+    return frozenset(given)
 
 
 class HookOfRun:

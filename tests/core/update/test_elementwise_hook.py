@@ -299,6 +299,15 @@ def test_a_hook_without_a_formula_says_so():
         optimizer.update()
 
 
+@each(make=[lambda l: l, lambda l: l.p, lambda l: [l], lambda l: "/p", lambda l: ["/p"], lambda l: [l.p, l.p.array]])
+def test_what_a_hook_is_for_are_parameters(make):
+    link = link_of([(3, 2)], "f")
+    link.p = link.p0
+    with pytest.raises(TypeError, match=r"WeightDecay: params: expected an iterable of parameters.*got (?!list)"):
+        WeightDecay(0.1, make(link))
+    assert WeightDecay(0.1, iter([link.p])).params == {link.p} and WeightDecay(0.1, []).params == frozenset()
+
+
 def test_a_hook_that_fails_leaves_counters_and_parameters_alone():
     link = link_of(((3,), (2,)), "f")
     optimizer = optimizers.Adam().setup(link)
