@@ -297,6 +297,9 @@ def from_kernel(key: Any, names: tuple[str, ...], arrays: tuple[Any, ...], value
             return None
     if arrays[0].size < KERNEL_ELEMENTS:
         return None
+    for v in values:
+        if type(v) is not float and type(v) is not int:  # an array of numbers, which broadcasts in formulas
+            return None
     y: Array | None = kernels[key](names, arrays, values)
     return y
 

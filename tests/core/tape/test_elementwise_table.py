@@ -85,3 +85,16 @@ def test_a_row_that_hands_its_gradient_on_says_so(made_row):
     assert mixed.dtype == np.float32 and plus.primitive(np.ones(2, np.float32), np.ones(2)).dtype == np.float64
     with pytest.raises(TypeError, match="expected a derivative by each of"):
         made_row("none", np.exp, lambda z: z, "words")
+
+
+def test_numbers_that_are_arrays_broadcast_whatever_the_size():
+    numbers = np.linspace(0.5, 1.5, 8, dtype="f")
+    for function in (F.clipped_relu, F.silu, lambda x, delta: F.huber_loss(x, x.array * 0, delta, reduce="no")):
+        found = []
+        for n in (1, 2000):
+            x = Variable(np.full((n, 8), 1.25, "f"))
+            y = function(x, numbers)
+            y.grad = np.ones_like(y.array)
+            y.backward()
+            found += [(y.array[0], x.grad[0])]
+        np.testing.assert_allclose(*found, rtol=1e-6)
