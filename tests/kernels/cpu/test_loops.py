@@ -361,6 +361,8 @@ print(first)
     said = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
     rng = np.random.default_rng(1)
     p, g, m, v = (rng.random(300_001, np.float32) for _ in range(4))
+    for decayed in (slice(5, 100_000), slice(150_000, 300_001)):
+        g[decayed] += p[decayed] * np.float32(0.5)
     m = m * np.float32(0.9) + g * np.float32(0.1)
     v = v * np.float32(0.99) + g * g * np.float32(0.01)
     p = p - m / (np.sqrt(v) + np.float32(1e-8)) * np.float32(0.1)
