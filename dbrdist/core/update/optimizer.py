@@ -427,6 +427,10 @@ class GradientMethod(Optimizer):
         keeps_zero = said_of_call(hook, "keeps_zero")
         if for_each and said_of_call(hook, "flat") is not None:
             call_flat(hook, self._plan(), keeps_zero)
+            for p in self._alone:
+                if p.is_initialized:  # with a rule that is no class of ours
+                    with on(p):
+                        hook(p.update_rule, p)
             return
         parts = self._plan()
         shown = []

@@ -266,6 +266,27 @@ def one_parameter(size, make=optimizers.SGD):
     return optimizer, (link.p,)
 
 
+@each(hook=[lambda: WeightDecay(1.0), lambda: optimizers.Lasso(0.5)])
+def test_hooks_reach_parameters_with_a_rule_that_is_no_class_of_ours(hook):
+    class Own:
+        enabled = True
+
+        def update(self, param):
+            param.array[...] -= param.grad
+
+    link = link_of([(3, 2), (4,)], "f")
+    optimizer = optimizers.SGD(1.0).setup(link)
+    link.p0.update_rule = Own()
+    optimizer.add_hook(hook())
+    expected = [p.array - (p.array if optimizer.hooks.pre.get("WeightDecay") else np.sign(p.array) / 2)
+                for p in link.params()]  # fmt: skip
+    for p in link.params():
+        p.grad = np.zeros_like(p.array)
+    optimizer.update()
+    for p, array in zip(link.params(), expected):
+        np.testing.assert_array_equal(p.array, array)
+
+
 @pytest.mark.filterwarnings("ignore:NaN or infinity")
 @each(size=[7, 9000], timing=["pre", "post"], gradient=[0.0, np.inf])
 def test_an_update_that_is_left_out_decays_no_parameter(size, timing, gradient):
