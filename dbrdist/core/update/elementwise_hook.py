@@ -48,10 +48,9 @@ class ElementwiseHook:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        kind: Any = cls
         for name, value in (("keeps_zero", False), ("loop", None)):
-            if not is_said_of(
-                cls, name, _PIECE
-            ):  # a new formula inherits neither the promise of the old one nor its loop
+            if not is_said_of(kind, name, _PIECE):  # a new formula has neither the promise of the old one nor its loop
                 setattr(cls, name, value)
 
     def __init__(self, params: Iterable[Parameter] | None = None) -> None:

@@ -71,9 +71,10 @@ class UpdateRule:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls._is_flat = all(getattr(cls, name) is getattr(UpdateRule, name) for name in _REPLACED)
-        if not is_said_of(cls, "keeps_zero", _FORMULAS):
+        kind: Any = cls
+        if not is_said_of(kind, "keeps_zero", _FORMULAS):
             cls.keeps_zero = False  # a new formula does not inherit the promise of the old one
-        if not is_said_of(cls, "kernel", _STEP):
+        if not is_said_of(kind, "kernel", _STEP):
             cls.kernel = UpdateRule.kernel  # type: ignore[method-assign]  # nor its kernel
         cls._runs_in_pieces = cls.step_run is UpdateRule.step_run
 
