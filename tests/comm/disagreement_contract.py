@@ -11,6 +11,7 @@ from dbrdist import optimizers
 from dbrdist.comm import create_multi_node_optimizer
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.tape import ops
 from dbrdist.core.update.update_rule import UpdateRule
 from dbrdist.errors import CommunicatorError
 from tests.comm.contract import array_of, raises, same
@@ -407,6 +408,28 @@ def check_parameters_that_came_back_together(comm):
     comm.bcast_data(model)
     for _ in range(9):
         optimizer.update()
+
+
+@several
+def check_parameters_that_each_rank_perturbs_within_a_step(comm):
+    """Noise of each rank's own is right that a hook takes away before the update, but for rounding."""
+    model = gradients_of(comm, np.float64)
+    optimizer = create_multi_node_optimizer(optimizers.SGD(1e-3).setup(model), comm)
+    rng, noise = np.random.default_rng(comm.rank), {}
+
+    def loss():
+        for p in model.params():
+            noise[p] = rng.standard_normal(p.shape)
+            p.array[...] += noise[p]
+        return ops.sum(model.l1.W * model.l1.W)
+
+    def restore(inner):
+        for p in model.params():
+            p.array[...] -= noise[p]
+
+    optimizer.add_hook(restore)
+    for _ in range(9):
+        optimizer.update(loss)
 
 
 @several

@@ -19,12 +19,14 @@ from dbrdist.comm.protocol import samples
 from dbrdist.comm.transport.call_log import place_of
 from dbrdist.comm.transport.disagreement import name_ranks
 from dbrdist.core.array.backend import to_cpu
+from dbrdist.core.array.types import HostArray
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.errors import CommunicatorError
 
 _FIRST = 4  # updates after which some elements of all parameters are looked at, then of some parameters
 _EVERY = 8
 _EVERY_ON_DEVICE = 64  # a look waits for the device
+_PAUSE = 64  # updates without a look where the ranks' processors round differently: their checksums always differ
 _NUM_PARAMS, _NUM_ELEMENTS = 4, 4
 
 
@@ -35,30 +37,33 @@ class Drift:
         self.checksum = 0  # of the last look
         self.is_suspected = False  # some ranks have other checksums
         self._named: list[tuple[str, Parameter]] = []
-        self._places: list[Any] = []
-        self._turn = 0
+        self._scales: dict[str, float] = {}  # the largest magnitudes that were compared so far
+        self._pause = 0  # updates until the next look may be
 
     def plan(self, named: Iterable[tuple[str, Parameter]]) -> None:
         """Look at these parameters, as far as they are initialized."""
         self._named = [(name, p) for name, p in named if p.is_initialized and p.array.size]
-        self._places = [samples.places(p.array.shape, _NUM_ELEMENTS) for _, p in self._named]
-        self._turn = 0
 
     def look(self, t: int) -> None:
         """Take the checksum after update ``t`` if it is time to."""
-        named, places = self._named, self._places
+        if self._pause:
+            self._pause -= 1
+            return
+        named = self._named
         if t > _FIRST:
             if t % _EVERY or not named:
                 return
-            if t % _EVERY_ON_DEVICE and not isinstance(named[0][1].array, np.ndarray):
+            every = _EVERY if isinstance(named[0][1].array, np.ndarray) else _EVERY_ON_DEVICE
+            if t % every:
                 return
-            if len(named) > _NUM_PARAMS:
-                self._turn = begin = self._turn % len(named)
-                self._turn += _NUM_PARAMS
-                named, places = named[begin : begin + _NUM_PARAMS], places[begin : begin + _NUM_PARAMS]
+            if len(named) > _NUM_PARAMS:  # which ones follows from t: ranks may have planned at other times
+                begin = (t // every - 1) * _NUM_PARAMS % len(named)
+                named = named[begin : begin + _NUM_PARAMS]
         checksum = 1
-        for (_, p), place in zip(named, places):
-            checksum = zlib.crc32(to_cpu(p.array[place]).tobytes(), checksum)
+        for _, p in named:
+            if p.is_initialized and p.array.size:  # a hook may have taken elements away
+                place = samples.places(p.array.shape, _NUM_ELEMENTS)
+                checksum = zlib.crc32(to_cpu(p.array[place]).tobytes(), checksum)
         self.checksum = checksum
 
     def compare(self, comm: Any, t: int, own_hooks: Sequence[str]) -> None:
@@ -67,24 +72,29 @@ class Drift:
         ``own_hooks`` are this rank's hooks that dbrdist does not know.
         """
         self.is_suspected = False
-        mine = {name: samples.some(p.array) for name, p in self._named}
+        mine = {name: samples.some(p.array) for name, p in self._named if p.is_initialized}
         path, line = place_of(sys._getframe(1))
         everyone = comm.allgather_obj((mine, own_hooks, f"{path}:{line}"))
         expected, _, where = everyone[0]
+        is_equal = True
         for name, values in expected.items():
-            others = [
-                rank for rank, (theirs, *_) in enumerate(everyone) if samples.differ(values, theirs.get(name, values))
-            ]
+            rows = [theirs.get(name, values) for theirs, *_ in everyone]
+            scale = self._scales[name] = max(self._scales.get(name, 0.0), *map(samples.magnitude, rows))
+            others = [rank for rank, theirs in enumerate(rows) if samples.differ(values, theirs, scale)]
             if others:
+                k = samples.first_difference(values, rows[others[0]], scale)
                 hooks = sorted({hook for _, own, _ in everyone for hook in own})
                 raise CommunicatorError(
                     f"expected the same parameters on every rank after update {t}, but {name} on {name_ranks(others)} "
-                    f"differs from rank 0 (its first element is {_first(everyone[others[0]][0][name])} instead of "
-                    f"{_first(values)}): a hook, an update rule, random numbers with a seed for each rank, or the "
+                    f"differs from rank 0 (one of its elements is {_element(rows[others[0]], k)} instead of "
+                    f"{_element(values, k)}): a hook, an update rule, random numbers with a seed for each rank, or the "
                     "program between two steps changes something on some ranks only; hooks of the program's own: "
                     f"{', '.join(hooks) or 'none'} (called at {where})"
                 )
+            is_equal = is_equal and all(theirs.tobytes() == values.tobytes() for theirs in rows)
+        self.checksum = 0  # the next comparison is after the next look, not in every step until then
+        self._pause = 0 if is_equal else _PAUSE
 
 
-def _first(values: Any) -> str:
-    return f"{values.reshape(-1)[0]:.6g}"
+def _element(values: HostArray, k: int) -> str:
+    return f"{values[k]:.6g}" if k < values.size else "missing"

@@ -137,9 +137,6 @@ class JointSteps(HandsOn):
         if self._accumulation is not None and not self._accumulation.ends_step(work):
             return
         is_whole = policy.gradients(work, is_first)
-        drift = self._steps.drift
-        if drift.is_suspected:
-            self._steps.compare_parameters()
         if self._accumulation is not None:
             self._accumulation.begin_anew()
         if is_whole:
@@ -149,7 +146,10 @@ class JointSteps(HandsOn):
                 spans.note("update", began)
             if policy.has_more_to_do:
                 policy.after_update(is_first)
-            if self._has_means:
+            drift = self._steps.drift
+            if drift.is_suspected:  # looked at here: during the step a program may have perturbed them on purpose
+                self._steps.compare_parameters()
+            elif self._has_means:
                 drift.look(self.actual_optimizer.t)
 
     # ---- parameters that all ranks have in common ----
