@@ -11,7 +11,7 @@ import contextlib
 import threading
 import weakref
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,18 +65,29 @@ def one_network(comm: Any, links: Iterable[Any]) -> Iterator[str]:
             return
         named = [(f"{k}{name}", p.array) for k, link in enumerate(links) for name, p in link.namedparams()]
         of_params = [(name, a) for name, a in named if a is not None]
-        statistics = [(link, *entry) for link in links for entry in persistent_arrays(link)]
-        own = [value.copy() for *_, value in statistics]
+        statistics = [(link, *entry) for link in links for entry in persistent_arrays(link) if _is_writable(entry[1])]
         words = [_checksum(of_params), _checksum([(path, value) for _, path, value in statistics])]
         rows = comm.gate.allgather_rows(np.array(words, np.int64))
         difference = "" if (rows[:, 0] == rows[0, 0]).all() else _difference(comm, of_params)
-        try:
-            if not difference and not (rows[:, 1] == rows[0, 1]).all() and _have_same_names(comm, statistics):
-                for _, _, value in statistics:
-                    value[...] = mean_over_ranks(comm, value)
+        if difference or (rows[:, 1] == rows[0, 1]).all() or not _have_same_names(comm, statistics):
             yield difference
-        finally:
-            for (_, _, value), before in zip(statistics, own):
+            return
+        with _mean_statistics(comm, [value for *_, value in statistics]):
+            yield difference
+
+
+@contextlib.contextmanager
+def _mean_statistics(comm: Any, values: Sequence[Array]) -> Iterator[None]:
+    """Within the block these arrays are their means over the ranks. What the block writes into them stays."""
+    own = [value.copy() for value in values]
+    for value in values:
+        value[...] = mean_over_ranks(comm, value)
+    means = [value.copy() for value in values]
+    try:
+        yield
+    finally:
+        for value, before, mean in zip(values, own, means):
+            if ((value == mean) | (mean != mean)).all():
                 value[...] = before
 
 
@@ -87,6 +98,10 @@ def persistent_arrays(link: Any) -> Iterator[tuple[str, Any]]:
             value = getattr(part, name)
             if is_array(value) and value.dtype.kind == "f":
                 yield f"{path.rstrip('/')}/{name}", value
+
+
+def _is_writable(value: Array) -> bool:
+    return not isinstance(value, np.ndarray) or value.flags.writeable
 
 
 def _checksum(named: Iterable[tuple[str, Any]]) -> int:

@@ -167,6 +167,34 @@ def test_running_statistics_are_means_in_an_evaluation():
     np.testing.assert_allclose(run_threads(2, body), loss_of(one, examples), rtol=1e-6)
 
 
+class Counts(Chain):
+    """Counts in persistent values what it was called with, beside a table that cannot be written."""
+
+    def __init__(self, begin):
+        super().__init__()
+        with self.init_scope():
+            self.l = Linear(3, 2, initialW=0)
+        self.add_persistent("seen", np.full((), begin, np.float32))
+        self.add_persistent("table", np.broadcast_to(np.float32(1), (3,)))
+
+    def forward(self, x):
+        self.seen += len(x)
+        return self.l(x)
+
+
+def test_what_an_evaluation_writes_into_persistent_values_stays():
+    examples = [(np.zeros(3, np.float32), np.int32(0))] * 6
+
+    def body(comm):
+        model = Classifier(Counts(0))
+        for _ in range(2):  # equal on all ranks, as before the first one, and not
+            loss_of(model, examples, comm)
+            model.predictor.seen += comm.rank
+        return float(model.predictor.seen)
+
+    assert sum(run_threads(2, body)) == 2 * 6 + 2
+
+
 class Halves(Chain):
     """A layer whose units are divided over the ranks, each of which has parameters of its own."""
 
