@@ -411,6 +411,18 @@ def check_parameters_that_came_back_together(comm):
 
 
 @several
+def check_parameters_of_each_rank_that_nothing_updates(comm):
+    for freeze in (lambda p: setattr(p, "update_rule", None), lambda p: setattr(p.update_rule, "enabled", False)):
+        model = gradients_of(comm, np.float64)
+        optimizer = create_multi_node_optimizer(optimizers.SGD(1e-3).setup(model), comm)
+        freeze(model.l1.W)
+        optimizer.update()
+        model.l1.W.array[...] = comm.rank
+        for _ in range(9):
+            optimizer.update()
+
+
+@several
 def check_parameters_that_each_rank_perturbs_within_a_step(comm):
     """Noise of each rank's own is right that a hook takes away before the update, but for rounding."""
     model = gradients_of(comm, np.float64)

@@ -23,11 +23,11 @@ from dbrdist.comm.steps.introduction import Introduction
 from dbrdist.comm.steps.optimizer_settings import OptimizerValues, described
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.model.versions import Watch
+from dbrdist.core.update.optimizer import GradientMethod
 
 if TYPE_CHECKING:
     from dbrdist.comm.gradients.sharding import ZeroSharding
     from dbrdist.core.model.link import Link
-    from dbrdist.core.update.optimizer import GradientMethod
 
 # Step, parameters, hyperparameters, which parameters are reduced, which are new, the optimizer, its batches.
 _NUM_SAME = 7
@@ -236,7 +236,8 @@ class Steps:
         self.late = [(name, p) for name, p in named if not p.is_initialized]
         updated = [(name, p) for name, p in named if _is_updated(p)]
         self._plan = None if self.late else plan_for(self._comm, updated)
-        self.drift.plan(updated)
+        has_rules = isinstance(self._optimizer, GradientMethod)  # without one nothing updates a parameter
+        self.drift.plan((name, p) for name, p in updated if p.update_rule is not None or not has_rules)
         self._early_plan = None
         self._runs_digest = 0 if self._plan is None else self._plan.runs_digest
         self._params_text = "".join(f"{_describe(name, p)}\n" for name, p in named)
