@@ -179,7 +179,8 @@ def _of_one_network(
             mine = means(called)
             communicates = comm.gate.record.num_entered > num_verbs  # as the parts of one network do
         everyone = comm.allgather_obj((mine, communicates))
-    if difference and comm.rank == 0 and not any(does for _, does in everyone):
+    is_of_several = sum(any(weight for _, weight in theirs.values()) for theirs, _ in everyone) > 1
+    if difference and is_of_several and comm.rank == 0 and not any(does for _, does in everyone):
         warn(
             f"{evaluator.name or 'Evaluator'}: the ranks have different networks, so that the means over their "
             f"examples belong to none of them: {difference}; give all rank 0's before (comm.bcast_data(model), or a "

@@ -195,6 +195,21 @@ def test_what_an_evaluation_writes_into_persistent_values_stays():
     assert sum(run_threads(2, body)) == 2 * 6 + 2
 
 
+def test_a_rank_without_examples_may_have_parameters_without_values():
+    """They get them at the first input; no mean belongs to its network."""
+
+    def body(comm):
+        model = Classifier(Linear(None, 2))
+        examples = [(np.zeros(3, np.float32), np.int32(0))] * (1 - comm.rank)
+        evaluator = extensions.Evaluator(SerialIterator(examples, 2, repeat=False, shuffle=False), model)
+        together = create_multi_node_evaluator(evaluator, comm)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return [together()["main/loss"] for _ in range(2)]
+
+    np.testing.assert_allclose(run_threads(2, body), np.log(2), rtol=1e-6)
+
+
 class Halves(Chain):
     """A layer whose units are divided over the ranks, each of which has parameters of its own."""
 
