@@ -2,12 +2,13 @@
 
 import os
 import signal
+import subprocess
 import time
 from types import SimpleNamespace
 
 import pytest
 import support
-from dbrdist_launch import codes, limits
+from dbrdist_launch import codes, limits, linux
 from dbrdist_launch.backends.hydra import Hydra
 from dbrdist_launch.backends.job import Host, Job
 from dbrdist_launch.backends.mpi import Starter
@@ -313,6 +314,7 @@ def test_signals_of_the_launcher(start, clock, monkeypatch):
     one.ranks[1].exit = exit_of()
     stopped = []
     monkeypatch.setattr(suspension.os, "kill", lambda pid, number: stopped.append(number))
+    monkeypatch.setattr(suspension, "_is_without_shell", lambda: False)
     one._on_signal(signal.SIGCHLD)
     one._on_signal(signal.SIGTSTP)
     assert stopped == [signal.SIGSTOP] and sent(one, 1, "signal") == []
@@ -429,6 +431,53 @@ def test_ranks_elsewhere_need_an_address_of_their_own(start, monkeypatch, contro
         one.run()
     assert listened == [(path, addresses or ("127.0.0.1",), 7) for path in paths]
     assert started[attempts.ADDRESS] == f"at {paths[-1]}" and started[attempts.TOKEN] == "t"
+
+
+def test_no_deadline_passes_while_the_job_is_suspended(start, clock, monkeypatch):
+    """The signal comes within a turn, whose tick follows: a grace period that has seconds left has them still."""
+    one = start(2, grace=8.0, deadline=clock.now + 20)
+    one._on_signal(signal.SIGTERM)
+    assert one.stop_deadline == clock.now + 8.0
+    monkeypatch.setattr(suspension.os, "kill", lambda pid, number: clock.pass_by(3600))
+    monkeypatch.setattr(suspension, "_is_without_shell", lambda: False)
+    one._on_signal(signal.SIGTSTP)
+    one._tick()
+    assert one.stop_deadline > clock.now + 5 and one.plan.deadline > clock.now + 15
+    assert one.end_deadline is None and sent(one, 0, "kill") == []
+
+
+def test_a_fault_while_the_job_is_suspended_leaves_no_rank_stopped(start, monkeypatch):
+    one = start(1)
+    monkeypatch.setattr(suspension, "_is_without_shell", lambda: False)
+    one.ranks[0].channel.unsent = b"x"
+
+    def turn(seconds):
+        raise ValueError("a faulty message")
+
+    one.loop.turn = turn
+    with pytest.raises(ValueError, match="faulty"):
+        one._on_signal(signal.SIGTSTP)
+    assert sent(one, 0, "signal") == [{"signal": signal.SIGTSTP}, {"signal": signal.SIGCONT}]
+
+
+def test_a_job_that_no_shell_could_continue_is_not_suspended(start, monkeypatch):
+    """As in `ssh -t host dbrdist-launch`: at a terminal, in its foreground, with nothing of its session above."""
+    one = start(1)
+    monkeypatch.setattr(suspension, "_is_without_shell", lambda: True)
+    one._on_signal(signal.SIGTSTP)
+    assert "there is no shell at this terminal" in one.output.said[0] and sent(one, 0, "signal") == []
+
+
+@pytest.mark.parametrize(("group", "has_shell"), [(os.setpgrp, True), (os.setsid, False)])
+def test_a_shell_is_above_the_group_in_the_same_session(group, has_shell):
+    script = subprocess.Popen(["sh", "-c", "sleep 60; true"], preexec_fn=group)
+    try:
+        while not (below := linux.children(script.pid)):
+            pass
+        assert suspension._has_shell(script.pid) == suspension._has_shell(below[0]) == has_shell
+    finally:
+        os.killpg(script.pid, signal.SIGKILL)
+        script.wait()
 
 
 def test_what_slept_is_forgiven(start, clock):

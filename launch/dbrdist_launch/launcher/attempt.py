@@ -317,6 +317,7 @@ class Attempt:
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGTSTP:
             suspend(self.ranks.values(), self.loop, self._say)
+            self._forgive_own_sleep()  # before this turn's tick, for which no deadline has passed
         elif number == signal.SIGQUIT:
             self.questions.show_stacks()
         elif number == signal.SIGINT and self.asked:
