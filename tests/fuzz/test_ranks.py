@@ -30,5 +30,5 @@ def test_each_planted_fault_has_its_jobs():
 @pytest.mark.parametrize("name", ranks.PLANTS)
 def test_a_planted_fault_is_found(name):
     jobs.mpiexec()
-    words = ["--jobs", "12", "--ranks", "3", "--seed", "3", "--limit", "15", "--stop"]
+    words = ["--jobs", "40", "--ranks", "3", "--seed", "3", "--limit", "15", "--stop"]
     assert ranks.main([*words, "--plant", name, "--kinds", WHERE[name]]) == 1
