@@ -12,7 +12,19 @@ import pytest
 import dbrdist
 import dbrdist.functions as F
 import dbrdist.links as L
-from dbrdist import Chain, Sequential, Variable, backward, config, grad, link_hooks, optimizers, random, using_config
+from dbrdist import (
+    Chain,
+    Parameter,
+    Sequential,
+    Variable,
+    backward,
+    config,
+    grad,
+    link_hooks,
+    optimizers,
+    random,
+    using_config,
+)
 from dbrdist.comm import create_multi_node_optimizer
 from dbrdist.comm.communicators.threads import run_threads
 from dbrdist.errors import UsageWarning
@@ -427,3 +439,57 @@ def test_other_values_in_the_repeated_call_are_warned_of(draw):
 
 
 COUNTER = itertools.count(1)
+
+
+# How a link may keep what is needed later, and how to find it there.
+KEPT = {
+    "appended": (lambda link, h: (setattr(link, "kept", []), link.kept.append(h)), lambda kept: kept[0]),
+    "pairs": (lambda link, h: setattr(link, "kept", [(h, h * 2)]), lambda kept: kept[0][0] * kept[0][1]),
+    "dict": (lambda link, h: setattr(link, "kept", {"h": h}), lambda kept: kept["h"]),
+    "filled": (lambda link, h: (setattr(link, "kept", {}), link.kept.update(h=h)), lambda kept: kept["h"]),
+}
+
+
+@each(kind=sorted(KEPT))
+def test_gradients_pass_through_nested_states(kind):
+    keep, find = KEPT[kind]
+    link, found = L.Linear(4, 3), []
+
+    def called(x):
+        h = F.tanh(link(x))
+        keep(link, h)
+        return h * 1
+
+    for call in (called, lambda x: F.forget(called, x)):
+        link.cleargrads()
+        y = call(X)
+        (F.sum(y) + F.sum(find(link.kept) ** 2)).backward()
+        found.append(link.W.grad.copy())
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
+
+
+class MadeByFirstCall(Chain):
+    """It makes its parameters, a link and a count of NumPy's when it sees the first input."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.W, self.count = None, None, np.int64(0)
+
+    def forward(self, x):
+        if self.lstm is None:
+            with self.init_scope():
+                self.lstm, self.W = L.LSTM(x.shape[1], 3), Parameter(np.float32(0.5), (3,))
+        self.count = self.count + 1
+        return self.lstm(x) * F.broadcast_to(self.W, (len(x), 3)) * float(self.count)
+
+
+def test_what_the_first_call_makes_stays():
+    found = []
+    for call in (plainly, F.forget):
+        random.set_seed(0)
+        link = MadeByFirstCall()
+        sum(F.sum(call(link, X)) for _ in range(2)).backward()
+        found.append((link.count, link.lstm.h.array, *(p.grad for _, p in sorted(link.namedparams()))))
+    assert len(found[1]) == 6
+    for plain, forgotten in zip(*found, strict=True):
+        np.testing.assert_allclose(forgotten, plain, rtol=1e-4, atol=1e-5)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from dbrdist.core.array.backend import is_array
 from dbrdist.core.array.config import config
 from dbrdist.core.tape.variable import Variable
@@ -14,16 +16,20 @@ _MISSING: Any = object()
 
 
 class Assignments:
-    """The state that calls assign to attributes of objects: Variables, arrays, numbers, and lists of them."""
+    """The state that calls assign to attributes of links: Variables, arrays, numbers, and lists and dicts of them."""
 
     def __init__(self) -> None:
         self._before: dict[tuple[int, str], tuple[Any, str, Any]] = {}
+        self._made: dict[int, Any] = {}  # links that the calls themselves make: they stay
 
     def note(self, owner: Any, name: str, value: Any) -> None:
-        """Keep what the attribute is before its first assignment."""
+        """Keep what the attribute is before its first assignment; of a link that is being made, the first value."""
+        if "_params" not in owner.__dict__:
+            self._made[id(owner)] = owner
         key = (id(owner), name)
-        if key not in self._before and name not in owner.__dict__.get("_params", ()) and _is_state(value):
-            self._before[key] = owner, name, owner.__dict__.get(name, _MISSING)
+        if key in self._before or _is_parameter(owner, name) or not _is_state(value):
+            return
+        self._before[key] = owner, name, value if id(owner) in self._made else owner.__dict__.get(name, _MISSING)
 
     @contextmanager
     def undone(self) -> Iterator[None]:
@@ -48,15 +54,21 @@ def _assign(values: Any) -> None:
             owner.__dict__[name] = value
 
 
+def _is_parameter(owner: Any, name: str) -> bool:
+    """Is, or becomes, the attribute a parameter of its link?"""
+    return bool(owner.__dict__.get("_within_init_scope")) or name in owner.__dict__.get("_params", ())
+
+
 def _is_state(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return bool(value) and all(isinstance(v, Variable) or is_array(v) for v in value)
-    return value is None or isinstance(value, (Variable, int, float)) or is_array(value)
+    if isinstance(value, (list, tuple, dict)):
+        return all(map(_is_state, value.values() if isinstance(value, dict) else value))
+    return value is None or isinstance(value, (Variable, int, float, np.generic)) or is_array(value)
 
 
 def _variables_in(value: Any) -> list[Variable]:
-    values = value if isinstance(value, (list, tuple)) else (value,)
-    return [v for v in values if isinstance(v, Variable)]
+    if isinstance(value, (list, tuple, dict)):
+        return [v for part in (value.values() if isinstance(value, dict) else value) for v in _variables_in(part)]
+    return [value] if isinstance(value, Variable) else []
 
 
 class Repeats(NamedTuple):
