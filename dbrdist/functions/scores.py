@@ -46,21 +46,28 @@ def _see_probabilities(loss: str, x: Any) -> None:
     if loss == "softmax_cross_entropy":
         some = x.array[:_LOOKED_AT]
         is_softmax = isinstance(some, ndarray) and some.ndim > 1 and some.shape[1] > 1 and bool((some >= 0).all())
-        if is_softmax and some.size and bool((abs(some.sum(axis=1) - 1) < 1e-3).all()):
+        if is_softmax and some.size and bool((abs(some.sum(axis=1, dtype="d") - 1) < 1e-3).all()):
             warn(f"{loss}: x: expected scores, got probabilities that sum up to 1, {_ITSELF}; leave the softmax out")
-    elif _is_sigmoid(x.node.creator_node):
+    elif _is_sigmoid(x.node.creator_node) and _lie_between_0_and_1(x.array[:_LOOKED_AT] if x.ndim else x.array):
         warn(f"{loss}: x: expected scores, got 1 / (1 + exp(-x)), {_ITSELF}; pass x itself")
 
 
 def _is_sigmoid(creator: Any) -> bool:
-    """Whether a function is the last step of 1 / (1 + exp(-x)), or holds a sigmoid within limits."""
+    """Whether a function is the last step of 1 / (1 + exp(-x)), or holds a sigmoid within limits.
+
+    A scale that is trained, as in ``scale / (1 + exp(-x))``, makes scores of it.
+    """
     kinds = ["clip", "sigmoid"] if type(creator).__name__ == "clip" else ["div", "add", "exp"]
     for kind in kinds:
         if type(creator).__name__ != kind:
             return False
-        creators = [v.creator_node for v in creator.inputs if v.creator_node is not None]
-        creator = creators[0] if len(creators) == 1 else None
+        sources = [v for v in creator.inputs if v.requires_grad]
+        creator = sources[0].creator_node if len(sources) == 1 else None
     return True
+
+
+def _lie_between_0_and_1(some: Any) -> bool:
+    return isinstance(some, ndarray) and bool(((some >= 0) & (some <= 1)).all())
 
 
 def see_targets(loss: str, name: str, t: Any) -> None:

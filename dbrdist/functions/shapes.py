@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,10 +16,11 @@ from dbrdist.core.tape.variable import Operand, Variable, as_variable
 
 def one_axis(function: str, ndim: int, axis: int, name: str = "axis") -> int:
     if type(axis) is not int:
-        is_bool = isinstance(axis, (bool, np.bool_)) and not as_chainer[0]
-        if is_bool or not hasattr(axis, "__index__") or np.ndim(axis):
-            raise wrong_type(function, name, "an int", axis)
-        axis = int(axis)
+        whole: Any = int(axis) if isinstance(axis, (bool, np.bool_)) and as_chainer[0] else axis
+        try:
+            axis = operator.index(None if isinstance(whole, (bool, np.bool_)) or np.ndim(whole) else whole)
+        except TypeError:
+            raise wrong_type(function, name, "an int", axis) from None
     if not -ndim <= axis < ndim:
         raise expected(function, name, f"from {-ndim} to {ndim - 1}", axis)
     return axis % ndim

@@ -84,3 +84,11 @@ def test_places_are_looked_at_in_debug_mode():
         assert F.select_item(x, np.array([0, 2])).array.tolist() == [0, 5]
         assert F.permutate(x, np.array([1, 0])).array.tolist() == x[::-1].tolist()
     assert F.select_item(x, np.array([-1, 0])).array.tolist() == [2, 3]
+
+
+def test_an_axis_is_a_whole_number():
+    x = np.zeros((2, 3))
+    assert F.expand_dims(x, np.array(1)).shape == F.expand_dims(x, np.int8(1)).shape == (2, 1, 3)
+    for axis in (np.array(1.5), np.array([1]), np.array(True), 1.0, None):
+        with pytest.raises(TypeError, match="expand_dims: axis: expected an int"):
+            F.expand_dims(x, axis)

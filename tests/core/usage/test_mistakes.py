@@ -946,6 +946,13 @@ NOT_WARNED = {
         F.clip(NET(X)[:, 0], 0.0, 1.0) / F.sum(NET(X) ** 2), LABELS
     ),
     "scores of a division": lambda: F.softmax_cross_entropy(NET(X) / 2.0, T),
+    "a sigmoid with a trained scale": lambda: F.sigmoid_cross_entropy(
+        dbrdist.Parameter(np.float32(0.5), (20,)) / (1 + F.exp(-NET(X)[:, 0])), LABELS
+    ),
+    "a sigmoid with a fixed scale": lambda: F.sigmoid_cross_entropy(30 / (1 + F.exp(-NET(X)[:, 0])), LABELS),
+    "large scores in float16": lambda: F.softmax_cross_entropy(
+        dbrdist.Variable(np.full((2, 3), 4e4, np.float16)) / np.float16(1), T[:2]
+    ),
     "probabilities for bernoulli_nll": lambda: F.bernoulli_nll(GREY / 255, NET(X)),
     "functions in several places": lambda: dbrdist.Sequential(L.Linear(4, 4), F.relu, L.Linear(4, 4), F.relu),
     "copies that share": lambda: dbrdist.Sequential(L.Linear(4, 4)).repeat(3, "share"),
