@@ -467,8 +467,9 @@ class GRU(StatefulGRU):
         (2, 4)
     """
 
-    def forward(self, *xs: Any) -> Any:
+    def forward(self, *xs: Any, x: Operand | None = None) -> Any:
         """x (N, in_size): the new state (N, out_size)."""
+        xs = xs if x is None else (*xs, x)
         if len(xs) != 1:
             raise _WrongCount(f"GRU: expected x alone, got {len(xs)} arguments; StatelessGRU takes h and x")
         return super().forward(*xs)

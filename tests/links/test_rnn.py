@@ -150,7 +150,9 @@ def test_gru(make):
         close(link(x), h)
     link.reset_state()
     link.set_state(h)
-    close(link(X[0]), gru_step(link, h, X[0]))
+    close(link(x=X[0]), gru_step(link, h, X[0]))
+    with pytest.raises(TypeError, match=r"2 arguments|takes 2 positional"):
+        link(h, X[0])
     stateless = L.StatelessGRU(I, U, bias_init=0.5)
     assert (stateless.U_z.b.array == 0.5).all()
     h = RNG.standard_normal((N, U)).astype(np.float32)
