@@ -7,7 +7,7 @@ import runpy
 import sys
 
 from dbrdist.compat import absent, program
-from dbrdist.compat.finder import install
+from dbrdist.compat.finder import call_here_and_in_spawned, install
 from dbrdist.compat.numpy_names import restore_numpy_names
 from dbrdist.compat.python_names import restore_python_names
 
@@ -40,10 +40,9 @@ def main(arguments: list[str]) -> None:
     sys.argv = words[1:] if is_module else words
     folder = os.getcwd() if is_module else os.path.dirname(os.path.abspath(words[0]))
     sys.path[0] = folder  # as Python does for a script
-    restore_python_names()
+    call_here_and_in_spawned(restore_python_names)
     if numpy_1:
-        restore_numpy_names()
-        program.serve_numpy_1()
+        call_here_and_in_spawned(restore_numpy_names, program.serve_numpy_1)
     try:
         if is_module:
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)

@@ -8,7 +8,7 @@ import importlib.machinery
 import importlib.util
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.abc import Loader, MetaPathFinder
 from multiprocessing import spawn
 from pathlib import Path
@@ -234,8 +234,23 @@ class _Finder(MetaPathFinder):
 class _InstalledFirst:
     """Travels to a spawned process and serves the names there before it imports the program again."""
 
-    def __reduce__(self) -> tuple[Any, tuple[()]]:
-        return install, ()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _install_spawned, tuple(_also_spawned)
+
+
+_also_spawned: list[Callable[[], None]] = []
+
+
+def call_here_and_in_spawned(*functions: Callable[[], None]) -> None:
+    """Call functions of modules, in this process and in those that it spawns, before they import the program."""
+    for function in functions:
+        function()
+    _also_spawned.extend(f for f in functions if f not in _also_spawned)
+
+
+def _install_spawned(*functions: Callable[[], None]) -> None:
+    install()
+    call_here_and_in_spawned(*functions)
 
 
 _finder = _Finder()

@@ -228,13 +228,15 @@ def test_spawned_processes_have_the_names(tmp_path):
     (tmp_path / "script.py").write_text(
         textwrap.dedent("""
         import multiprocessing
+        from collections import Iterable
         import chainer
+        import numpy as np
 
         def work(x):
+            assert isinstance(x, Iterable) and np.float is float
             return chainer.functions.square(x).array.tolist()
 
         if __name__ == "__main__":
-            import numpy as np
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 print(pool.map(work, [np.full(2, 3.0)]))
     """)
