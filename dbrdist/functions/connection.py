@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
@@ -28,9 +28,6 @@ from dbrdist.core.tape.node import Value, VariableNode
 from dbrdist.core.tape.variable import Operand, Variable, as_variable
 from dbrdist.core.usage.mistakes import refuse
 from dbrdist.kernels.small_arrays.small import add_to_rows
-
-if TYPE_CHECKING:
-    pass
 
 # From this many multiplications on, the call of the fastest kernel pays.
 _LARGE_PRODUCT = 1 << 19

@@ -35,8 +35,8 @@ class BackendConfig:
 
     Args:
         params: some of ``use_cuda``, ``cuda_device``, ``use_cudnn``, ``cudnn_deterministic``, ``autotune``,
-            ``use_ideep``,
-            ``cudnn_fast_batch_normalization``, ``use_chainerx`` and ``chainerx_device``, with their values.
+            ``use_ideep``, ``cudnn_fast_batch_normalization``, ``use_chainerx`` and ``chainerx_device``, with their
+            values.
 
     Raises:
         TypeError, ValueError: ``params`` is no dictionary, or has another name.

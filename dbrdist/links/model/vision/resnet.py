@@ -176,11 +176,9 @@ class ResNet50Layers(ResNetLayers):
 
     Args:
         pretrained_model: a file with weights; `"auto"` looks for ResNet-50-model.npz in the folder of datasets; None
-            for
-            random weights.
+            for random weights.
         downsample_fb: stages halve the image in the 3x3 convolution of their first block, as torchvision and Facebook
-            do;
-            False for the 1x1 convolution before it, as in the paper and in Chainer's weights.
+            do; False for the 1x1 convolution before it, as in the paper and in Chainer's weights.
 
     Raises:
         FileNotFoundError: the file of weights is missing; the message says where to put it.
@@ -200,11 +198,9 @@ class ResNet101Layers(ResNetLayers):
 
     Args:
         pretrained_model: a file with weights; `"auto"` looks for ResNet-101-model.npz in the folder of datasets; None
-            for
-            random weights.
+            for random weights.
         downsample_fb: stages halve the image in the 3x3 convolution of their first block, as torchvision and Facebook
-            do;
-            False for the 1x1 convolution before it, as in the paper and in Chainer's weights.
+            do; False for the 1x1 convolution before it, as in the paper and in Chainer's weights.
 
     Raises:
         FileNotFoundError: the file of weights is missing; the message says where to put it.
@@ -224,11 +220,9 @@ class ResNet152Layers(ResNetLayers):
 
     Args:
         pretrained_model: a file with weights; `"auto"` looks for ResNet-152-model.npz in the folder of datasets; None
-            for
-            random weights.
+            for random weights.
         downsample_fb: stages halve the image in the 3x3 convolution of their first block, as torchvision and Facebook
-            do;
-            False for the 1x1 convolution before it, as in the paper and in Chainer's weights.
+            do; False for the 1x1 convolution before it, as in the paper and in Chainer's weights.
 
     Raises:
         FileNotFoundError: the file of weights is missing; the message says where to put it.
