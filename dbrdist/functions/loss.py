@@ -195,6 +195,21 @@ def check_labels(function: str, argument: str, t: Array, lowest: int, highest: i
         refuse(expected(function, argument, f"labels from {lowest} to {highest}", got))
 
 
+def class_numbers(function: str, argument: str, t: Array, num: int, lowest: int = 0) -> Array:
+    """Labels that must be from ``lowest`` to num - 1; in a program of Chainer those below count from the end."""
+    if not t.size or not (isinstance(t, ndarray) or config.debug):
+        return t
+    low, high = int(t.min()), int(t.max())
+    if lowest <= low and high < num:
+        return t
+    error = expected(function, argument, f"labels from {lowest} to {num - 1}", f"labels from {low} to {high}")
+    if low < -num or high >= num:
+        raise error
+    refuse(error)
+    t = t.astype("i8")
+    return get_array_module(t).where(t < lowest, t + num, t)
+
+
 def sigmoid_cross_entropy(x: Operand, t: Operand, normalize: bool = True, reduce: str = "mean") -> Variable:
     """-t ln sigmoid(x) - (1 - t) ln(1 - sigmoid(x)), for labels of two classes.
 
@@ -313,7 +328,7 @@ def hinge(x: Operand, t: Operand, norm: str = "L1", reduce: str = "mean") -> Var
     t = t.array if isinstance(t, Variable) else t
     if x.ndim != 2 or getattr(t, "shape", None) != x.shape[:1] or t.dtype.kind not in "iu":
         raise expected("hinge", "t", f"integer labels of shape {x.shape[:1]} for x of shape (N, K)", t)
-    check_labels("hinge", "t", t, 0, x.shape[1] - 1)
+    t = class_numbers("hinge", "t", t, x.shape[1])
     xp = get_array_module(x.array)
     sign = xp.where(t[:, None] == xp.arange(x.shape[1]), -1, 1).astype(x.dtype)
     y = maximum(ops.add(ops.mul(x, sign), 1.0), xp.zeros(x.shape, x.dtype))

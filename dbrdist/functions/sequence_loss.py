@@ -23,7 +23,7 @@ from dbrdist.core.tape.function_node import FunctionNode
 from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.activation import log_softmax, softplus
 from dbrdist.functions.connection import embed_id
-from dbrdist.functions.loss import check_labels
+from dbrdist.functions.loss import class_numbers
 from dbrdist.functions.math import logsumexp
 from dbrdist.functions.scores import see_scores
 
@@ -348,8 +348,9 @@ def negative_sampling(
     words = xp.asarray(as_array(samples))
     if words.shape != (shape[0], shape[1] + 1) or words.dtype.kind not in "iu":
         raise expected("negative_sampling", "samples", f"integers of shape {(shape[0], shape[1] + 1)}", words)
-    check_labels("negative_sampling", "samples", words[:, 1:], 0, len(W) - 1)
-    check_labels("negative_sampling", "samples", words[:, :1], -1, len(W) - 1)
+    noise = class_numbers("negative_sampling", "samples", words[:, 1:], len(W))
+    first = class_numbers("negative_sampling", "samples", words[:, :1], len(W), -1)
+    words = xp.concatenate([first, noise], axis=1) if as_chainer[0] else words
     scores = ops.sum(ops.mul(embed_id(xp.maximum(words, 0), W), ops.reshape(x, (len(x), 1, x.shape[1]))), 2)
     signs = xp.where(xp.arange(words.shape[1]) == 0, -1.0, 1.0).astype(x.dtype)
     losses = ops.sum(softplus(ops.mul(scores, signs)), 1)
@@ -397,9 +398,8 @@ def black_out(x: Operand, t: Operand, W: Operand, samples: Operand, reduce: str 
     if getattr(samples, "ndim", None) != 2 or len(samples) != len(x) or samples.dtype.kind not in "iu":
         raise expected("black_out", "samples", f"integers of shape ({len(x)}, S)", samples)
     xp = get_array_module(x)
+    t, samples = (class_numbers("black_out", n, a, len(W)) for n, a in (("t", t), ("samples", samples)))
     words = xp.concatenate([t[:, None], samples], axis=1)
-    check_labels("black_out", "t", t, 0, len(W) - 1)
-    check_labels("black_out", "samples", samples, 0, len(W) - 1)
     scores = ops.sum(ops.mul(embed_id(words, W), ops.reshape(x, (len(x), 1, x.shape[1]))), 2)
     log_p = log_softmax(scores, axis=1)
     # log(1 - p) = log(sum of the other exponentials) - log(sum of all), without cancellation.

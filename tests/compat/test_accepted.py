@@ -113,3 +113,29 @@ def test_zero_dimensional_arrays_as_integers():
     assert len(L.MLPConvolution2D(2, np.array([3, 4]), 1)) == 2
     with pytest.raises(TypeError, match="axis: expected an int, got bool True"):
         F.expand_dims(X, True)
+
+
+def test_negative_labels_count_from_the_end(installed):
+    scores = X - 0.5
+    sign = np.where(np.eye(4)[[0, 3, 2]], -1, 1)
+    with pytest.warns(UserWarning, match=r"hinge: t: .* from -1 to 2 \(accepted, as Chainer did\)"):
+        y = F.hinge(scores, np.array([0, -1, 2], np.int8), reduce="no")
+    np.testing.assert_allclose(y.array, np.maximum(1 + sign * scores, 0), rtol=1e-6)
+    t, words = np.array([0, 1]), np.array([[2, -1], [-2, 0]])
+    with pytest.warns(UserWarning, match=r"black_out: samples: .* from -2 to 2 \(accepted") as given:
+        y = F.black_out(X[:2], t, X.T @ X, words)
+    assert len(given) == 1
+    np.testing.assert_allclose(y.array, F.black_out(X[:2], t, X.T @ X, words % 4).array, rtol=1e-6)
+    samples = np.concatenate([t[:, None], words], axis=1)
+    with pytest.warns(UserWarning, match="negative_sampling: samples: .* from -2 to 2"):
+        y = F.negative_sampling(X[:2], t, X.T @ X, None, 2, samples=samples)
+    expected = F.negative_sampling(X[:2], t, X.T @ X, None, 2, samples=samples % 4)
+    np.testing.assert_allclose(y.array, expected.array, rtol=1e-6)
+
+
+@each(label=[4, -5])
+def test_labels_of_no_class_are_refused(label, installed):
+    with pytest.raises(ValueError, match="hinge: t: expected labels from 0 to 3"):
+        F.hinge(X, np.array([0, label, 1]))
+    with pytest.raises(ValueError, match="black_out: samples: expected labels from 0 to 3"):
+        F.black_out(X[:2], np.array([0, 1]), X.T @ X, np.array([[label], [0]]))
