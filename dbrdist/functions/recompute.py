@@ -65,6 +65,12 @@ class Forget(FunctionNode):
                 state.node = y.node
         self.states = []
 
+    def unchain(self) -> None:
+        """Release what the repeated call would need, too: it has the states before, which know their own functions."""
+        super().unchain()
+        for name in ("func", "assigned", "captured", "kept", "samples"):
+            self.__dict__.pop(name, None)
+
     def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array | None, ...]:
         higher = self._on_variables
         inputs = [self.stand_in(i, x) for i, x in enumerate(self.retained_inputs())]

@@ -401,6 +401,23 @@ def test_states_are_those_of_the_call_after_backward():
     assert node() is None
 
 
+@each(closure=[False, True])
+def test_truncated_backward_releases_the_steps_before(closure):
+    link, cell, nodes = L.LSTM(4, 4), L.StatelessLSTM(4, 4), []
+    c = h = Variable(np.zeros((6, 4), "f"))
+    for _ in range(4):
+        if closure:
+            c, h = F.forget(lambda x, c=c, h=h: cell(c, h, x), X)
+        else:
+            h = F.forget(link, X)
+        nodes.append(weakref.ref(h.node.creator_node))
+        loss = F.sum(h)
+        loss.backward()
+        loss.unchain_backward()
+    del loss
+    assert [node() is None for node in nodes[:-1]] == [True] * 3
+
+
 def test_what_a_classifier_keeps_has_a_graph():
     model = L.Classifier(L.Linear(4, 3))
     F.forget(lambda x: model(x, np.arange(6) % 3), Variable(X))
