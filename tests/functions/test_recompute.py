@@ -485,6 +485,19 @@ def test_gradients_pass_through_nested_states(kind):
     np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
 
 
+def test_a_container_that_holds_itself_is_no_state():
+    link = Chain()
+
+    def called(x):
+        link.tree = {"children": []}
+        link.tree["children"].append(link.tree)
+        return x * 2
+
+    x = Variable(X)
+    F.sum(F.forget(called, x)).backward()
+    assert (x.grad == 2).all() and link.tree["children"] == [link.tree]
+
+
 class MadeByFirstCall(Chain):
     """It makes its parameters, a link and a count of NumPy's when it sees the first input."""
 

@@ -13,6 +13,7 @@ from dbrdist.core.array.config import config
 from dbrdist.core.tape.variable import Variable
 
 _MISSING: Any = object()
+_LEVELS = 4  # of lists and dicts in each other that are looked through
 
 
 class Assignments:
@@ -59,15 +60,24 @@ def _is_parameter(owner: Any, name: str) -> bool:
     return bool(owner.__dict__.get("_within_init_scope")) or name in owner.__dict__.get("_params", ())
 
 
-def _is_state(value: Any) -> bool:
-    if isinstance(value, (list, tuple, dict)):
-        return all(map(_is_state, value.values() if isinstance(value, dict) else value))
+def _parts(value: Any, levels: int) -> Any | None:
+    """What a container holds, None for other values and where containers are nested deeper, as in themselves."""
+    if not levels or not isinstance(value, (list, tuple, dict)):
+        return None
+    return value.values() if isinstance(value, dict) else value
+
+
+def _is_state(value: Any, levels: int = _LEVELS) -> bool:
+    parts = _parts(value, levels)
+    if parts is not None:
+        return all(_is_state(part, levels - 1) for part in parts)
     return value is None or isinstance(value, (Variable, int, float, np.generic)) or is_array(value)
 
 
-def _variables_in(value: Any) -> list[Variable]:
-    if isinstance(value, (list, tuple, dict)):
-        return [v for part in (value.values() if isinstance(value, dict) else value) for v in _variables_in(part)]
+def _variables_in(value: Any, levels: int = _LEVELS) -> list[Variable]:
+    parts = _parts(value, levels)
+    if parts is not None:
+        return [v for part in parts for v in _variables_in(part, levels - 1)]
     return [value] if isinstance(value, Variable) else []
 
 
