@@ -27,6 +27,7 @@ from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating
 from dbrdist.core.tape.elementwise_table import from_kernel, together
 from dbrdist.core.tape.function_node import FunctionNode, call
+from dbrdist.core.tape.repeats import computed_once
 from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.activation import softmax
 
@@ -298,7 +299,8 @@ def zoneout(h: Operand, x: Operand, ratio: float = 0.5) -> Variable:
     if not config.train:
         return x if as_chainer[0] else ops.add(ops.mul(h, ratio), ops.mul(x, 1.0 - ratio))
     if as_chainer[0]:
-        return Zoneout(get_array_module(h.array).random.rand(*x.shape) < ratio).apply((h, x))[0]
+        xp = get_array_module(h.array)
+        return Zoneout(computed_once(lambda: xp.random.rand(*x.shape) < ratio)).apply((h, x))[0]
     return Zoneout(elementwise(lambda bits: bits < ratio * 2.0**32, _bits(h.array))).apply((h, x))[0]
 
 

@@ -20,6 +20,7 @@ from dbrdist.core.tape.backprop import grad
 from dbrdist.core.tape.checks import expected, one_of
 from dbrdist.core.tape.elementwise_table import together
 from dbrdist.core.tape.function_node import FunctionNode
+from dbrdist.core.tape.repeats import computed_once
 from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.activation import log_softmax, softplus
 from dbrdist.functions.connection import embed_id
@@ -341,10 +342,10 @@ def negative_sampling(
     t = _words("negative_sampling", x, t, W)
     xp, shape = get_array_module(x), (len(x), operator.index(sample_size))
     if samples is None and as_chainer[0]:  # the first column is drawn, too, and replaced
-        samples = xp.array(as_array(sampler((shape[0], shape[1] + 1))))
+        samples = xp.array(as_array(computed_once(lambda: sampler((shape[0], shape[1] + 1)))))
         samples[:, 0] = t
     elif samples is None:
-        samples = xp.concatenate([t[:, None], xp.asarray(as_array(sampler(shape)))], axis=1)
+        samples = xp.concatenate([t[:, None], xp.asarray(as_array(computed_once(lambda: sampler(shape))))], axis=1)
     words = xp.asarray(as_array(samples))
     if words.shape != (shape[0], shape[1] + 1) or words.dtype.kind not in "iu":
         raise expected("negative_sampling", "samples", f"integers of shape {(shape[0], shape[1] + 1)}", words)

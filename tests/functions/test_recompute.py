@@ -28,6 +28,7 @@ from dbrdist import (
 from dbrdist.comm import create_multi_node_optimizer
 from dbrdist.comm.communicators.threads import run_threads
 from dbrdist.errors import UsageWarning
+from dbrdist.functions import noise, sequence_loss
 from tests.each import each
 
 X = np.random.default_rng(0).standard_normal((6, 4)).astype("f")
@@ -523,3 +524,19 @@ def test_what_the_first_call_makes_stays():
     assert len(found[1]) == 6
     for plain, forgotten in zip(*found, strict=True):
         np.testing.assert_allclose(forgotten, plain, rtol=1e-4, atol=1e-5)
+
+
+@each(as_in_chainer=[False, True])
+def test_numbers_of_numpy_are_drawn_once(as_in_chainer, monkeypatch):
+    """Those of a sampler, and of zoneout in programs of Chainer."""
+    monkeypatch.setattr(noise, "as_chainer", [as_in_chainer])
+    monkeypatch.setattr(sequence_loss, "as_chainer", [as_in_chainer])
+    W, sampler = Parameter(X), lambda shape: np.random.randint(0, 6, shape)
+
+    def called(x):
+        return F.negative_sampling(F.zoneout(x, x * 2), np.arange(6) % 3, W, sampler, 3)
+
+    x = Variable(X)
+    y = F.forget(called, x)  # which warns of other values
+    y.backward()
+    assert x.grad is not None and W.grad is not None
