@@ -15,6 +15,7 @@ from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_modu
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating
 from dbrdist.core.tape.function_node import FunctionNode, call
+from dbrdist.core.tape.repeats import computed_once
 from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.normalization import (
     batch_normalization,
@@ -58,13 +59,18 @@ def batch_renormalization(
     if not (rmax >= 1 and dmax >= 0):
         raise expected(name, "rmax, dmax", "rmax from 1 on, and dmax from 0 on", f"{rmax} and {dmax}")
     axis = checked_axis(name, x, gamma, None, beta=beta, running_mean=running_mean, running_var=running_var)
-    mean, var = kernels.bn_statistics(as_array(x), axis)
-    xp = get_array_module(mean)
-    deviation = xp.sqrt(running_var + eps)
-    r = xp.clip(xp.sqrt(var + eps) / deviation, 1.0 / rmax, rmax).astype(gamma.dtype)
-    d = xp.clip((mean - running_mean) / deviation, -dmax, dmax).astype(gamma.dtype)
-    if update_statistics:
-        move_running(running_mean, running_var, mean, var, decay, prod(x.shape[i] for i in axis))
+
+    def corrections() -> tuple[Array, Array]:
+        mean, var = kernels.bn_statistics(as_array(x), axis)
+        xp = get_array_module(mean)
+        deviation = xp.sqrt(running_var + eps)
+        r = xp.clip(xp.sqrt(var + eps) / deviation, 1.0 / rmax, rmax).astype(gamma.dtype)
+        d = xp.clip((mean - running_mean) / deviation, -dmax, dmax).astype(gamma.dtype)
+        if update_statistics:
+            move_running(running_mean, running_var, mean, var, decay, prod(x.shape[i] for i in axis))
+        return r, d
+
+    r, d = computed_once(corrections)
     gamma = as_variable(gamma)
     return batch_normalization(x, ops.mul(gamma, r), ops.add(ops.mul(gamma, d), beta), eps=eps, axis=axis)
 

@@ -183,9 +183,6 @@ class BatchRenormalization(BatchNormalization):
         decay, eps, dtype, use_gamma, use_beta, initial_gamma, initial_beta, initial_avg_mean, initial_avg_var: as of
             :class:`BatchNormalization`.
 
-    In a part that is computed again (:func:`dbrdist.functions.forget`) corrections are those of the statistics that
-    have moved since.
-
     Example:
         >>> L.BatchRenormalization(3)(np.ones((8, 3), np.float32)).shape
         (8, 3)

@@ -540,3 +540,13 @@ def test_numbers_of_numpy_are_drawn_once(as_in_chainer, monkeypatch):
     y = F.forget(called, x)  # which warns of other values
     y.backward()
     assert x.grad is not None and W.grad is not None
+
+
+def test_corrections_of_renormalization_are_those_of_the_first_call():
+    found = []
+    for call in (plainly, F.forget):
+        link, x = L.BatchRenormalization(4, 3.0, 5.0), Variable(X)
+        F.sum(call(link, x) ** 3).backward()
+        found.append((x.grad, link.gamma.grad, link.beta.grad, link.avg_mean, link.avg_var))
+    for plain, forgotten in zip(*found):
+        np.testing.assert_allclose(forgotten, plain, rtol=1e-5, atol=1e-6)
