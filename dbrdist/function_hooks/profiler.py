@@ -80,6 +80,7 @@ class Profile:
         self._most_overhead = most_overhead
         self._noted: list[tuple[str, str, str, float, float]] = []
         self._thread = 0
+        self._opened = 0.0  # when the block began
         self._began = self._began_here = 0.0
         self._inner: list[float] = [0.0]  # seconds of functions inside, for each open call
         self._layers: list[str] = []
@@ -92,6 +93,7 @@ class Profile:
 
     def __enter__(self) -> Profile:
         self._thread = threading.get_ident()
+        self._opened = time.perf_counter()
         began = time.thread_time()
         _start(self)
         self._switch_seconds = 2 * (time.thread_time() - began)  # on and off again
@@ -253,7 +255,7 @@ class Profile:
         events = [
             {
                 "name": e.function, "cat": e.phase, "ph": "X", "pid": 0, "tid": 0,
-                "ts": round((e.began - self._began) * 1e6, 1), "dur": round((e.ended - e.began) * 1e6, 1),
+                "ts": round((e.began - self._opened) * 1e6, 1), "dur": round((e.ended - e.began) * 1e6, 1),
                 "args": {"layer": e.layer, "phase": e.phase},
             }
             for e in self.events

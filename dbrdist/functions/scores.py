@@ -23,6 +23,7 @@ _FAULTS = {
 _BY_HAND = ("div", "exp", "clip", "reciprocal")  # the last steps of a softmax or sigmoid that a program writes itself
 NOT_SCORES = frozenset((*_FAULTS, "Reshape", *_BY_HAND))
 _LOOKED_AT = 16  # examples
+_ROUNDING = 1e-2  # of targets, as of resized images, whose filters reach a little beyond
 
 
 def see_scores(loss: str, x: Operand) -> None:
@@ -76,7 +77,7 @@ def see_targets(loss: str, name: str, t: Any) -> None:
         return
     some = t.reshape(-1)[:: -(-t.size // 1024)] if t.flags.c_contiguous else t[:1]
     low, high = float(some.min()), float(some.max())
-    if low < 0 or high > 1:
+    if low < -_ROUNDING or high > 1 + _ROUNDING:
         words = f"expected probabilities from 0 to 1, got numbers from {low:.6g} to {high:.6g}"
         hint = "divide pixels by 255" if low >= 0 and high > 2 else "bring them to that range first"
         warn(f"{loss}: {name}: {words}, for which the loss is no likelihood and has no smallest value; {hint}")

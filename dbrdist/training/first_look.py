@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from dbrdist.core.usage.mistakes import warn
+from dbrdist.training.parallel_updater import ParallelUpdater
 from dbrdist.training.triggers import IntervalTrigger, ManualScheduleTrigger
+from dbrdist.training.updater import StandardUpdater
 
 _VANISHED = 1e-6  # a rate times this trains nothing any more
 _MARGIN = 1.5  # what a conversion of units may be off by: ranks, or a last batch that is short
@@ -18,21 +20,34 @@ def see_triggers(trainer: Any, entries: Iterable[Any]) -> None:
     if type(stop) is not IntervalTrigger:
         return
     steps = _steps_of_epoch(trainer.updater)
+    is_trial = _is_trial(stop, steps)
     for entry in entries:
         is_result = entry.is_told_when and not getattr(entry.extension, "may_come_later", False)
-        if is_result and _is_too_late(entry.trigger, stop, steps):
+        if is_result and not (is_trial or entry.before_training) and _is_too_late(entry.trigger, stop, steps):
             warn(
                 f"Trainer: {entry.name} is never called in this run, which ends after {stop.period} {stop.unit}s: its "
                 f"trigger is {_words(entry.trigger)}"
             )
         shrink = getattr(entry.extension, "factor_of_each_call", None)
-        if shrink is not None and not entry.is_told_when and (stop.unit == "iteration" or steps is not None):
+        if shrink is not None and _is_each_step(entry) and (stop.unit == "iteration" or steps is not None):
             calls = stop.period * (1 if stop.unit == "iteration" else steps or 1)
             if 0 < shrink < 1 and shrink**calls < _VANISHED:
                 words = f"multiplies the rate by {shrink:g} after each iteration, some {calls:.0f} times in this run"
                 warn(
                     f"Trainer: {entry.name} {words}; for once per epoch write trainer.extend(..., trigger=(1, 'epoch'))"
                 )
+
+
+def _is_trial(stop: IntervalTrigger, steps: float | None) -> bool:
+    """Whether a run ends within its first epoch, as one that only tries whether a program works."""
+    return stop.period < (1 if stop.unit == "epoch" else steps or 0)
+
+
+def _is_each_step(entry: Any) -> bool:
+    """Whether an extension is called at each iteration, and nobody has said so."""
+    trigger = entry.trigger
+    is_default = not entry.is_told_when and type(trigger) is IntervalTrigger
+    return is_default and (trigger.period, trigger.unit) == (1, "iteration")
 
 
 def _is_too_late(trigger: Any, stop: IntervalTrigger, steps: float | None) -> bool:
@@ -58,7 +73,10 @@ def _words(trigger: Any) -> str:
 
 
 def _steps_of_epoch(updater: Any) -> float | None:
-    """How many steps an epoch takes, where its main iterator says so."""
+    """How many steps an epoch takes, where its main iterator says so; one's own updater may take several batches."""
+    kind, ours = type(updater), (StandardUpdater.update_core, ParallelUpdater.update_core)
+    if getattr(kind, "update_core", None) not in ours or kind.update is not StandardUpdater.update:
+        return None
     try:
         iterator = updater.get_iterator("main")
         return float(len(iterator.dataset) / iterator.batch_size)

@@ -123,7 +123,7 @@ class Clock:
         return Clock.now
 
 
-def test_with_a_bound_on_the_overhead_steps_of_a_small_network_are_recorded_in_bursts(monkeypatch):
+def test_with_a_bound_on_the_overhead_steps_of_a_small_network_are_recorded_in_bursts(monkeypatch, tmp_path):
     net = L.Linear(3, 2)
     optimizer = optimizers.SGD(0.1).setup(net)
 
@@ -147,6 +147,8 @@ def test_with_a_bound_on_the_overhead_steps_of_a_small_network_are_recorded_in_b
     assert linear.calls["forward"] == linear.calls["backward"] == fast.num_recorded
     assert fast.entries["SGD", ""].calls["update"] == fast.num_recorded
     assert fast.seconds < 0.5 * 2000 * 50e-6
+    fast.write_trace(tmp_path / "t.json")  # Perfetto drops what lies before 0
+    assert min(event["ts"] for event in json.loads((tmp_path / "t.json").read_text())["traceEvents"]) >= 0
     assert f"profile: {fast.num_recorded} of 2,000 steps in" in next(fast.lines())
     with dbrdist.profile(most_overhead=0.05) as slow:
         for _ in range(50):

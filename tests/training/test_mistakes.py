@@ -222,6 +222,27 @@ def manual(*points, unit="epoch"):
     return triggers.ManualScheduleTrigger(list(points), unit)
 
 
+def rarely_shifted():
+    shift = extensions.ExponentialShift("lr", 0.5)
+    shift.trigger = (10, "epoch")
+    return shift
+
+
+def several_batches():
+    """With an updater whose steps take five batches each, 8 of them are 10 epochs."""
+
+    class Updater(training.StandardUpdater):
+        def update_core(self):
+            for _ in range(5):
+                super().update_core()
+
+    called, optimizer = [], optimizers.SGD(0.1).setup(L.Classifier(Net()))
+    made = training.Trainer(Updater(iterators.SerialIterator(DATA, 4), optimizer), (8, "iteration"))
+    made.extend(lambda trainer: called.append(trainer.updater.epoch), name="mine", trigger=(5, "epoch"))
+    made.run()
+    assert called == [5]
+
+
 WARNED = {
     **{
         f"never called, {i}": (
@@ -235,7 +256,7 @@ WARNED = {
                 ((2, "epoch"), (100, "iteration")),
                 ((8, "iteration"), (10, "epoch")),
                 ((2, "epoch"), manual(30, 60)),
-                ((3, "iteration"), manual(5, unit="iteration")),
+                ((5, "iteration"), manual(7, unit="iteration")),
             )
         )
     },
@@ -315,6 +336,12 @@ NOT_WARNED = {
     "a rate that falls after this part of a run": runs(
         lambda: extensions.ExponentialShift("lr", 0.5), (2, "epoch"), trigger=(30, "epoch")
     ),
+    "a trial run within the first epoch": runs(extensions.LogReport, (3, "iteration"), trigger=(1000, "iteration")),
+    "called before the training": runs(
+        extensions.LogReport, (2, "epoch"), trigger=(9, "epoch"), call_before_training=True
+    ),
+    "a decay with a trigger of its own": runs(rarely_shifted, (30, "epoch")),
+    "several batches in each update": several_batches,
     "an epoch that is about as long": runs(extensions.LogReport, (4, "iteration"), trigger=(1, "epoch")),
 }
 

@@ -62,22 +62,31 @@ class _WatchedPasses:
     def __init__(self, node: VariableNode) -> None:
         self._node = node
         self._thread = threading.get_ident()
-        self._seen: weakref.WeakSet[VariableNode] = weakref.WeakSet()
+        self._seen: weakref.WeakKeyDictionary[VariableNode, float | None] = weakref.WeakKeyDictionary()
+        self._now: list[VariableNode] = []
         self.is_repeated = False
 
     def before(self, outputs: Sequence[Any]) -> None:
-        """Note the losses of this pass."""
+        """Note the losses of this pass; what begins with another gradient than before is no repetition."""
         if threading.get_ident() != self._thread:
             return
         g = self._node.gradient
         g = getattr(g, "array", g)
-        ends = [y.node for y in outputs]
-        if any(node in self._seen for node in ends) and g is not None and bool(g.any()):
+        self._now = [y.node for y in outputs if y.size == 1]  # of others a program gives the gradients
+        are_again = any(node in self._seen and self._seen[node] == _number(node.gradient) for node in self._now)
+        if are_again and g is not None and bool(g.any()):
             self.is_repeated = True
-        self._seen.update(ends)
 
     def after(self) -> None:
-        """What the pass adds is of no interest."""
+        """Note the gradients that the losses have now."""
+        if threading.get_ident() == self._thread:
+            self._seen.update({node: _number(node.gradient) for node in self._now})
+            self._now = []
+
+
+def _number(gradient: Any) -> float | None:
+    array = getattr(gradient, "array", gradient)
+    return None if array is None else float(array.reshape(()))
 
 
 _STEPS_OF_GROWTH = 4

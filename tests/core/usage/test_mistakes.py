@@ -546,6 +546,19 @@ def exhausted():
             pass
 
 
+def jacobian(end):
+    """Several passes from one output in each step, each with another gradient of its own."""
+    model = Net()
+    optimizer = sgd(model)
+    for _ in range(3):
+        model.cleargrads()
+        y = end(model(X))
+        for k in range(1, 3):
+            y.grad = np.full(y.shape, k / 4, np.float32)
+            y.backward()
+        optimizer.update()
+
+
 def twice(clear=False):
     """Two backward passes from one loss in each step."""
     model = Net()
@@ -955,6 +968,9 @@ NOT_WARNED = {
     ),
     "probabilities for bernoulli_nll": lambda: F.bernoulli_nll(GREY / 255, NET(X)),
     "functions in several places": lambda: dbrdist.Sequential(L.Linear(4, 4), F.relu, L.Linear(4, 4), F.relu),
+    "passes with gradients of one's own": lambda: jacobian(lambda y: y),
+    "passes of a loss with other weights": lambda: jacobian(F.sum),
+    "targets of a resized image": lambda: F.bernoulli_nll(GREY / 255 * np.float32(1.000001), NET(X)),
     "copies that share": lambda: dbrdist.Sequential(L.Linear(4, 4)).repeat(3, "share"),
     "links without parameters": lambda: dbrdist.ChainList(*[dbrdist.Chain()] * 2),
     "decorated function": lambda: predicted(2),
