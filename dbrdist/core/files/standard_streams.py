@@ -6,10 +6,12 @@ import contextlib
 import errno
 import io
 import os
+import select
 import sys
 from typing import Any
 
 _GONE = (None, errno.EPIPE, errno.EBADF, errno.EIO)  # nobody reads any more, or there is none
+_PIECE = 1024  # characters at a time: they fit into Python's buffer, which loses what does not while a pipe is full
 
 
 class StandardStream:
@@ -36,27 +38,27 @@ class StandardStream:
 
     def write(self, words: str) -> int:
         """Write words, and pass them on at once."""
-        stream = self._stream
+        try:
+            for start in range(0, len(words) or 1, _PIECE):
+                self._put(self._stream, words[start : start + _PIECE])
+        except (OSError, ValueError, AttributeError) as error:
+            self._drop(error)
+        return len(words)
+
+    def _put(self, stream: Any, words: str) -> None:
+        _wait(stream)
         try:
             stream.write(words)
         except UnicodeEncodeError:
-            escaped = words.encode(self.encoding, "backslashreplace").decode(self.encoding)
-            with contextlib.suppress(OSError, ValueError):
-                stream.write(escaped)
-        except (OSError, ValueError, AttributeError) as error:
-            self._drop(error)
-            return len(words)
-        self.flush()
-        return len(words)
+            stream.write(words.encode(self.encoding, "backslashreplace").decode(self.encoding))
+        _flush(stream)
 
     def flush(self) -> None:
         """Pass on what waits, such as what the program itself has written."""
-        stream = self._stream
-        if hasattr(stream, "flush"):  # a program's own may have none
-            try:
-                stream.flush()
-            except (OSError, ValueError) as error:
-                self._drop(error)
+        try:
+            _flush(self._stream)
+        except (OSError, ValueError) as error:
+            self._drop(error)
 
     def isatty(self) -> bool:
         """Whether somebody reads it at a terminal."""
@@ -85,6 +87,29 @@ class StandardStream:
                 null = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(null, self._stream.fileno())
                 os.close(null)
+
+
+def _flush(stream: Any) -> None:
+    """Pass on what waits; a pipe that does not block, and is full, is waited for as one that does."""
+    while hasattr(stream, "flush"):  # a program's own may have none
+        try:
+            stream.flush()
+            return
+        except BlockingIOError:
+            if not _wait(stream):
+                raise
+
+
+def _wait(stream: Any) -> bool:
+    """True after a wait until a pipe that does not block has room.
+
+    Where Python has no buffer, it drops what finds no room, and says nothing.
+    """
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # no file, or no file of this system's
+        if not os.get_blocking(descriptor := stream.fileno()):
+            select.select([], [descriptor], [])
+            return True
+    return False
 
 
 stdout, stderr = StandardStream("stdout"), StandardStream("stderr")

@@ -91,6 +91,29 @@ class Full(io.StringIO):
         return 99
 
 
+SLOWLY_READ = """\
+import os, sys
+from dbrdist.core.files.standard_streams import stdout
+os.set_blocking(1, False)
+for i in range(500):
+    stdout.write(f"{i}{'.' * 1000}\\n")
+stdout.write("." * 300_000 + "\\n")
+sys.stdout.write("the end\\n")
+"""
+
+
+@each(unbuffered=["", "1"])
+def test_a_pipe_that_does_not_block_loses_nothing(unbuffered):
+    """Another program that shares a terminal or a pipe may have set it so."""
+    path = os.pathsep.join([os.getcwd(), os.path.join(os.getcwd(), "launch"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": unbuffered}
+    with subprocess.Popen([sys.executable, "-c", SLOWLY_READ], stdout=subprocess.PIPE, env=environment) as child:
+        first = os.read(child.stdout.fileno(), 100)  # it has begun
+        lines = (first + child.stdout.read()).decode().split("\n")
+    assert [line.strip(".") for line in lines] == [*map(str, range(500)), "", "the end", ""]
+    assert len(lines[500]) == 300_000 and child.returncode == 0
+
+
 def test_a_full_disk_is_told_once_and_a_file_of_the_program_stays(monkeypatch):
     told = io.StringIO()
     monkeypatch.setattr(sys, "stdout", Full())
