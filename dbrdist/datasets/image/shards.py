@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 from collections import deque
@@ -62,36 +64,51 @@ def prepare_shards(
         progress: called with (done, total) after each image.
     """
     _check_numbers(size, quality, shard_bytes)
-    mark = _begin(os.fspath(folder))
-    writer = _Shards(index, os.fspath(folder), shard_bytes)
-    smaller = _ordered(lambda i: _attempt(index, i, lambda data: shrunk(data, size, quality)), len(index), num_threads)
-    samples = _reported(enumerate(smaller), len(index), progress)
-    writer.write(samples)
-    if writer.found.num_good:
-        contents = scan_any(os.fspath(folder))
-        write_index(os.path.join(folder, FILE_NAME), contents._replace(classes=index.classes))
-    os.remove(mark)
+    with _begun(os.fspath(folder)) as mark:
+        writer = _Shards(index, os.fspath(folder), shard_bytes)
+        smaller = _ordered(
+            lambda i: _attempt(index, i, lambda data: shrunk(data, size, quality)), len(index), num_threads
+        )
+        samples = _reported(enumerate(smaller), len(index), progress)
+        writer.write(samples)
+        if writer.found.num_good:
+            contents = scan_any(os.fspath(folder))
+            write_index(os.path.join(folder, FILE_NAME), contents._replace(classes=index.classes))
+        os.remove(mark)
     return writer.found
 
 
-_OURS = re.compile(r"images-\d{6}\.tar(\.tmp-.*)?|" + re.escape(UNFINISHED))
+_OURS = re.compile(rf"images-\d{{6,}}\.tar(\.tmp-.*)?|{re.escape(FILE_NAME)}\.tmp-.*")
 
 
-def _begin(folder: str) -> str:
+@contextlib.contextmanager
+def _begun(folder: str) -> Iterator[str]:
     """Make the folder, or empty it of what an interrupted start has left; the path of the mark that it is unfinished.
 
-    With the mark nobody takes the shards that are there for all.
+    With the mark nobody takes the shards that are there for all. A lock on it keeps other starts away; on file systems
+    without locks nobody is kept out.
     """
     os.makedirs(folder, exist_ok=True)
-    names, mark = os.listdir(folder), os.path.join(folder, UNFINISHED)
-    if UNFINISHED in names and all(map(_OURS.fullmatch, names)):
-        for name in sorted(names, key=lambda name: name == UNFINISHED):  # the mark goes last
+    mark = os.path.join(folder, UNFINISHED)
+    is_new = not os.path.exists(mark)
+    with open(mark, "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            words = "another dbrdist-data prepare writes to it; wait until it ends, or take another folder"
+            raise FileExistsError(f"{folder}: {words}") from None
+        except OSError:
+            pass
+        names = [name for name in os.listdir(folder) if name != UNFINISHED]
+        if names and (is_new or not all(map(_OURS.fullmatch, names))):
+            if is_new:
+                os.remove(mark)
+            raise FileExistsError(
+                f"expected an empty folder for the shards, but {folder} has files in it; empty it first"
+            )
+        for name in names:
             os.remove(os.path.join(folder, name))
-        names = []
-    if names:
-        raise FileExistsError(f"expected an empty folder for the shards, but {folder} has files in it; empty it first")
-    open(mark, "x").close()
-    return mark
+        yield mark
 
 
 def _check_numbers(size: int, quality: int, shard_bytes: int) -> None:

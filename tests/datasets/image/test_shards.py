@@ -168,6 +168,29 @@ def test_shards_that_are_not_all_there_are_not_taken_for_all(root, tmp_path, aft
         prepare_shards(index, out)
 
 
+def test_two_starts_at_once_do_not_meet(root, tmp_path):
+    """As `mpiexec -n 2 dbrdist-data prepare` makes them."""
+    index, out, refused = open_images(root), tmp_path / "out", []
+
+    def meanwhile(done, total):
+        if not refused:
+            with pytest.raises(FileExistsError, match="another dbrdist-data prepare writes to it") as error:
+                prepare_shards(index, out, size=60)
+            refused.append(error)
+
+    prepare_shards(index, out, size=60, shard_bytes=3000, progress=meanwhile)
+    assert refused and len(open_images(out)) == 10
+
+
+def test_half_an_index_is_no_file_of_others(root, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in (".unfinished", "dbrdist.index.tmp-7-8"):
+        (out / name).touch()
+    prepare_shards(open_images(root), out, size=60)
+    assert sorted(path.name for path in out.iterdir()) == ["dbrdist.index", "images-000000.tar"]
+
+
 def test_files_of_others_in_an_unfinished_folder_are_left_alone(root, tmp_path):
     (tmp_path / "out").mkdir()
     for name in (".unfinished", "images-000000.tar", "mine.tar"):
