@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dbrdist.cli.output.folder import FINDINGS
+from dbrdist.cli.output.refuse import WRONG, Refused
 from dbrdist.core.files.serializer import AbstractSerializer, write_atomically
 from dbrdist.core.model.reporter import as_number
 from dbrdist.training import Extension, plotting
@@ -50,6 +51,9 @@ class RangeTest(Extension):
         self._set_rate(trainer)
 
     def __call__(self, trainer: Trainer) -> None:
+        if "main/loss" not in trainer.observation:
+            words = "needs the loss of each step, but the updater reports none"
+            raise Refused(f"lr_finder: the range test {words}; call report({{'loss': loss}}, model) in it", WRONG)
         self.losses.append(as_number(trainer.observation["main/loss"]))
         self._set_rate(trainer)
 

@@ -452,7 +452,8 @@ class TrainingRun:
         if summary["iterations"] % self.config.accumulate and summary["status"] == "finished":
             self.say(left_over(self.config, summary["iterations"]))
         best = self.config.snapshot.best
-        if best is not None and self.range_test is None and not os.path.exists(self.folder.file(BEST)):
+        is_training = self.range_test is None and self.config.batch_finder is None
+        if best is not None and is_training and not os.path.exists(self.folder.file(BEST)):
             self.say(f"snapshot.best: no {BEST} was saved, because nothing was observed as {best!r}")
         epochs = counted(f"{summary['epochs']:.4g}", "epoch")
         done = f"{epochs}, {counted(summary['iterations'], 'step')}"

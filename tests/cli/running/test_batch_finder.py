@@ -116,6 +116,31 @@ def test_memory_that_runs_out_in_a_step_ends_the_test(run, monkeypatch):
     assert [row["batch"] for row in read("result/batch_finder.csv")] == [4, 8]
 
 
+SILENT = """\
+from dbrdist import functions as F
+from dbrdist.training import StandardUpdater
+
+class Silent(StandardUpdater):
+    def update_core(self):
+        optimizer = self.get_optimizer("main")
+        inputs, labels = self.converter(self.get_iterator("main").next(), self.input_device)
+        optimizer.target.cleargrads()
+        F.softmax_cross_entropy(optimizer.target.predictor(inputs), labels).backward()
+        optimizer.update()
+"""
+
+
+@pytest.mark.slow
+def test_an_updater_that_reports_no_loss(run):
+    """A batch is timed without one; the range test needs it, and says so."""
+    Path("silent_updater.py").write_text(SILENT)
+    words = ("run.yaml", "model=mlp", "transforms.train=[]", "updater=silent_updater:Silent")
+    code, out, err = run(*words, "batch_finder={lowest: 4, highest: 8, steps: 1}", "snapshot.best=main/loss")
+    assert code == 0 and "begin with batch=" in out and "no snapshot_best" not in out, (out, err)
+    code, _, err = run(*words, "lr_finder={steps: 10}", "out=other")
+    assert code == 2 and "lr_finder: the range test needs the loss of each step, but the updater reports none" in err
+
+
 @pytest.mark.mpiexec
 @pytest.mark.programs
 @pytest.mark.slow
