@@ -184,7 +184,7 @@ def _warn_of_shared(where: str, layers: Sequence[Any]) -> None:
         link = layers[places[0]]
         warn(
             f"{where}: layers {places[0]} and {places[1]} are the same {type(link).__name__}, so that they share "
-            "their weights; link.repeat(n) makes layers with weights of their own, link.repeat(n, 'share') says so"
+            "their weights; link.repeat(n) makes layers with weights of their own; to share, call a link several times"
         )
 
 
