@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ class Assignments:
 
     def __init__(self) -> None:
         self._before: dict[tuple[int, str], tuple[Any, str, Any]] = {}
-        self._made: dict[int, Any] = {}  # links that the calls themselves make: they stay
+        self._made: dict[int, object] = {}  # links that the calls themselves make: they stay
 
     def note(self, owner: Any, name: str, value: Any) -> None:
         """Keep what the attribute is before its first assignment; of a link that is being made, the first value."""
@@ -55,26 +55,26 @@ def _assign(values: Any) -> None:
             owner.__dict__[name] = value
 
 
-def _is_parameter(owner: Any, name: str) -> bool:
+def _is_parameter(owner: object, name: str) -> bool:
     """Is, or becomes, the attribute a parameter of its link?"""
     return bool(owner.__dict__.get("_within_init_scope")) or name in owner.__dict__.get("_params", ())
 
 
-def _parts(value: Any, levels: int) -> Any | None:
+def _parts(value: object, levels: int) -> Collection[object] | None:
     """What a container holds, None for other values and where containers are nested deeper, as in themselves."""
     if not levels or not isinstance(value, (list, tuple, dict)):
         return None
     return value.values() if isinstance(value, dict) else value
 
 
-def _is_state(value: Any, levels: int = _LEVELS) -> bool:
+def _is_state(value: object, levels: int = _LEVELS) -> bool:
     parts = _parts(value, levels)
     if parts is not None:
         return all(_is_state(part, levels - 1) for part in parts)
     return value is None or isinstance(value, (Variable, int, float, np.generic)) or is_array(value)
 
 
-def _variables_in(value: Any, levels: int = _LEVELS) -> list[Variable]:
+def _variables_in(value: object, levels: int = _LEVELS) -> list[Variable]:
     parts = _parts(value, levels)
     if parts is not None:
         return [v for part in parts for v in _variables_in(part, levels - 1)]
