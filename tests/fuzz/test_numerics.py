@@ -39,7 +39,7 @@ def rounded_quotients(monkeypatch):
 
 
 def any_label(monkeypatch):
-    monkeypatch.setattr(loss, "check_labels", lambda *arguments: None)
+    monkeypatch.setattr(loss, "class_numbers", lambda function, argument, t, *bounds: t)
 
 
 def tangent_alone(monkeypatch):

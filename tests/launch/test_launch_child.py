@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from dbrdist_launch import limits, linux, messages
+from dbrdist_launch import entry, limits, linux, messages
 from dbrdist_launch import main as mains
 from dbrdist_launch.inherited import Inherited
 from dbrdist_launch.launcher.starter_output import StarterOutput
@@ -402,25 +402,13 @@ def test_the_launcher_ends_with_the_code_of_its_job(monkeypatch, capsys, error, 
         assert capsys.readouterr().err.partition(" at ")[0] == said
 
 
-def test_a_reader_that_has_gone_does_not_change_the_code(monkeypatch):
-    def fail():
-        raise BrokenPipeError
-
-    left = []
-    monkeypatch.setattr(mains.sys, "stdout", SimpleNamespace(flush=fail))
-    monkeypatch.setattr(mains.os, "_exit", left.append)
-    with pytest.raises(SystemExit):
-        mains._leave(3)
-    monkeypatch.undo()
-    assert left == [3]
-
-
 def test_closed_standard_files_are_opened_again():
     def act():
         for number in (0, 1, 2):
             os.close(number)
         sys.stdout = sys.stderr = None
-        mains._open_standard_files()
+        entry._raw.clear()
+        entry.protect_streams()
         null = os.stat(os.devnull)
         are_open = all(os.path.samestat(os.fstat(number), null) for number in (0, 1, 2))
         return 7 if are_open and (sys.stdout.fileno(), sys.stderr.fileno()) == (1, 2) else 8
