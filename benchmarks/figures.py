@@ -278,7 +278,7 @@ GROUPS: dict[str, list[Row]] = {
         ),
         Row(
             "elementwise functions, activations and losses, forward and backward, 1 M float32, against PyTorch 2.13",
-            "median 0.90, each 1.30", "elementwise", _elementwise,
+            "median 0.85, each 1.20", "elementwise", _elementwise,
         ),
         Row(
             "functions, forward and backward with the sizes of Chainer's examples, against Chainer 7.8.1 on NumPy 1.23",
