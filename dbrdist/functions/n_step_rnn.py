@@ -63,8 +63,7 @@ class _LSTMCell(_Cell):
     @staticmethod
     def pull(saved: tuple[Array, ...], gs: list[Array], gzx: Array, gzh: Array) -> list[Any]:
         z, t, c_prev = saved
-        a, i, f, o = z
-        gh, gc = gs
+        (a, i, f, o), (gh, gc) = z, gs
         g = t * t
         g -= 1.0
         g *= o

@@ -14,7 +14,8 @@ from dbrdist_launch.backends.job import Host, Job
 from dbrdist_launch.backends.mpi import Starter
 from dbrdist_launch.launcher import attempt as attempts
 from dbrdist_launch.launcher import suspension
-from dbrdist_launch.launcher.attempt import Attempt, LaunchPlan
+from dbrdist_launch.launcher.attempt import Attempt
+from dbrdist_launch.launcher.plan import LaunchPlan
 from dbrdist_launch.launcher.report import Failure
 from dbrdist_launch.launcher.settings import LaunchSettings
 from dbrdist_launch.messages import Exit, Hello

@@ -11,8 +11,8 @@ from dbrdist_launch.backends.job import Host, Job, Place
 from dbrdist_launch.backends.mpi import Library, Starter
 from dbrdist_launch.errors import LaunchError, place_of
 from dbrdist_launch.identity import of_environment
-from dbrdist_launch.launcher.attempt import LaunchPlan, Outcome
 from dbrdist_launch.launcher.output import Piece
+from dbrdist_launch.launcher.plan import LaunchPlan, Outcome
 from dbrdist_launch.launcher.ranks import Rank
 from dbrdist_launch.launcher.report import Failure, as_text
 

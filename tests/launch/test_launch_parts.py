@@ -17,7 +17,7 @@ from dbrdist_launch.backends.mpi import Library, Starter
 from dbrdist_launch.errors import LaunchError
 from dbrdist_launch.launcher import environment as forwarding
 from dbrdist_launch.launcher import jobs, report, stalls
-from dbrdist_launch.launcher.attempt import Outcome
+from dbrdist_launch.launcher.plan import Outcome
 from dbrdist_launch.launcher.pool import HostPool
 from dbrdist_launch.launcher.ranks import Rank
 from dbrdist_launch.launcher.report import Failure

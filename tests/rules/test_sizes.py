@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FILES = [p for room in ("dbrdist", "launch/dbrdist_launch") for p in sorted((ROOT / room).rglob("*.py"))]
-MOST_LINES = 504  # of a file, without arguments, errors and examples in docstrings
+MOST_LINES = 500  # of a file, without arguments, errors and examples in docstrings
 MOST_LINES_OF_A_FUNCTION = 60  # without its docstring and the functions within it
 
 # What is longer, with its own limit and the reason.

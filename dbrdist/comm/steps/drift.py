@@ -61,9 +61,9 @@ class Drift:
                 named = named[begin : begin + _NUM_PARAMS]
         checksum = 1
         for _, p in named:
-            if p.is_initialized and p.array.size:  # a hook may have taken elements away
-                place = samples.places(p.array.shape, _NUM_ELEMENTS)
-                checksum = zlib.crc32(to_cpu(p.array[place]).tobytes(), checksum)
+            if p.is_initialized and (a := p.array).size:  # a hook may have taken elements away
+                some = a[samples.places(a.shape, _NUM_ELEMENTS)]
+                checksum = zlib.crc32((some if type(some) is np.ndarray else to_cpu(some)).tobytes(), checksum)
         self.checksum = checksum
 
     def compare(self, comm: Any, t: int, own_hooks: Sequence[str]) -> None:

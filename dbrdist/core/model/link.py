@@ -523,5 +523,4 @@ class _TypedNaN:
 
 
 def _join(prefix: str, pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    for path, value in pairs:
-        yield prefix + path, value
+    return ((prefix + path, value) for path, value in pairs)

@@ -45,10 +45,8 @@ class Slot:
     __slots__ = ("arena", "index", "start", "stop")
 
     def __init__(self, arena: Arena, index: int, start: int, stop: int) -> None:
-        self.arena = arena
-        self.index = index
-        self.start = start
-        self.stop = stop
+        self.arena, self.index = arena, index
+        self.start, self.stop = start, stop
 
 
 class Kept:

@@ -22,8 +22,7 @@ from .judge import Judge
 from .listener import ConnectionListener
 from .output import Output
 from .pieces import SPAWNED, Piece
-from .plan import LaunchPlan as LaunchPlan
-from .plan import Outcome as Outcome
+from .plan import LaunchPlan, Outcome
 from .process import StarterProcess
 from .questions import Questions
 from .ranks import Rank
@@ -88,16 +87,13 @@ class Attempt:
         # Where all ranks are here the program's own children shall not inherit these: a folder holds them.
         told = {ADDRESS: self.listeners[-1].address, TOKEN: self.plan.token} if self.plan.told_by_environment else {}
         # Ours come first: of mpiexec's environment the last must be what the backend wants it to be.
-        environment = {**told, **self.plan.environment}
-        self.starter = self.judge.starter = StarterProcess(
-            self.plan.command, environment, self.plan.backend, self.inherited
-        )
+        given = self.plan.command, {**told, **self.plan.environment}, self.plan.backend, self.inherited
+        self.starter = self.judge.starter = StarterProcess(*given)
         self.output.written = self._on_written
         self.output.start()
         try:
             self.loop.watch(self.wake_read, self._on_wake)
-            words = StarterOutputs(self.loop, self.starter.pipes, self._starter_said, self.output.take)
-            self.starter_outputs = words
+            self.starter_outputs = StarterOutputs(self.loop, self.starter.pipes, self._starter_said, self.output.take)
             if self.starter.input is not None:
                 self.typed = Typed(self.loop, self.starter.input, self.output.echo)
             while not self._turn():

@@ -7,7 +7,7 @@ import re
 import subprocess
 
 from .. import codes
-from .attempt import Outcome
+from .plan import Outcome
 
 _BACK = "Slurm job {} is back in the queue"
 _SECONDS = (86400, 3600, 60, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .. import codes, limits
-from .attempt import Outcome
+from .plan import Outcome
 
 
 @dataclass(eq=False, repr=False)

@@ -19,7 +19,7 @@ from typing import Any
 
 from .. import wire
 from ..errors import LaunchError
-from .attempt import Outcome
+from .plan import Outcome
 
 
 class LaunchFolder:

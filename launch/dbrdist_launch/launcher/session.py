@@ -21,10 +21,11 @@ from ..rank.surroundings import ADDRESS, TOKEN
 from ..signals import PASSED_ON, REAL_TIME, STOPS
 from ..wire import whole
 from . import binding, environment, report
-from .attempt import Attempt, LaunchPlan, Outcome
+from .attempt import Attempt
 from .events import Events
 from .jobs import JobFolder
 from .output import Output
+from .plan import LaunchPlan, Outcome
 from .pool import HostPool, probe_by_ssh
 from .program import mpi_of_binary, resolve
 from .requeue import requeue
