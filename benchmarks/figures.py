@@ -282,7 +282,7 @@ GROUPS: dict[str, list[Row]] = {
         ),
         Row(
             "functions, forward and backward with the sizes of Chainer's examples, against Chainer 7.8.1 on NumPy 1.23",
-            "median 0.70, each 1.20 of its time", "vocabulary", _vocabulary,
+            "median 0.50, each 1.20 of its time", "vocabulary", _vocabulary,
         ),
         Row(
             "`import dbrdist, dbrdist.functions, dbrdist.links`, without the time for NumPy", "0.25 s", "imports",

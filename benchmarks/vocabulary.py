@@ -1,7 +1,7 @@
 """Every differentiable function against Chainer 7.8.1 on NumPy 1.23: forward and backward, float32, one thread.
 
 The same call runs on both sides, at sizes of Chainer's examples. Goal: none above 1.2 of Chainer's time, the median at
-most 0.7. Views are above it by intent: a leaf copies a gradient that is a view of the one that the caller gave (in
+most 0.5. Views are above it by intent: a leaf copies a gradient that is a view of the one that the caller gave (in
 transpose, moveaxis, rollaxis, swapaxes, concat, stack and add), so that changing one leaves the other as it is; Chainer
 hands the caller's own array on.
 

@@ -134,6 +134,8 @@ def _sample(y: Any) -> Any:
 
 def _are_close(before: Any, now: Any) -> bool:
     """Up to roundings: another thread count may add in another order."""
+    if before.shape == now.shape and (before == now).all():  # nearly always, at a tenth of the cost of the comparison
+        return True
     finite = before[np.isfinite(before)]
     size = float(abs(finite).max()) if finite.size else 0.0
     return before.shape == now.shape and np.allclose(before, now, rtol=1e-2, atol=1e-3 * size, equal_nan=True)
