@@ -96,37 +96,37 @@ class Distribution:
         raise self._not_there("entropy")
 
     def log_prob(self, x: Any) -> Variable:
-        """The logarithm of the density or probability at x."""
+        """The logarithm of the density or probability at ``x`` (sample_shape + batch_shape + event_shape)."""
         raise self._not_there("log_prob")
 
     def prob(self, x: Operand | Number) -> Variable:
-        """The density or probability at x."""
+        """The density or probability at ``x``, shaped as for :meth:`log_prob`."""
         return F.exp(self.log_prob(x))
 
     def cdf(self, x: Operand | Number) -> Variable:
-        """The probability of an outcome up to x."""
+        """The probability of an outcome up to ``x``, which is broadcast against the parameters."""
         raise self._not_there("cdf")
 
     def log_cdf(self, x: Any) -> Variable:
-        """The logarithm of :meth:`cdf`."""
+        """The logarithm of :meth:`cdf` at ``x``."""
         with np.errstate(divide="ignore"):
             return F.log(self.cdf(x))
 
     def survival_function(self, x: Any) -> Variable:
-        """The probability of an outcome above x."""
+        """The probability of an outcome above ``x``."""
         return 1.0 - self.cdf(x)
 
     def log_survival_function(self, x: Any) -> Variable:
-        """The logarithm of :meth:`survival_function`."""
+        """The logarithm of :meth:`survival_function` at ``x``."""
         with np.errstate(divide="ignore"):
             return F.log(self.survival_function(x))
 
     def icdf(self, x: Any) -> Variable:
-        """The outcome at which :meth:`cdf` is x; NaN where x is no probability."""
+        """The outcome at which :meth:`cdf` is ``x``; NaN where ``x`` is outside [0, 1]."""
         raise self._not_there("icdf")
 
     def perplexity(self, x: Operand | Number) -> Variable:
-        """exp(-log_prob(x))"""
+        """exp(-log_prob(``x``))."""
         return F.exp(-self.log_prob(x))
 
     def sample(self, sample_shape: SampleShape = ()) -> Variable:

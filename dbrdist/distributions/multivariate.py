@@ -283,7 +283,7 @@ class Independent(Distribution):
         return self._summed(self.distribution.log_cdf(x))
 
     def survival_function(self, x: Operand | Number) -> Variable:
-        """The probability of an outcome above x in all its parts."""
+        """The probability of an outcome above ``x`` in all its parts."""
         return self._multiplied(self.distribution.survival_function(x))
 
     def log_survival_function(self, x: Operand | Number) -> Variable:

@@ -54,7 +54,12 @@ class CupyMemoryProfileHook(Report, FunctionHook):
         row["acquired_bytes"] += used[1]
 
     def print_report(self, unit: str = "auto", file: TextIO | None = None) -> None:
-        """Print the summary, largest first; ``unit`` is auto, B, KB, MB, GB or TB."""
+        """Print the summary, largest first; ``unit`` is auto, B, KB, MB, GB or TB.
+
+        Args:
+            unit: the unit of all sizes: B, KB, MB, GB or TB; auto (default) chooses one for each.
+            file: an open text file; None for standard output.
+        """
         names = ("B", "KB", "MB", "GB", "TB")
         if unit not in ("auto", *names):
             raise ValueError(f"CupyMemoryProfileHook.print_report: unit: expected auto or {names}, got {unit!r}")

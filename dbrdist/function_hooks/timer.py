@@ -28,7 +28,7 @@ class Stopwatch(Report):
         self._started.append(time.perf_counter() if xp is np else _recorded_event())
 
     def stop(self, name: str) -> None:
-        """End the call that began last."""
+        """End the call that began last, under ``name``."""
         start = self._started.pop()
         if isinstance(start, float):
             self.call_history.append((name, time.perf_counter() - start))
@@ -45,6 +45,7 @@ class Stopwatch(Report):
         self._events.clear()
 
     def deleted(self, _: Any) -> None:
+        """Read the times of calls on a GPU, which are known only after they have ended."""
         self.settle()
 
     def total_time(self) -> float:
@@ -64,7 +65,12 @@ class Stopwatch(Report):
         row["elapsed_time"] += used
 
     def print_report(self, unit: str = "auto", file: TextIO | None = None) -> None:
-        """Print the summary, slowest first; ``unit`` is auto (for each number its own), sec, ms, us or ns."""
+        """Print the summary, slowest first; ``unit`` is auto (for each number its own), sec, ms, us or ns.
+
+        Args:
+            unit: the unit of all times: sec, ms, us or ns; auto (default) chooses one for each.
+            file: an open text file; None for standard output.
+        """
         scales = {"sec": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
         if unit not in ("auto", "auto_foreach", *scales):
             raise ValueError(f"TimerHook.print_report: unit: expected auto, sec, ms, us or ns, got {unit!r}")

@@ -80,7 +80,7 @@ class SpectralNormalization(WeightHook):
         self.axis = 0  # of W, for outputs
 
     def added(self, link: Any) -> None:
-        """Make the vector, and ``gamma``; where W has no shape yet, at the first forward."""
+        """Make the vector of ``link``, and ``gamma``; where W has no shape yet, at the first forward."""
         super().added(link)
         if isinstance(link, (Deconvolution2D, DeconvolutionND)):
             self.axis = 1
@@ -92,7 +92,7 @@ class SpectralNormalization(WeightHook):
             self._prepare(link, link.__dict__[self.weight_name])
 
     def deleted(self, link: Any) -> None:
-        """Remove the vector and ``gamma``."""
+        """Remove the vector of ``link``, and ``gamma``."""
         delattr(link, self.vector_name)
         if self.use_gamma:
             del link.gamma
@@ -115,7 +115,7 @@ class SpectralNormalization(WeightHook):
         return W.reshape((W.shape[0], -1))
 
     def weight(self, link: Any, W: Any) -> Any:
-        """The normalized weight."""
+        """The weight ``W`` of ``link``, divided by its largest singular value."""
         self._prepare(link, W)
         matrix, kept = self._matrix(W), getattr(link, self.vector_name)
         u, v = computed_once(lambda: update_approximate_vectors(matrix, kept, self.n_power_iteration, self.eps))

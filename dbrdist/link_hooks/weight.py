@@ -32,7 +32,7 @@ class WeightHook(LinkHook):
         )
 
     def added(self, link: Any) -> None:
-        """Expect the weight to be there."""
+        """Refuse a ``link`` without the weight (ValueError)."""
         if not isinstance(getattr(link, self.weight_name, None), Parameter):
             what = f"the name of a parameter of {type(link).__name__}"
             raise expected(type(self).__name__, "weight_name", what, repr(self.weight_name))

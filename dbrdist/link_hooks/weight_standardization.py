@@ -33,7 +33,7 @@ class WeightStandardization(WeightHook):
         self.eps = eps
 
     def weight(self, link: Any, W: Any) -> Any:
-        """The standardized weight; W has two axes or more."""
+        """The weight ``W`` of ``link`` with mean 0 and variance 1 for each output; it has two axes or more."""
         if W.ndim < 2:
             raise expected("WeightStandardization", self.weight_name, "two axes or more", W)
         axes = tuple(range(1, W.ndim))

@@ -56,7 +56,7 @@ class Maxout(Chain):
             )  # fmt: skip
 
     def forward(self, x: Any) -> Any:
-        """(N, ...) to (N, out_size)."""
+        """``x`` (N, ...) to (N, out_size)."""
         return F.maxout(self.linear(x), self.pool_size)
 
 
@@ -102,7 +102,7 @@ class Highway(Chain):
             self.transform = Linear(in_out_size, in_out_size, nobias, init_Wt, init_bt)
 
     def forward(self, x: Operand | Sequence[Sequence[float]]) -> Any:
-        """(N, in_out_size) to the same shape."""
+        """``x`` (N, in_out_size) to the same shape."""
         gate = F.sigmoid(self.transform(x))
         return gate * self.activate(self.plain(x)) + (1 - gate) * x
 
@@ -138,7 +138,14 @@ class SimplifiedDropconnect(Link):
     def forward(
         self, x: Operand, train: bool = True, mask: Operand | None = None, use_batchwise_mask: bool = True
     ) -> Any:
-        """(N, ...) to (N, out_size); ``train`` False drops nothing, ``mask`` has 0 for elements of W to drop."""
+        """(N, ...) to (N, out_size); ``train`` False drops nothing, ``mask`` has 0 for elements of W to drop.
+
+        Args:
+            x: the input (N, ...), to (N, out_size).
+            train: False drops nothing; default True.
+            mask: 0 for the elements of W to drop, 1 for the others; None draws it.
+            use_batchwise_mask: whether each example has a mask of its own (default), or all have the same.
+        """
         if not self.W.is_initialized:
             self.W.initialize((self.out_size, math.prod(x.shape[1:])))
         return F.simplified_dropconnect(x, self.W, self.b, self.ratio, train, mask, use_batchwise_mask)
@@ -175,7 +182,7 @@ class Inception(Chain):
             self.projp = Convolution2D(in_channels, proj_pool, 1, **values)
 
     def forward(self, x: Any) -> Any:
-        """(N, in_channels, H, W) to (N, out1 + out3 + out5 + proj_pool, H, W)."""
+        """``x`` (N, in_channels, H, W) to (N, out1 + out3 + out5 + proj_pool, H, W)."""
         parts = [
             self.conv1(x),
             self.conv3(F.relu(self.proj3(x))),
@@ -234,7 +241,7 @@ class InceptionBN(Chain):
                 add("poolp", in_channels, proj_pool)
 
     def forward(self, x: Operand) -> Any:
-        """(N, in_channels, H, W) to (N, [out1 +] out3 + out33 + (proj_pool or in_channels), OH, OW)."""
+        """``x`` (N, in_channels, H, W) to (N, [out1 +] out3 + out33 + (proj_pool or in_channels), OH, OW)."""
         parts = [self._through(x, "conv1")] if self.out1 else []
         parts += [self._through(x, "proj3", "conv3"), self._through(x, "proj33", "conv33a", "conv33b")]
         if self.pooltype == "max":

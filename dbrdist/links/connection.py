@@ -69,12 +69,18 @@ class Linear(Link):
 
     @classmethod
     def from_params(cls, W: Any, b: Any = None, nobias: bool = False) -> Linear:
-        """A link with these weights (out_size, in_size) and biases (out_size,), which are copied."""
+        """A link with these weights (out_size, in_size) and biases (out_size,), which are copied.
+
+        Args:
+            W: the weights (out_size, in_size).
+            b: the biases (out_size,); None for zeros.
+            nobias: whether the link has no biases; default False.
+        """
         see_biases(cls, W.shape[0], b)
         return cls(W.shape[1], W.shape[0], nobias, as_array(W), None if b is None else as_array(b))
 
     def forward(self, x: Operand, n_batch_axes: int = 1) -> Any:
-        """x: the first ``n_batch_axes`` axes count examples; the result has them, then ``out_size``."""
+        """``x`` to its first ``n_batch_axes`` axes (default 1), which count examples, and ``out_size``."""
         W = self.W
         if W._array is None:
             if x.ndim < 2:
@@ -114,7 +120,12 @@ class EmbedID(Link):
 
     @classmethod
     def from_params(cls, W: Any, ignore_label: int | None = None) -> EmbedID:
-        """A link with these vectors (in_size, out_size), which are copied."""
+        """A link with these vectors (in_size, out_size), which are copied.
+
+        Args:
+            W: the vectors (in_size, out_size).
+            ignore_label: the integer whose vector is 0; None for none.
+        """
         return cls(*W.shape, as_array(W), ignore_label)
 
     @property
@@ -124,7 +135,7 @@ class EmbedID(Link):
         yield "ignore_label", self.ignore_label
 
     def forward(self, x: Any) -> Any:
-        """x: integers of any shape; the result has one axis more."""
+        """``x``, integers of any shape, to its shape and (out_size,)."""
         y = embed_id(x, self.W, self.ignore_label)
         return ops.cast(y, get_dtype()) if config.dtype in MIXED and y.dtype == np.float32 else y
 
@@ -169,7 +180,7 @@ class Bilinear(Link):
                 self.b = Parameter(get_initializer(b), (out_size,))
 
     def forward(self, e1: Operand, e2: Operand) -> Any:
-        """e1 (N, left_size), e2 (N, right_size); the result is (N, out_size)."""
+        """``e1`` (N, left_size) and ``e2`` (N, right_size) to (N, out_size)."""
         if self.nobias:
             return bilinear(e1, e2, self.W)
         return bilinear(e1, e2, self.W, self.V1, self.V2, self.b)

@@ -80,7 +80,13 @@ class Convolution2D(Link):
         cls, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, nobias: bool = False, *, dilate: Any = 1,
         groups: int = 1,
     ) -> Convolution2D:  # fmt: skip
-        """A link with these filters (out_channels, in_channels/groups, kh, kw) and biases, which are copied."""
+        """A link with these filters (out_channels, in_channels/groups, kh, kw) and biases, which are copied.
+
+        Args:
+            W: the filters; ``in_channels``, ``out_channels`` and ``ksize`` follow from their shape.
+            b: the biases (out_channels,); None for zeros.
+            stride, pad, nobias, dilate, groups: as in the constructor.
+        """
         see_biases(cls, W.shape[0], b)
         return cls(
             W.shape[1] * groups, W.shape[0], W.shape[2:], stride, pad, nobias, as_array(W),

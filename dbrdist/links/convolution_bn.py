@@ -104,6 +104,6 @@ class Conv2DBNActiv(Chain):
             self.bn = BatchNormalization(out_channels, **(bn_kwargs or {}))
 
     def forward(self, x: Operand) -> Any:
-        """(N, in_channels, H, W) to (N, out_channels, OH, OW)."""
+        """``x`` (N, in_channels, H, W) to (N, out_channels, OH, OW)."""
         y = conv_bn(self.conv, self.bn, x, relu=self.activ is F.relu)
         return y if self.activ is None or self.activ is F.relu else self.activ(y)

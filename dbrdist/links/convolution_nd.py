@@ -104,7 +104,13 @@ class ConvolutionND(_FiltersND):
         cls, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, nobias: bool = False, *, cover_all: bool = False,
         dilate: Any = 1, groups: int = 1,
     ) -> ConvolutionND:  # fmt: skip
-        """A link with these filters (out_channels, in_channels/groups, ...) and biases, which are copied."""
+        """A link with these filters (out_channels, in_channels/groups, ...) and biases, which are copied.
+
+        Args:
+            W: the filters; the channels and ``ksize`` follow from their shape.
+            b: the biases (out_channels,); None for zeros.
+            stride, pad, nobias, cover_all, dilate, groups: as in the constructor.
+        """
         see_biases(cls, W.shape[0], b)
         ndim = (len(W.shape) - 2,) if cls._takes_ndim else ()
         biases = None if b is None else as_array(b)
@@ -347,7 +353,7 @@ class DepthwiseConvolution2D(Link):
             self.b.initialize(self.channel_multiplier * in_channels)
 
     def forward(self, x: Operand) -> Any:
-        """(N, in_channels, H, W) to (N, in_channels * channel_multiplier, OH, OW)."""
+        """``x`` (N, in_channels, H, W) to (N, in_channels * channel_multiplier, OH, OW)."""
         if not self.W.is_initialized:
             self._initialize_params(x.shape[1])
         return F.depthwise_convolution_2d(x, self.W, self.b, self.stride, self.pad)
@@ -416,7 +422,7 @@ class MLPConvolution2D(ChainList):
         self.activation = activation
 
     def forward(self, x: Operand) -> Any:
-        """(N, in_channels, H, W) to (N, out_channels[-1], OH, OW)."""
+        """``x`` (N, in_channels, H, W) to (N, out_channels[-1], OH, OW)."""
         *hidden, last = self.children()
         for convolution in hidden:
             x = self.activation(convolution(x))

@@ -43,7 +43,7 @@ class Bias(Link):
                 self.b = CoreParameter(0.0, shape)
 
     def forward(self, *xs: Operand) -> Any:
-        """(x,), or (x, b) where the link has no b."""
+        """``xs`` is x, or x and b where the link has no b; the result has the shape of x."""
         if len(xs) != (1 if "b" in self._params else 2):
             raise _WrongCount(f"Bias: expected {'x' if 'b' in self._params else 'x and b'}, got {len(xs)} arguments")
         return bias(xs[0], self.b if len(xs) == 1 else xs[1], self.axis)
@@ -85,7 +85,7 @@ class Scale(Chain):
                 self.bias = Bias(axis, shape)
 
     def forward(self, *xs: Operand) -> Any:
-        """(x,), or (x, W) where the link has no W."""
+        """``xs`` is x, or x and W where the link has no W; the result has the shape of x."""
         axis = self.axis
         if len(xs) != (1 if "W" in self._params else 2):
             raise _WrongCount(f"Scale: expected {'x' if 'W' in self._params else 'x and W'}, got {len(xs)} arguments")
@@ -98,7 +98,7 @@ class Scale(Chain):
         return self.bias.b
 
     def serialize(self, serializer: AbstractSerializer) -> None:
-        """Save or load W and ``bias``; files that were written when b was this link's own load, too."""
+        """Save or load W and ``bias`` by ``serializer``, also from files in which b is this link's own."""
         old = saved_entry(serializer, "b") if self.with_bias and loads(serializer) else None
         if old is None:
             super().serialize(serializer)
@@ -160,7 +160,7 @@ class PReLU(Link):
             self.W = CoreParameter(get_initializer(init), shape)
 
     def forward(self, x: Any) -> Any:
-        """The axes of W are those of x from 1 on."""
+        """``x`` (N, ...) to the same shape; the axes of W are those of ``x`` from 1 on."""
         return prelu(x, self.W)
 
 
@@ -182,7 +182,7 @@ class Swish(Link):
             self.beta = CoreParameter(get_initializer(beta_init), beta_shape)
 
     def forward(self, x: Operand) -> Any:
-        """The axes of beta are those of x from 1 on."""
+        """``x`` (N, ...) to the same shape; the axes of beta are those of ``x`` from 1 on."""
         if not self.beta.is_initialized:
             self.beta.initialize(x.shape[1:])
         return swish(x, self.beta)

@@ -178,7 +178,7 @@ class _Random(Initializer):
         super().__init__(dtype)
 
     def deviation(self, shape: tuple[int, ...]) -> float:
-        """The standard deviation, or the half width of the interval, for a parameter's shape."""
+        """The standard deviation, or the half width of the interval, for a parameter of this ``shape``."""
         return self.scale
 
     def generator(self) -> Any:
@@ -450,7 +450,7 @@ class _Interpolation(Initializer):
         super().__init__(dtype)
 
     def window(self, size: int) -> Array:
-        """The weights along one axis: a triangle of height 1."""
+        """The ``size`` weights along one axis: a triangle of height 1."""
         factor = (size + 1) // 2
         return 1 - np.abs(np.arange(size) - (size - 1) / 2) / factor
 
@@ -509,6 +509,7 @@ class DownsamplingConvFilter(_Interpolation):
     """
 
     def window(self, size: int) -> Array:
+        """The ``size`` weights along one axis, with sum 1."""
         weights = super().window(size)
         return weights / weights.sum()
 

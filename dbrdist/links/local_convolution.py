@@ -67,7 +67,7 @@ class LocalConvolution2D(Link):
             self.b.initialize((self.out_channels, *out))
 
     def forward(self, x: Any) -> Any:
-        """(N, C, H, W) to (N, O, OH, OW)."""
+        """``x`` (N, C, H, W) to (N, O, OH, OW)."""
         if not self.W.is_initialized:
             self._initialize_params(x.shape[1], x.shape[2:])
         return F.local_convolution_2d(x, self.W, self.b, self.stride)
@@ -108,7 +108,7 @@ class DeformableConvolution2D(Chain):
             )
 
     def forward(self, x: Operand) -> Any:
-        """(N, in_channels, H, W) to (N, out_channels, OH, OW)."""
+        """``x`` (N, in_channels, H, W) to (N, out_channels, OH, OW)."""
         return self.deform_conv(x, self.offset_conv(x))
 
 

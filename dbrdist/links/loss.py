@@ -47,6 +47,12 @@ class CRF1d(Link):
 
         With ``transpose`` there is one entry per sequence instead of one per step: scores (length, n_label) and labels
         (length,), in any order of lengths. ``reduce="no"`` gives the losses from the longest sequence to the shortest.
+
+        Args:
+            xs: the scores, one array for each step.
+            ys: the labels, one array of integers for each step.
+            reduce: ``"mean"`` (default) or ``"no"``.
+            transpose: whether there is one entry per sequence; default False.
         """
         if transpose:
             order = _from_longest(xs)
@@ -58,6 +64,10 @@ class CRF1d(Link):
 
         With ``transpose`` scores and labels come as one entry per sequence, as in :meth:`forward`; the sequences' total
         scores (N,) go from the longest to the shortest.
+
+        Args:
+            xs: the scores, as for :meth:`forward`.
+            transpose: whether there is one entry per sequence; default False.
         """
         if not transpose:
             return F.argmax_crf1d(self.cost, xs)
@@ -113,7 +123,14 @@ class NegativeSampling(_Sampled):
         super().__init__(in_size, weights, sample_size, Constant(0, get_dtype(dtype, map_mixed16=np.float32)))
 
     def forward(self, x: Operand, t: Operand, reduce: str = "sum", *, return_samples: bool = False) -> Any:
-        """Features x (N, in_size) and words t (N,), of which -1 is ignored: the loss, and on request the samples."""
+        """Features x (N, in_size) and words t (N,), of which -1 is ignored: the loss, and on request the samples.
+
+        Args:
+            x: the features.
+            t: the words, integers.
+            reduce: ``"sum"`` (default), or ``"no"`` for a loss (N,) for each row.
+            return_samples: whether the words drawn, int32 (N, sample_size + 1), come as well; default False.
+        """
         return F.negative_sampling(
             x, t, self.W, self._draw, self.sample_size, reduce, return_samples=return_samples
         )  # fmt: skip
@@ -139,7 +156,7 @@ class BlackOut(_Sampled):
         super().__init__(in_size, counts, sample_size, get_initializer(None))
 
     def forward(self, x: Operand, t: Operand) -> Any:
-        """Features x (N, in_size) and words t (N,): the mean loss."""
+        """Features ``x`` (N, in_size) and words ``t`` (N,): the mean loss."""
         words = self._draw((len(x), self.sample_size)) if self.sample_data is None else self.sample_data
         return F.black_out(x, t, self.W, words)
 
@@ -190,7 +207,7 @@ class BinaryHierarchicalSoftmax(Link):
         return a
 
     def forward(self, x: Any, t: Operand | Sequence[int]) -> Any:
-        """Features x (N, in_size) and words t (N,): the sum of the losses."""
+        """Features ``x`` (N, in_size) and words ``t`` (N,): the sum of the losses."""
         if x.ndim != 2 or x.shape[1] != self.W.shape[1]:
             raise expected("BinaryHierarchicalSoftmax", "x", f"shape (N, {self.W.shape[1]})", x)
         t = as_array(t)
@@ -209,7 +226,7 @@ class BinaryHierarchicalSoftmax(Link):
         return F.sum(F.softplus(-sides * scores) * on_path.astype(scores.dtype))
 
     def sample(self, x: Operand) -> Array:
-        """A word for each row of x (N, in_size), drawn by walking down the tree: int32 (N,)."""
+        """A word for each row of ``x`` (N, in_size), drawn by walking down the tree: int32 (N,)."""
         x, W, children = as_array(x), self.W.array, self._table("children")
         xp = get_array_module(x)
         depth = max(int(self._table("lengths").max()), 1)

@@ -56,7 +56,7 @@ class _NStepBase(ChainList):
         return [[getattr(link, f"b{j}") for j in range(self.n_weights)] for link in self]
 
     def init_hx(self, xs: Sequence[Operand]) -> Variable:
-        """A state of zeros for these sequences."""
+        """A state of zeros (layers, N, U) for the N sequences ``xs``."""
         return zeros_beside(xs[0], len(self), len(xs), self.out_size)
 
     def rnn(self, *args: Any) -> Any:
@@ -99,7 +99,13 @@ def _refuse(name: str, kwargs: dict[str, bool]) -> None:
 
 class _WithoutCell(_NStepBase):
     def forward(self, hx: Operand | None, xs: Sequence[Operand], **kwargs: Any) -> tuple[Any, Any]:
-        """hx (layers, N, U) or None for zeros; xs: N sequences (L, I). The last states and the N outputs (L, U)."""
+        """hx (layers, N, U) or None for zeros; xs: N sequences (L, I). The last states and the N outputs (L, U).
+
+        Args:
+            hx: the first states (layers, N, U); None for zeros.
+            xs: N sequences (L, I), of any lengths.
+            kwargs: refused: arguments of Chainer 1.
+        """
         _refuse(type(self).__name__, kwargs)
         hy, ys = self._run((hx,), xs)
         return hy, ys
@@ -109,7 +115,13 @@ class _WithCell(_NStepBase):
     n_cells = 2
 
     def forward(self, hx: Operand | None, cx: Operand | None, xs: Sequence[Any], **kwargs: Any) -> tuple[Any, Any, Any]:
-        """hx, cx (layers, N, U) or None for zeros; xs: N sequences (L, I). The last states, and the outputs (L, U)."""
+        """hx, cx (layers, N, U) or None for zeros; xs: N sequences (L, I). The last states, and the outputs (L, U).
+
+        Args:
+            hx, cx: the first states and cells (layers, N, U); None for zeros.
+            xs: N sequences (L, I), of any lengths.
+            kwargs: refused: arguments of Chainer 1.
+        """
         _refuse(type(self).__name__, kwargs)
         hy, cy, ys = self._run((hx, cx), xs)
         return hy, cy, ys

@@ -115,7 +115,13 @@ class BatchNormalization(Link):
 
     def forward(self, x: Operand, *, finetune: bool = False, **removed: Any) -> Any:
         """Normalize ``x``. With ``finetune`` the running statistics become the plain mean over all batches since
-        ``start_finetuning``."""
+        ``start_finetuning``.
+
+        Args:
+            x: the input (N, channels, ...), to the same shape.
+            finetune: whether the running statistics are a plain mean; default False.
+            removed: refused: arguments of Chainer 1, with the ones that replaced them.
+        """
         if removed:
             refuse_unknown("BatchNormalization.forward", BatchNormalization.forward, removed)
         axis, mean = self.axis, self.avg_mean
@@ -274,7 +280,7 @@ class DecorrelatedBatchNormalization(Link):
             self.register_persistent(name)
 
     def serialize(self, serializer: AbstractSerializer) -> None:
-        """Save or load; Chainer 5 saved statistics without an axis of groups."""
+        """Save or load by ``serializer``; Chainer 5 saved statistics without an axis of groups."""
         super().serialize(_OfChainer5(serializer) if getattr(serializer, "is_loading", False) else serializer)
 
     def start_finetuning(self) -> None:

@@ -127,7 +127,7 @@ class StatelessLSTM(_LSTMBase):
     """
 
     def forward(self, c: Operand | None, h: Operand | None, x: Operand) -> tuple[Any, Any]:
-        """c, h (N, U) or None; x (N, in_size): the new c and h."""
+        """``c`` and ``h`` (N, U) or None; ``x`` (N, in_size): the new c and h."""
         gates = self._gates(h, x)
         return F.lstm(zeros_beside(gates, len(x), self.state_size) if c is None else c, gates)
 
@@ -158,11 +158,11 @@ class LSTM(_Stateful, _LSTMBase):
         self.reset_state()
 
     def set_state(self, c: Operand | None, h: Operand | None) -> None:
-        """Go on from this cell and output, both (N, U)."""
+        """Go on from the cell ``c`` and the output ``h``, both (N, U)."""
         self._set(c=c, h=h)
 
     def forward(self, x: Operand | Sequence[Sequence[float]]) -> Any:
-        """x (N, in_size): the output h (N, U)."""
+        """``x`` (N, in_size): the output h (N, U)."""
         n = len(x)
         h, rest = self.h, None
         if h is not None:
@@ -206,11 +206,11 @@ class StatefulZoneoutLSTM(_Stateful, _LSTMBase):
         self.reset_state()
 
     def set_state(self, c: Operand, h: Operand) -> None:
-        """Go on from this cell and output, both (N, U)."""
+        """Go on from the cell ``c`` and the output ``h``, both (N, U)."""
         self._set(c=c, h=h)
 
     def forward(self, x: Operand) -> Any:
-        """x (N, in_size): the output h (N, U)."""
+        """``x`` (N, in_size): the output h (N, U)."""
         gates = self._gates(self._continued(x), x)
         before = zeros_beside(gates, len(x), self.state_size) if self.c is None else self.c
         c, h = F.lstm(before, gates)
@@ -249,7 +249,7 @@ class StatefulPeepholeLSTM(_Stateful):
         self.reset_state()
 
     def forward(self, x: Any) -> Any:
-        """x (N, in_size): the output h (N, U)."""
+        """``x`` (N, in_size): the output h (N, U)."""
         gates, h = self.upward(x), self._continued(x)
         if h is not None:
             gates += self.lateral(h)
@@ -297,7 +297,7 @@ class ChildSumTreeLSTM(Chain):
             self.W_h_f = Linear(out_size, out_size, nobias=True)
 
     def forward(self, *cshsx: Any) -> tuple[Any, Any]:
-        """``link(c_1, ..., c_n, h_1, ..., h_n, x)``, x (N, in_size) and the others (N, U): the new c and h."""
+        """``cshsx`` is c_1, ..., c_n, h_1, ..., h_n, x: x (N, in_size), the others (N, U). The new c and h."""
         *states, x = cshsx
         if len(states) % 2:
             raise TypeError(f"ChildSumTreeLSTM: expected as many cells as outputs and x, got {len(cshsx)} arguments")
@@ -344,7 +344,7 @@ class NaryTreeLSTM(Chain):
                 setattr(self, f"W_h{k}", Linear(out_size, (3 + n_ary) * out_size, nobias=True))
 
     def forward(self, *cshsx: Any) -> tuple[Any, Any]:
-        """``link(c_1, ..., c_n, h_1, ..., h_n, x)`` with n = ``n_ary``; None for children that are not there."""
+        """``cshsx`` is c_1, ..., c_n, h_1, ..., h_n, x with n = ``n_ary``; None for children that are not there."""
         num = self.n_ary
         if len(cshsx) != 2 * num + 1:
             raise TypeError(f"NaryTreeLSTM: expected {num} cells, {num} outputs and x, got {len(cshsx)} arguments")
@@ -408,7 +408,7 @@ class StatelessGRU(_GRUBase):
     """
 
     def forward(self, h: Operand | None, x: Operand) -> Any:
-        """h (N, out_size) or None, x (N, in_size): the new h."""
+        """``h`` (N, out_size) or None, ``x`` (N, in_size): the new h."""
         return self._step(h, x)
 
 
@@ -439,11 +439,11 @@ class StatefulGRU(_Stateful, _GRUBase):
         self.reset_state()
 
     def set_state(self, h: Operand) -> None:
-        """Go on from this state (N, out_size)."""
+        """Go on from the state ``h`` (N, out_size)."""
         self._set(h=h)
 
     def forward(self, x: Operand) -> Any:
-        """x (N, in_size): the new state (N, out_size)."""
+        """``x`` (N, in_size): the new state (N, out_size)."""
         h = self.h = self._step(self._continued(x), x)
         return h
 
@@ -468,7 +468,7 @@ class GRU(StatefulGRU):
     """
 
     def forward(self, *xs: Any, x: Operand | None = None) -> Any:
-        """x (N, in_size): the new state (N, out_size)."""
+        """The new state (N, out_size): ``x`` (N, in_size), by position (``xs``) or by name."""
         xs = xs if x is None else (*xs, x)
         if len(xs) != 1:
             raise _WrongCount(f"GRU: expected x alone, got {len(xs)} arguments; StatelessGRU takes h and x")
@@ -503,7 +503,7 @@ class StatelessMGU(_MGUBase):
     """
 
     def forward(self, h: Operand, x: Operand) -> Any:
-        """h (N, n_units), x (N, n_inputs): the new h."""
+        """``h`` (N, n_units), ``x`` (N, n_inputs): the new h."""
         return self._step(h, x)
 
 
@@ -524,11 +524,11 @@ class StatefulMGU(_Stateful, _MGUBase):
         self.reset_state()
 
     def set_state(self, h: Operand) -> None:
-        """Go on from this state (N, out_size)."""
+        """Go on from the state ``h`` (N, out_size)."""
         self._set(h=h)
 
     def forward(self, x: Operand) -> Any:
-        """x (N, in_size): the new state (N, out_size)."""
+        """``x`` (N, in_size): the new state (N, out_size)."""
         h = self._continued(x)
         h = zeros_beside(x, len(x), self.W_f.b.size) if h is None else h  # what Chainer pickled has no state_size
         h = self.h = self._step(h, x)

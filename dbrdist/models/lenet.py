@@ -46,6 +46,7 @@ class LeNet(Chain):
             self.fc2 = L.Linear(units, num_classes)
 
     def forward(self, x: Any) -> Any:
+        """``x`` (N, channels, H, W) to the scores (N, num_classes)."""
         h = F.max_pooling_2d(F.relu(self.conv1(x)), 2)
         h = F.max_pooling_2d(F.relu(self.conv2(h)), 2)
         h = F.relu(self.fc1(h))

@@ -41,6 +41,7 @@ class MLP(ChainList):
         self.dropout = dropout
 
     def forward(self, x: Any) -> Any:
+        """``x`` (N, ...) to the scores (N, num_classes)."""
         *hidden, last = self
         for layer in hidden:
             x = F.relu(layer(x))

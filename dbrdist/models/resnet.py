@@ -71,6 +71,7 @@ class ResNetCIFAR(Chain):
             self.fc = L.Linear(64, num_classes)
 
     def forward(self, x: Operand) -> Any:
+        """``x`` (N, 3, H, W) to the scores (N, num_classes)."""
         h = L.conv_bn(self.conv, self.bn, x, relu=True)
         for block in self.blocks:
             h = block(h)
@@ -160,6 +161,7 @@ class ResNet(Chain):
             self.fc = L.Linear(in_channels, num_classes, initialW=Normal(0.01), initial_bias=bias)
 
     def forward(self, x: Operand) -> Any:
+        """``x`` (N, 3, H, W) to the scores (N, num_classes)."""
         h = L.conv_bn(self.conv, self.bn, x, relu=True)
         if self.variant == "chainer":
             h = F.max_pooling_2d(h, 3, stride=2)

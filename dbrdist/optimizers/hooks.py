@@ -277,7 +277,7 @@ class GradientLARS:
             self._scale(p, g, norm(p.reshape(-1)), norm(g.reshape(-1)))
 
     def flat(self, run: Run) -> None:
-        """The same for each parameter of a run."""
+        """The same for each parameter of a ``run`` in flat memory."""
         for layers in run.groups():
             pairs = [(run.data[where], run.grad[where]) for _, where in layers]
             for pair, norms in zip(pairs, joint_norms(run, pairs)):
@@ -336,7 +336,7 @@ class GradientNoise:
             self._add(rule, param, param.grad)
 
     def flat(self, run: Run) -> None:
-        """The same for each parameter of a run."""
+        """The same for each parameter of a ``run`` in flat memory."""
         for p, where in run.layers():
             self._add(p.update_rule, p, run.grad[where], run.piece(p, where))
 

@@ -74,7 +74,7 @@ class BackendConfig:
         return get_device(f"@cupy:{self.cuda_device}" if self.use_cuda else "@numpy")
 
     def get_array(self, array: Array | Sequence[Array | None] | None) -> Any:
-        """An array, or a tuple or list of arrays, on the device; None stays None."""
+        """``array`` (an array, or a tuple or list of arrays) on the device; None stays None."""
         if isinstance(array, (tuple, list)):
             return type(array)(self.get_array(a) for a in array)
         return None if array is None else self.device.send(array)

@@ -32,18 +32,18 @@ class CheckedCase(unittest.TestCase):
             setattr(self, name, dict(getattr(self, name) or {}))
 
     def before_test(self, test_name: str) -> None:
-        """Called before each test; raise unittest.SkipTest to skip it."""
+        """Called before the test ``test_name``; raise unittest.SkipTest to skip it."""
 
     def generate_inputs(self) -> tuple[Any, ...]:
         """The inputs, as NumPy arrays."""
         raise NotImplementedError(f"{type(self).__name__} defines no generate_inputs()")
 
     def generate_grad_outputs(self, outputs_template: tuple[Array, ...]) -> tuple[Array, ...]:
-        """The gradients that arrive at the outputs: uniform in -1 to 1."""
+        """The gradients that arrive at the outputs, shaped as ``outputs_template``: uniform in -1 to 1."""
         return tuple(np.random.uniform(-1, 1, a.shape).astype(a.dtype) for a in outputs_template)
 
     def begin(self, test_name: str, config: BackendConfig | None) -> BackendConfig:
-        """Start a test; without a configuration it is that of the CPU."""
+        """Start the test ``test_name`` on the device of ``config`` (None: the CPU)."""
         if getattr(self, f"skip_{test_name.removeprefix('test_')}_test", False):
             raise unittest.SkipTest(f"skip_{test_name.removeprefix('test_')}_test is set")
         self.backend_config = config = BackendConfig({}) if config is None else config
@@ -51,7 +51,7 @@ class CheckedCase(unittest.TestCase):
         return config
 
     def numpy_arrays(self, name: str, *args: Any) -> tuple[Array, ...]:
-        """What the method of that name gives: a tuple of NumPy arrays, or it is the test that is wrong.
+        """What the method ``name`` returns for ``args``: a tuple of NumPy arrays; otherwise the test itself is wrong.
 
         Among gradients there may be None: none arrives there.
         """
@@ -63,14 +63,14 @@ class CheckedCase(unittest.TestCase):
         return tuple(None if a is None else np.asarray(a) for a in arrays)
 
     def placed(self, arrays: tuple[Array, ...], config: BackendConfig) -> tuple[Array, ...] | None:
-        """The arrays on the device; with gaps between their elements unless ``contiguous`` is 'C'."""
+        """The ``arrays`` on the device of ``config``; with gaps between elements unless ``contiguous`` is 'C'."""
         if self.contiguous not in (None, "C"):
             raise ValueError(f"contiguous: expected None or 'C', got {self.contiguous!r}")
         sent = config.get_array(tuple(arrays))
         return sent if self.contiguous == "C" else tuple(None if a is None else _with_gaps(a) for a in sent)
 
     def checked_outputs(self, outputs: Any, config: BackendConfig) -> tuple[Variable, ...]:
-        """The outputs of forward, which must be a tuple of Variables on the device."""
+        """The ``outputs`` of forward, which must be a tuple of Variables on the device of ``config``."""
         if not isinstance(outputs, tuple):
             raise self.error(f"forward(): expected a tuple of Variables, got {type(outputs).__name__}")
         for i, y in enumerate(outputs):
@@ -81,11 +81,17 @@ class CheckedCase(unittest.TestCase):
         return outputs
 
     def check_forward_outputs(self, outputs: tuple[Array, ...], expected_outputs: tuple[Array, ...]) -> None:
-        """Compare with what is expected, by ``assert_allclose`` with ``check_forward_options``."""
+        """Compare ``outputs`` with ``expected_outputs``, by ``assert_allclose`` with ``check_forward_options``."""
         self.compare("output", outputs, expected_outputs, self.check_forward_options)  # type: ignore[attr-defined]
 
     def compare(self, what: str, actual: Sequence[Array], expected: Sequence[Array], options: dict[str, Any]) -> None:
-        """Raise ``error`` where number, shapes, dtypes or values differ."""
+        """Raise ``error`` where number, shapes, dtypes or values differ.
+
+        Args:
+            what: the noun of the message, such as ``"output"``.
+            actual, expected: the arrays.
+            options: for ``assert_allclose``: ``atol``, ``rtol``.
+        """
         if len(actual) != len(expected):
             raise self.error(f"expected {len(expected)} {what}s, got {len(actual)}: {_described(actual)}")
         differing = []
@@ -101,7 +107,7 @@ class CheckedCase(unittest.TestCase):
             raise self.error("\n".join(differing))
 
     def dodging(self, check: Callable[[], None]) -> None:
-        """Run a check of gradients; with ``dodge_nondifferentiable`` again until the inputs are no kink."""
+        """Run ``check``; with ``dodge_nondifferentiable`` again until the inputs are at no kink."""
         for _ in range(_MOST_DRAWS if self.dodge_nondifferentiable else 1):
             try:
                 return check()

@@ -63,15 +63,15 @@ class FunctionTestCase(CheckedCase):
     skip_double_backward_test = False
 
     def forward(self, inputs: tuple[Any, ...], device: DeviceSpec | None) -> tuple[Any, ...]:
-        """The function under test."""
+        """The function under test: its outputs, as a tuple of Variables, for the Variables ``inputs`` on ``device``."""
         raise NotImplementedError(f"{type(self).__name__} defines no forward(inputs, device)")
 
     def forward_expected(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What it should give."""
+        """The outputs, as a tuple of NumPy arrays, that are expected for the NumPy arrays ``inputs``."""
         raise NotImplementedError(f"{type(self).__name__} defines no forward_expected(inputs)")
 
     def generate_grad_grad_inputs(self, inputs_template: tuple[Array, ...]) -> tuple[Array, ...]:
-        """The gradients that arrive at the gradients of the inputs: uniform in -1 to 1."""
+        """The gradients of the inputs' gradients, shaped as ``inputs_template``: uniform in -1 to 1."""
         return self.generate_grad_outputs.__func__(self, inputs_template)  # type: ignore[attr-defined,no-any-return]
 
     def _forward(self, inputs: tuple[Variable, ...], config: BackendConfig) -> tuple[Variable, ...]:
@@ -79,7 +79,7 @@ class FunctionTestCase(CheckedCase):
             return self.checked_outputs(self.forward(inputs, config.device), config)
 
     def test_forward(self, backend_config: BackendConfig | None = None) -> None:
-        """The outputs are those expected, and the inputs are left as they were."""
+        """The outputs are those expected and inputs stay, on the device of ``backend_config`` (None: the CPU)."""
         if self._is_base():
             return
         config = self.begin("test_forward", backend_config)
@@ -94,7 +94,7 @@ class FunctionTestCase(CheckedCase):
         self.check_forward_outputs(tuple(y.array for y in outputs), expected)
 
     def test_backward(self, backend_config: BackendConfig | None = None) -> None:
-        """The gradient agrees with differences."""
+        """The gradient agrees with differences, on the device of ``backend_config`` (None: the CPU)."""
         if self._is_base():
             return
         config = self.begin("test_backward", backend_config)
@@ -107,7 +107,7 @@ class FunctionTestCase(CheckedCase):
         self.dodging(check)
 
     def test_double_backward(self, backend_config: BackendConfig | None = None) -> None:
-        """The gradient of the gradient agrees with differences."""
+        """The gradient of the gradient agrees with differences, on the device of ``backend_config`` (None: the CPU)."""
         if self._is_base():
             return
         config = self.begin("test_double_backward", backend_config)

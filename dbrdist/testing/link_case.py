@@ -64,11 +64,11 @@ class _LinkCase(CheckedCase):
         raise NotImplementedError(f"{type(self).__name__} defines no generate_params()")
 
     def create_link(self, initializers: Any) -> Link:
-        """The link with these initializers."""
+        """The link with these ``initializers``, in the order of ``param_names``."""
         raise NotImplementedError(f"{type(self).__name__} defines no create_link(initializers)")
 
     def forward(self, link: Link, inputs: tuple[Variable, ...], device: DeviceSpec) -> tuple[Any, ...]:
-        """The outputs of the link, as a tuple of Variables."""
+        """The outputs of ``link`` for the Variables ``inputs`` on ``device``, as a tuple of Variables."""
         outputs = link(*inputs)
         return outputs if isinstance(outputs, tuple) else (outputs,)
 
@@ -119,11 +119,11 @@ class LinkTestCase(_LinkCase):
     skip_backward_test = False
 
     def forward_expected(self, link: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What it should give."""
+        """The outputs, as a tuple of NumPy arrays, that are expected of ``link`` for the NumPy arrays ``inputs``."""
         raise NotImplementedError(f"{type(self).__name__} defines no forward_expected(link, inputs)")
 
     def test_forward(self, backend_config: BackendConfig | None = None) -> None:
-        """The outputs are those expected."""
+        """The outputs are those expected, on the device of ``backend_config`` (None: the CPU)."""
         if type(self) is LinkTestCase:
             return
         config = self.begin("test_forward", backend_config)
@@ -135,7 +135,7 @@ class LinkTestCase(_LinkCase):
         self.check_forward_outputs(arrays, self.numpy_arrays("forward_expected", link, inputs))
 
     def test_backward(self, backend_config: BackendConfig | None = None) -> None:
-        """The gradients of inputs and parameters agree with differences."""
+        """All gradients agree with differences, on the device of ``backend_config`` (None: the CPU)."""
         if type(self) is LinkTestCase:
             return
         config = self.begin("test_backward", backend_config)
@@ -186,7 +186,7 @@ class LinkInitializersTestCase(_LinkCase):
         raise NotImplementedError(f"{type(self).__name__} defines no get_initializers()")
 
     def test_initializers(self, backend_config: BackendConfig | None = None) -> None:
-        """Each parameter is as its initializer fills it."""
+        """Each parameter is as its initializer fills it, on the device of ``backend_config`` (None: the CPU)."""
         if type(self) is LinkInitializersTestCase:
             return
         config = self.begin("test_initializers", backend_config)

@@ -52,19 +52,19 @@ class Extension:
         raise NotImplementedError(f"{type(self).__name__} must define __call__(self, trainer)")
 
     def resume(self, trainer: Trainer) -> None:
-        """Called when the run starts, before any `initialize`: the place to load a snapshot."""
+        """Called when the run of ``trainer`` starts, before any `initialize`: the place to load a snapshot."""
 
     def initialize(self, trainer: Trainer) -> None:
-        """Called once when the run starts, after a snapshot was loaded."""
+        """Called once with the ``trainer`` when the run starts, after a snapshot was loaded."""
 
     def finalize(self) -> None:
         """Called once when the run ends, also by an exception."""
 
     def on_error(self, trainer: Trainer, exc: BaseException, tb: Any) -> None:
-        """Called when the loop ends by an exception, before `finalize`."""
+        """Called before `finalize` if the loop of ``trainer`` ends by ``exc``, with its traceback ``tb``."""
 
     def serialize(self, serializer: AbstractSerializer) -> None:
-        """List the state."""
+        """List the state for ``serializer``, which saves or loads it."""
 
 
 def subject_of(extension: Extension) -> str:

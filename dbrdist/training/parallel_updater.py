@@ -84,7 +84,7 @@ class ParallelUpdater(StandardUpdater):
         self._models = {name: models[name].to_device(device) for name, device in self._devices.items()}
 
     def connect_trainer(self, trainer: Trainer) -> None:
-        """Let the copies report under their names."""
+        """Let the copies report to ``trainer`` under their names."""
         for name, model in self._models.items():
             if name != "main":
                 trainer.reporter.add_observer(name, model)

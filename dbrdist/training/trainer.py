@@ -225,7 +225,7 @@ class Trainer:
         return unique
 
     def get_extension(self, name: str) -> Extension:
-        """The extension of that name."""
+        """The extension called ``name``; a ValueError where there is none."""
         if name not in self._extensions:
             raise ValueError(
                 f"expected the name of an extension ({', '.join(self._extensions) or 'none'}), got {name!r}"
@@ -237,7 +237,7 @@ class Trainer:
         return [entry.extension for entry in self._extensions.values()]
 
     def serialize(self, serializer: AbstractSerializer) -> None:
-        """List the state of the whole run: updater, triggers, extensions, elapsed time."""
+        """List the state of the whole run for ``serializer``: updater, triggers, extensions, elapsed time."""
         self.updater.serialize(serializer["updater"])
         is_same = is_about(serializer["stop_trigger"]["__class__"], type(self.stop_trigger).__name__)
         if is_same and hasattr(self.stop_trigger, "serialize"):

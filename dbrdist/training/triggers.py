@@ -111,6 +111,7 @@ class IntervalTrigger:
         return self.period, self.unit
 
     def serialize(self, serializer: AbstractSerializer) -> None:
+        """Save or load by ``serializer`` what the trigger remembers of the run."""
         self._passed.serialize(serializer, self.unit)
 
     def __str__(self) -> str:
@@ -187,6 +188,7 @@ class ManualScheduleTrigger:
         return any(before + _SLACK < point <= now + _SLACK for point in self.points)
 
     def serialize(self, serializer: AbstractSerializer) -> None:
+        """Save or load by ``serializer`` what the trigger remembers of the run."""
         if as_chainer[0] and loads(serializer) and saved_entry(serializer, "finished") is None:
             mistakes.warn("ManualScheduleTrigger: the saved state does not say whether it is finished, as of Chainer 3")
         elif is_about(serializer["points"], f"{self.points} {self.unit}"):
@@ -220,6 +222,7 @@ class OnceTrigger:
         return fire
 
     def serialize(self, serializer: AbstractSerializer) -> None:
+        """Save or load by ``serializer`` what the trigger remembers of the run."""
         try:
             self._first = bool(serializer("first", self._first))
         except KeyError:
@@ -257,6 +260,7 @@ class TimeTrigger:
         return True
 
     def serialize(self, serializer: AbstractSerializer) -> None:
+        """Save or load by ``serializer`` what the trigger remembers of the run."""
         self._next_seconds = float(serializer("next_seconds", self._next_seconds))
 
 
@@ -315,6 +319,7 @@ class BestValueTrigger:
         self.best_value, self._summary = None, DictSummary()
 
     def serialize(self, serializer: AbstractSerializer) -> None:
+        """Save or load by ``serializer`` what the trigger remembers of the run."""
         if hasattr(self._interval_trigger, "serialize"):
             self._interval_trigger.serialize(serializer["interval_trigger"])
         compare = getattr(self._compare, "__name__", type(self._compare).__name__)
@@ -440,6 +445,7 @@ class EarlyStoppingTrigger:
         return self._max_trigger.get_training_length()  # type: ignore[attr-defined, no-any-return]
 
     def serialize(self, serializer: AbstractSerializer) -> None:
+        """Save or load by ``serializer`` what the trigger remembers of the run."""
         for name, trigger in (("check_trigger", self._check_trigger), ("max_trigger", self._max_trigger)):
             if hasattr(trigger, "serialize"):
                 trigger.serialize(serializer[name])
@@ -501,6 +507,7 @@ class AnyTrigger:
         return fires
 
     def serialize(self, serializer: AbstractSerializer) -> None:
+        """Save or load by ``serializer`` what the trigger remembers of the run."""
         own = [subject_of(trigger) for trigger in self._triggers]
         saved = _saved_list(serializer, own)
         for i, (subject, trigger) in enumerate(zip(own, self._triggers)):

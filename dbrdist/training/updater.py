@@ -48,13 +48,13 @@ class Updater:
         def is_new_epoch(self) -> bool: ...
 
     def connect_trainer(self, trainer: Trainer) -> None:
-        """Called by the trainer that takes this updater."""
+        """Called by the ``trainer`` that takes this updater."""
 
     def finalize(self) -> None:
         """Called when the run ends."""
 
     def get_optimizer(self, name: str) -> Any:
-        """The optimizer of that name."""
+        """The optimizer called ``name``, ``"main"`` for a single one."""
         raise NotImplementedError
 
     def get_all_optimizers(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Updater:
         raise NotImplementedError
 
     def serialize(self, serializer: AbstractSerializer) -> None:
-        """List the state."""
+        """List the state for ``serializer``, which saves or loads it."""
         raise NotImplementedError
 
 
@@ -174,11 +174,11 @@ class StandardUpdater(Updater):
         return self._iterators["main"].is_new_epoch  # type: ignore[no-any-return]
 
     def get_iterator(self, name: str) -> Any:
-        """The iterator of that name."""
+        """The iterator called ``name``: ``"main"``, or a key of the dictionary that was given."""
         return self._iterators[name]
 
     def get_optimizer(self, name: str) -> Any:
-        """The optimizer of that name."""
+        """The optimizer called ``name``: ``"main"``, or a key of the dictionary that was given."""
         return self._optimizers[name]
 
     def get_all_optimizers(self) -> dict[str, Any]:
@@ -246,7 +246,7 @@ class StandardUpdater(Updater):
         finalize(self._iterators.values())
 
     def serialize(self, serializer: AbstractSerializer) -> None:
-        """List iterators, optimizers, their models, and the count of steps."""
+        """List iterators, optimizers, their models, and the count of steps for ``serializer``."""
         for name, iterator in self._iterators.items():
             iterator.serialize(serializer["iterator:" + name])
         for name, optimizer in self._optimizers.items():

@@ -59,7 +59,7 @@ class WalkerAlias(DeviceResident):
         self.threshold, self.values = visitor.visit_array(self.threshold), visitor.visit_array(self.values)
 
     def sample(self, shape: int | tuple[int, ...]) -> Array:
-        """An int32 array of this shape of numbers drawn independently, on the device of the tables."""
+        """An int32 array of this ``shape`` of numbers drawn independently, on the device of the tables."""
         shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
         rows = shape[0] if shape else 1
         words = random.raw_words(rows, prod(shape[1:]))
@@ -71,9 +71,9 @@ class WalkerAlias(DeviceResident):
         return drawn.astype(np.int32)
 
     def sample_cpu(self, shape: int | tuple[int, ...]) -> Array:
-        """``sample`` for tables on the host."""
+        """``sample`` of a ``shape`` for tables on the host."""
         return self.sample(shape)
 
     def sample_gpu(self, shape: int | tuple[int, ...]) -> Array:
-        """``sample`` for tables on a GPU."""
+        """``sample`` of a ``shape`` for tables on a GPU."""
         return self.sample(shape)

@@ -1,4 +1,4 @@
-"""How many public names document every argument: ``python tests/rules/documented.py [--missing]``.
+"""How many public names and methods document every argument: ``python tests/rules/documented.py [--missing]``.
 
 Counted are the functions and classes that users find in the modules below. A name is documented if each of its
 parameters, apart from ``self``, is described under ``Args:`` in its docstring or that of ``__init__``, in words that
@@ -103,6 +103,53 @@ def missing(value: Any) -> list[str]:
     return [name for name in signature.parameters if name not in known]
 
 
+@functools.cache
+def methods() -> dict[str, tuple[type, str, Any]]:
+    """The public methods of public classes with parameters, by dotted name: the class that has it, its name, and it."""
+    found: dict[str, tuple[type, str, Any]] = {}
+    seen: set[int] = set()
+    for cls in public().values():
+        if not inspect.isclass(cls) or is_exception(cls):
+            continue
+        for name in dir(cls):
+            owner = next((c for c in cls.__mro__ if name in c.__dict__), None)
+            raw = None if owner is None or name.startswith("_") else owner.__dict__[name]
+            function = getattr(raw, "__func__", raw)
+            if not is_method(function) or id(function) in seen:
+                continue
+            seen.add(id(function))
+            if parameters_of(raw):
+                found[f"{function.__module__}:{owner.__name__}.{name}"] = (cls, name, raw)
+    return found
+
+
+def is_method(value: Any) -> bool:
+    """A method that the library defines, whether compiled or not."""
+    is_function = inspect.isfunction(value) or type(value).__name__ == "cython_function_or_method"
+    return is_function and value.__module__.startswith("dbrdist") and value.__name__ != "<lambda>"
+
+
+def parameters_of(raw: Any) -> list[str]:
+    """The parameters of a method but the object, without those that it does not look at (``*_``)."""
+    names = list(inspect.signature(getattr(raw, "__func__", raw)).parameters)
+    return [name for name in (names if isinstance(raw, staticmethod) else names[1:]) if not name.startswith("_")]
+
+
+def missing_of_method(cls: type, name: str, raw: Any) -> list[str]:
+    """The parameters of a method that neither its docstring nor that of a method that it overrides describes.
+
+    A parameter is described under ``Args:``, or named in double backticks in a sentence.
+    """
+    docs = [inspect.cleandoc(c.__dict__[name].__doc__ or "") for c in cls.__mro__ if name in c.__dict__]
+    return [p for p in parameters_of(raw) if not any(p in described(doc) or is_named(p, doc) for doc in docs)]
+
+
+def is_named(parameter: str, doc: str) -> bool:
+    """Whether a sentence has the name in double backticks, beside words of its own."""
+    named = re.search(rf"``[^`]*\b{re.escape(parameter)}\b[^`]*``", doc)
+    return named is not None and len(re.sub(r"``[^`]*``|\W", " ", doc).split()) >= 2
+
+
 def is_exception(value: type) -> bool:
     return issubclass(value, BaseException)
 
@@ -121,6 +168,11 @@ def main() -> None:
         print("without an example:", ", ".join(without))
     print(f"{len(names) - len(lacking)} of {len(names)} public names document every argument")
     print(f"{len(names) - len(without)} have an example")
+    undescribed = {name: found for name, entry in methods().items() if (found := missing_of_method(*entry))}
+    if "--missing" in sys.argv:
+        for name, found in undescribed.items():
+            print(f"{name}: {', '.join(found)}")
+    print(f"{len(methods()) - len(undescribed)} of {len(methods())} public methods document every argument")
 
 
 if __name__ == "__main__":

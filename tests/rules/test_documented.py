@@ -27,6 +27,35 @@ def test_public_names_document_every_argument():
     assert {name: found for name, value in names.items() if (found := documented.missing(value))} == {}
 
 
+def test_public_methods_describe_every_argument():
+    methods = documented.methods()
+    assert len(methods) > 550
+    assert {name: found for name, entry in methods.items() if (found := documented.missing_of_method(*entry))} == {}
+
+
+def test_what_counts_as_described_in_a_method():
+    class Base:
+        def f(self, x, axis, *_):
+            """The sum of ``x`` over an axis."""
+
+        @classmethod
+        def g(cls, size):
+            """``size``."""
+
+    class Derived(Base):
+        def f(self, x, axis, key):
+            """Another sum.
+
+            Args:
+                axis: the axis to sum over.
+            """
+
+    assert documented.parameters_of(Base.__dict__["f"]) == ["x", "axis"]
+    assert documented.missing_of_method(Base, "f", Base.__dict__["f"]) == ["axis"]
+    assert documented.missing_of_method(Base, "g", Base.__dict__["g"]) == ["size"]
+    assert documented.missing_of_method(Derived, "f", Derived.__dict__["f"]) == ["key"]
+
+
 def test_public_names_have_an_example():
     without = {name for name, value in documented.public().items() if not documented.has_example(value)}
     assert without == WITHOUT_EXAMPLE

@@ -106,7 +106,12 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
                 return message.to_current_device(x, header)
 
     def gather(self, data: Array, root: int = 0) -> tuple[Array, ...] | None:
-        """On ``root`` every rank's array, in order of ranks, whatever their shapes; None on the others."""
+        """On ``root`` every rank's array, in order of ranks, whatever their shapes; None on the others.
+
+        Args:
+            data: this rank's array, of any shape.
+            root: the rank that receives, the same on every rank; default 0.
+        """
         with self.gate.call("gather") as call:
             flat, headers = self._agree_on_arrays(call, data, root)
             raw, counts, starts = message.room_for(headers if self.rank == root else headers[:0])
@@ -115,7 +120,11 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
             return message.unpack(raw, headers, starts) if self.rank == root else None
 
     def allgather(self, x: Array) -> tuple[Array, ...]:
-        """Every rank's array, in order of ranks, whatever their shapes."""
+        """Every rank's array, in order of ranks, whatever their shapes.
+
+        Args:
+            x: this rank's array, of any shape; all ranks pass the same type and device.
+        """
         with self.gate.call("allgather") as call:
             flat, headers = self._agree_on_arrays(call, x)
             raw, counts, starts = message.room_for(headers)
@@ -135,7 +144,12 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
         return flat, headers
 
     def scatter(self, xs: Sequence[Array] | Array | None, root: int = 0) -> Array:
-        """Entry ``rank`` of what ``root`` passes: a sequence of ``size`` arrays, or an array with ``size`` rows."""
+        """Entry ``rank`` of what ``root`` passes: a sequence of ``size`` arrays, or an array with ``size`` rows.
+
+        Args:
+            xs: on ``root`` what is distributed; ignored on the others, which may pass None.
+            root: the rank that sends, the same on every rank; default 0.
+        """
         with self.gate.call("scatter") as call:
             bad_root = self._take_root(call, root)
             each, error = None, None
@@ -146,7 +160,11 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
                 return self.ranks.exchange_arrays(call, each or [], [call.root])[0]
 
     def alltoall(self, xs: Sequence[Array]) -> tuple[Array, ...]:
-        """Entry k of the result is what rank k had at this rank's place of its ``xs`` (one array for each rank)."""
+        """Entry k of the result is what rank k had at this rank's place of its ``xs`` (one array for each rank).
+
+        Args:
+            xs: ``size`` arrays of any shapes; the entry for this rank comes back as a copy.
+        """
         with self.gate.call("alltoall") as call:
             each, error = attempt(arguments.prepared_for_each, xs, self.size, "alltoall")
             call.agree((), error)
@@ -158,6 +176,9 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
 
         All ranks pass the same shape and type. Sums of 16-bit types run in float32 and are narrowed once; booleans are
         combined by "or", as NumPy adds them.
+
+        Args:
+            data: this rank's summand; it stays as it is.
         """
         with self.gate.call("allreduce") as call:
             x, error = attempt(arguments.summable, data)
@@ -188,6 +209,10 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
         """A communicator of the ranks with the same ``color``, ranked by (key, rank), with this one's configuration.
 
         A rank whose color is None gets None.
+
+        Args:
+            color: the number of the new communicator that this rank joins, or None for none.
+            key: orders the ranks of the new communicator; equal keys keep their order here.
         """
         with self.gate.call("split") as call:
             own, error = attempt(arguments.color_and_key, color, key)
@@ -222,6 +247,10 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
 
         A parameter that has no shape yet is broadcast when it is initialised, which must then happen on every rank.
 
+        Args:
+            model: an initialised or uninitialised link with the same parameters on every rank; it is changed in
+                place.
+
         Raises:
             CommunicatorError: on every rank, if the models differ in names, shapes or types.
         """
@@ -229,7 +258,11 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
             models.bcast_data(self, model)
 
     def broadcast_data(self, model: Any) -> None:
-        """The older name of :meth:`bcast_data`."""
+        """The older name of :meth:`bcast_data`.
+
+        Args:
+            model: the link, as there.
+        """
         self.bcast_data(model)
 
     def multi_node_mean_grad(self, model: Link, zero_fill: bool = False) -> None:
@@ -239,19 +272,32 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
         on any rank is left alone, or with ``zero_fill`` gets zeros. Means of 16-bit gradients are summed and divided in
         float32 and narrowed once.
 
+        Args:
+            model: a link whose gradients this rank has computed; they are replaced in place.
+            zero_fill: whether parameters without a gradient on any rank get zeros; default False.
+
         Raises:
             CommunicatorError: on every rank, if the parameters differ in name, shape or type.
         """
         self.weighted_mean_grad(list(model.namedparams()), zero_fill, None)
 
     def allreduce_grad(self, model: Any, zero_fill: bool = False) -> None:
-        """The older name of :meth:`multi_node_mean_grad`."""
+        """The older name of :meth:`multi_node_mean_grad`.
+
+        Args:
+            model, zero_fill: as there.
+        """
         self.multi_node_mean_grad(model, zero_fill)
 
     def weighted_mean_grad(self, params: list[tuple[str, Any]], zero_fill: bool, num_samples: int | None) -> None:
         """As :meth:`multi_node_mean_grad` for named parameters, with each rank weighted by its number of samples.
 
         None on every rank is equal weights; a rank with 0 samples takes part with weight 0.
+
+        Args:
+            params: pairs of a path and a parameter, the same paths on every rank.
+            zero_fill: as there.
+            num_samples: how many examples this rank's gradients are the mean of, or None.
         """
         with self.gate.call("weighted_mean_grad") as call:
             models.mean_grad(self, call, params, zero_fill, num_samples)

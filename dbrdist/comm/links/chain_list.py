@@ -78,7 +78,11 @@ class MultiNodeChainList(ChainList):
         self._plan = None
 
     def insert(self, index: int, link: Any) -> None:
-        """Refused: it would not say between which ranks."""
+        """Refused: it would not say between which ranks.
+
+        Args:
+            index, link: not used; call ``add_link(link, rank_in, rank_out)``.
+        """
         raise TypeError("MultiNodeChainList has no insert: components run in the order in which add_link adds them")
 
     def pipeline(self, num_micro_batches: int) -> MultiNodeChainList:
@@ -87,6 +91,9 @@ class MultiNodeChainList(ChainList):
         The same number on every rank. Inputs are cut along their first axis, nearly evenly, and outputs are joined
         again: values and gradients are those of the whole batch, except that batch normalization sees each
         micro-batch alone. All of them are kept until backward (Huang et al. 2019, GPipe).
+
+        Args:
+            num_micro_batches: into how many parts a batch is divided, at least 1 and the same on every rank.
         """
         number = whole_number(num_micro_batches, "MultiNodeChainList.pipeline: num_micro_batches")
         if number < 1:
@@ -95,7 +102,11 @@ class MultiNodeChainList(ChainList):
         return self
 
     def forward(self, *inputs: Array) -> Any:
-        """The output of the model, or a delegate variable where it is on another rank."""
+        """The output of the model, or a delegate variable where it is on another rank.
+
+        Args:
+            inputs: what the first link on this rank takes, where it takes no input from another rank.
+        """
         return _Pass(self, inputs).run(self._agreed_plan())
 
     def _agreed_plan(self) -> list[Instruction]:

@@ -18,7 +18,13 @@ class ObjectVerbs(RankGroup):
     """Verbs that end in ``_obj``."""
 
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        """The object of ``root``, on every rank; the root gets its own object back."""
+        """The object of ``root``, on every rank; the root gets its own object back.
+
+        Args:
+            obj: on ``root`` anything that pickle takes; ignored on the others.
+            max_buf_len: bytes sent at a time, the same on every rank; None for as many as MPI takes.
+            root: the rank that sends, the same on every rank; default 0.
+        """
         with self.gate.call("bcast_obj") as call:
             (own, piece), error = self._prepare_bcast(call, root, max_buf_len, arguments.pickled, obj)
             row = [piece, 0 if own is None else own.size]
@@ -30,14 +36,23 @@ class ObjectVerbs(RankGroup):
             return self._unpickle_together(call, lambda: obj if self.rank == root else arguments.unpickled(raw))
 
     def allgather_obj(self, obj: Any) -> list[Any]:
-        """Every rank's object, in order of ranks."""
+        """Every rank's object, in order of ranks.
+
+        Args:
+            obj: this rank's object; anything that pickle takes.
+        """
         with self.gate.call("allgather_obj") as call:
             raws = self._gather_objects(call, obj)
             found: list[Any] = self._unpickle_together(call, lambda: [arguments.unpickled(raw) for raw in raws])
             return found
 
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
-        """On ``root`` every rank's object, in order of ranks; None on the others."""
+        """On ``root`` every rank's object, in order of ranks; None on the others.
+
+        Args:
+            obj: this rank's object; anything that pickle takes.
+            root: the rank that receives, the same on every rank; default 0.
+        """
         with self.gate.call("gather_obj") as call:
             raws = self._gather_objects(call, obj, root)
             found = self._unpickle_together(call, lambda: [arguments.unpickled(raw) for raw in raws])
@@ -61,7 +76,12 @@ class ObjectVerbs(RankGroup):
         return [raw[start : start + count] for start, count in zip(starts, counts)]
 
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
-        """Entry ``rank`` of the ``size`` objects that ``root`` passes."""
+        """Entry ``rank`` of the ``size`` objects that ``root`` passes.
+
+        Args:
+            objs: on ``root`` one object for each rank; ignored on the others, which may pass None.
+            root: the rank that sends, the same on every rank; default 0.
+        """
         with self.gate.call("scatter_obj") as call:
             bad_root = self._take_root(call, root)
             raws, error = None, None
@@ -74,7 +94,11 @@ class ObjectVerbs(RankGroup):
             return self._unpickle_together(call, lambda: arguments.unpickled(raw))
 
     def allreduce_obj(self, obj: Any) -> Any:
-        """The sum (``+``) of every rank's object, added in order of ranks."""
+        """The sum (``+``) of every rank's object, added in order of ranks.
+
+        Args:
+            obj: this rank's summand: a number, an array, or anything with ``+`` that pickle takes.
+        """
         first, *others = self.allgather_obj(obj)
         for other in others:
             first = first + other

@@ -30,6 +30,11 @@ class PairVerbs(RankGroup):
         """Send an array, or a tuple or list of arrays, to ``dest``, which receives it with the same ``tag``.
 
         It may return before ``dest`` receives, or wait until then, as MPI's send: a large array waits.
+
+        Args:
+            data: an array, or a tuple or list of arrays, of any shapes and types.
+            dest: the rank that receives.
+            tag: an integer from 0 that tells messages between the same two ranks apart.
         """
         is_one = not isinstance(data, (tuple, list))
         arrays: Any = [data] if is_one else data
@@ -57,7 +62,13 @@ class PairVerbs(RankGroup):
             return tuple(received)
 
     def send_obj(self, obj: Any, dest: int, tag: int) -> None:
-        """Send a picklable object to ``dest``."""
+        """Send a picklable object to ``dest``.
+
+        Args:
+            obj: anything that pickle takes.
+            dest: the rank that receives.
+            tag: an integer from 0 that tells messages between the same two ranks apart.
+        """
         with self.gate.message("send_obj", dest, tag) as call:
             raw, error = attempt(arguments.pickled, obj)
             parts = [] if raw is None else [raw]

@@ -37,7 +37,13 @@ class Configured:
         return ", ".join(f"{name} {self._configs[name]}" for name in self._defaults)
 
     def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
-        """Set one configuration entry of this communicator. False is False."""
+        """Set one configuration entry of this communicator. False is False.
+
+        Args:
+            name: an entry that :meth:`get_config` lists.
+            value: its new value; default True.
+            kwargs: refused; takes the place of Chainer's, of which none is used.
+        """
         if kwargs:
             raise TypeError(f"set_config({name!r}) expected one value, got also {', '.join(kwargs)}")
         self._check_config_name(name)
@@ -51,7 +57,7 @@ class Configured:
         self._config_changed()
 
     def get_config(self, name: str | None = None) -> Any:
-        """The value of one entry, or without a name a dictionary of all."""
+        """The value of the entry ``name``, or without a name a dictionary of all; an unknown name is a ValueError."""
         if name is None:
             return dict(self._configs)
         self._check_config_name(name)

@@ -151,7 +151,11 @@ class Function:
         return self._held
 
     def apply(self, inputs: tuple[Operand, ...]) -> tuple[Variable, ...]:
-        """As a call, always with a tuple as the result."""
+        """As a call, always with a tuple as the result.
+
+        Args:
+            inputs: arrays or Variables.
+        """
         outputs = self(*inputs)
         return outputs if isinstance(outputs, tuple) else (outputs,)
 
@@ -186,40 +190,74 @@ class Function:
         return self.node.output_data
 
     def check_type_forward(self, in_types: TypeInfoTuple) -> None:
-        """Check types and shapes before forward; see :mod:`dbrdist.utils.type_check`."""
+        """Check types and shapes before forward; see :mod:`dbrdist.utils.type_check`.
+
+        Args:
+            in_types: the type and shape of each input, for :func:`dbrdist.utils.type_check.expect`.
+        """
 
     def forward(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
-        """The outputs for the input arrays."""
+        """The outputs for the input arrays.
+
+        Args:
+            inputs: the input arrays, all on one device.
+        """
         return self.forward_cpu(inputs) if get_array_module(*inputs).__name__ == "numpy" else self.forward_gpu(inputs)
 
     def forward_cpu(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
-        """``forward`` for NumPy arrays."""
+        """``forward`` for NumPy arrays.
+
+        Args:
+            inputs: as for ``forward``.
+        """
         raise NotImplementedError(f"{self.label} defines neither forward(inputs) nor forward_cpu(inputs)")
 
     def forward_gpu(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
-        """``forward`` for CuPy arrays."""
+        """``forward`` for CuPy arrays.
+
+        Args:
+            inputs: as for ``forward``.
+        """
         raise NotImplementedError(f"{self.label} defines neither forward(inputs) nor forward_gpu(inputs)")
 
     def backward(self, inputs: tuple[Array | None, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The gradient of each input, as arrays; None where there is none."""
+        """The gradient of each input, as arrays; None where there is none.
+
+        Args:
+            inputs: the arrays that ``forward`` took; None for those that were not retained.
+            grad_outputs: the gradient of each output, or None for outputs that do not count.
+        """
         given = [a for a in (*inputs, *grad_outputs) if a is not None]
         on_host = get_array_module(*given).__name__ == "numpy"
         return self.backward_cpu(inputs, grad_outputs) if on_host else self.backward_gpu(inputs, grad_outputs)
 
     def backward_cpu(self, inputs: tuple[Any, ...], grad_outputs: tuple[Array, ...]) -> tuple[Any, ...]:
-        """``backward`` for NumPy arrays."""
+        """``backward`` for NumPy arrays.
+
+        Args:
+            inputs, grad_outputs: as for ``backward``.
+        """
         return tuple(None for _ in inputs)
 
     def backward_gpu(self, inputs: tuple[Any, ...], grad_outputs: tuple[Array, ...]) -> tuple[Any, ...]:
-        """``backward`` for CuPy arrays."""
+        """``backward`` for CuPy arrays.
+
+        Args:
+            inputs, grad_outputs: as for ``backward``.
+        """
         return tuple(None for _ in inputs)
 
     def retain_inputs(self, indexes: tuple[int, ...]) -> None:
-        """Keep only these inputs for ``backward``."""
+        """Keep only the inputs ``indexes`` (a tuple of integers) for ``backward``; all are kept by default."""
         self.node.retain_inputs(indexes)
 
     def retain_outputs(self, indexes: tuple[int, ...], retain_after_backward: bool = False) -> None:
-        """Keep these outputs; ``output_data`` has them."""
+        """Keep these outputs; ``output_data`` has them.
+
+        Args:
+            indexes: which outputs, as a tuple of integers; none by default.
+            retain_after_backward: accepted for Chainer's programs; has no effect.
+        """
         self.node.retain_outputs(indexes)
 
     @property
@@ -228,11 +266,16 @@ class Function:
         return self.node.local_function_hooks
 
     def add_hook(self, hook: FunctionHook, name: str | None = None) -> None:
-        """Add a hook to this function only."""
+        """Add a hook to this function only.
+
+        Args:
+            hook: a FunctionHook.
+            name: its name; None takes that of the hook. A name in use is a KeyError.
+        """
         self.node.add_hook(hook, name)
 
     def delete_hook(self, name: str) -> None:
-        """Remove a hook of this function."""
+        """Remove the hook called ``name`` from this function."""
         self.node.delete_hook(name)
 
     def unchain(self) -> None:

@@ -61,7 +61,11 @@ class Serializer(AbstractSerializer):
     """
 
     def save(self, obj: Any) -> None:
-        """Save an object with ``serialize``."""
+        """Save an object with ``serialize``.
+
+        Args:
+            obj: for example a link, an optimizer or a trainer.
+        """
         obj.serialize(self)
 
 
@@ -76,7 +80,11 @@ class Deserializer(AbstractSerializer):
     is_loading = True
 
     def load(self, obj: Any) -> None:
-        """Load into an object with ``serialize``."""
+        """Load into an object with ``serialize``.
+
+        Args:
+            obj: for example a link, an optimizer or a trainer; it is changed in place.
+        """
         obj.serialize(self)
 
 

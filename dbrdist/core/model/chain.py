@@ -153,7 +153,7 @@ class Chain(_Container):
         return getattr(self, name)
 
     def add_link(self, name: str, link: Link) -> None:
-        """Register a child."""
+        """Register ``link`` as the child and attribute ``name``; a name in use is an AttributeError."""
         if name in self.__dict__:
             raise AttributeError(f"{type(self).__name__}: cannot register link {name!r}: the attribute exists")
         _check_link(f"{type(self).__name__}: {name}", link)
@@ -239,18 +239,18 @@ class ChainList(_Container):
         return len(self._list)
 
     def append(self, value: Link) -> None:
-        """Add a child at the end."""
+        """Add the link ``value`` as the last child."""
         self.add_link(value)
 
     def add_link(self, link: Link) -> None:
-        """Add a child at the end."""
+        """Add ``link`` as the last child; its name is its index."""
         _check_link(f"{type(self).__name__}: link {len(self._list)}", link)
         link.name = str(len(self._list))
         self._list.append(link)
         note_change(self)
 
     def insert(self, index: int, link: Link) -> None:
-        """Add a child before another."""
+        """Add ``link`` before the child number ``index``, which counts from the end where it is negative."""
         self._list.insert(index, link)
         self._renumber()
 
@@ -322,11 +322,11 @@ class Sequential(ChainList):
         self._renumber()
 
     def append(self, layer: Any) -> None:
-        """Add a link or a function at the end."""
+        """Add a ``layer``, a link or any callable, at the end."""
         self.insert(len(self._layers), layer)
 
     def insert(self, i: int, layer: Any) -> None:
-        """Add a link or a function before another."""
+        """Add ``layer``, a link or any callable, before position ``i``."""
         if isinstance(layer, type) and issubclass(layer, Link):
             raise given_a_class(f"Sequential: layer {i}", layer, "a link or a function")
         if not callable(layer):
@@ -338,12 +338,12 @@ class Sequential(ChainList):
         self._renew()
 
     def extend(self, sequential: Sequential) -> None:
-        """Add all layers of another Sequential."""
+        """Add the layers of another ``sequential`` at the end; links are shared, not copied."""
         for layer in sequential._layers:
             self.append(layer)
 
     def forward(self, *x: Operand | Number) -> Any:
-        """The layers in order; tuples are spread over the next layer's arguments."""
+        """Call the layers in order, the first with ``*x``; a tuple is spread over the next layer's arguments."""
         if not self._layers:
             raise RuntimeError("Sequential: it has no layers; append some before the call")
         y: Any = x
@@ -394,31 +394,31 @@ class Sequential(ChainList):
         self._renew()
 
     def pop(self, i: int = -1) -> Any:
-        """Remove a layer and return it."""
+        """Remove the layer at position ``i`` (default: the last) and return it."""
         layer = self._layers.pop(i)
         self._renew()
         return layer
 
     def remove(self, layer: Any) -> None:
-        """Remove the first occurrence of a layer."""
+        """Remove the first occurrence of ``layer``; a ValueError where it does not occur."""
         self._layers.remove(layer)
         self._renew()
 
     def remove_by_layer_type(self, type_name: str) -> None:
-        """Remove all layers whose class or function has this name."""
+        """Remove all layers with the class or function name ``type_name``."""
         self._layers = [layer for layer in self._layers if _layer_name(layer) != type_name]
         self._renew()
 
     def count(self, layer: Any) -> int:
-        """How often a layer occurs."""
+        """How often the object ``layer`` occurs."""
         return self._layers.count(layer)
 
     def count_by_layer_type(self, type_name: str) -> int:
-        """How many layers have this class or function name."""
+        """How many layers have the class or function name ``type_name``, such as ``"Linear"``."""
         return sum(_layer_name(layer) == type_name for layer in self._layers)
 
     def index(self, layer: Any, start: int | None = None, end: int | None = None) -> int:
-        """The position of a layer."""
+        """The position of ``layer`` in ``[start, end)``, by default in all; a ValueError where it does not occur."""
         return self._layers.index(layer, start or 0, len(self._layers) if end is None else end)
 
     def flatten(self) -> Sequential:

@@ -46,11 +46,11 @@ class DeviceResident:
         return self._device.xp
 
     def device_resident_accept(self, visitor: DeviceResidentsVisitor) -> None:
-        """Let a visitor go through this object and what it owns."""
+        """Let a ``visitor`` go through this object and the arrays that it owns."""
         visitor.visit_device_resident(self)
 
     def to_device(self: D, device: DeviceSpec | None) -> D:
-        """Move all arrays."""
+        """Move all arrays to ``device``, a Device or a name such as ``"@cupy:0"``; returns the object."""
         self.device_resident_accept(_Mover(get_device(device)))
         return self
 
@@ -60,7 +60,7 @@ class DeviceResident:
         return self.to_device("@numpy")
 
     def to_gpu(self: D, device: int | None = None) -> D:
-        """Move to a GPU (the first where None); deprecated, as in Chainer: :meth:`to_device` does it."""
+        """Move to the GPU number ``device`` (None: the first); deprecated, as in Chainer: use :meth:`to_device`."""
         _warn_of("to_gpu", "@cupy:N")
         return self.to_device(("@cupy", 0 if device is None else device))
 

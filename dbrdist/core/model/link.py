@@ -93,7 +93,7 @@ class Link(DeviceResident):
 
     @classmethod
     def from_params(cls, *args: Array, **kwargs: Any) -> Any:
-        """A link made from given parameters; only links that define it have it."""
+        """A link made from given parameters (``*args``, ``**kwargs``); only links that define it have it."""
         raise NotImplementedError(f"{cls.__name__} defines no from_params(): this link does not implement it")
 
     # ---- construction -----------------------------------------------------------------------------------------------
@@ -171,16 +171,21 @@ class Link(DeviceResident):
     def add_param(
         self, name: str, shape: PerAxis | None = None, dtype: Any = np.float32, initializer: Any = None
     ) -> None:
-        """Register a parameter; without a shape it is initialised later."""
+        """Register a parameter; without a shape it is initialised later.
+
+        Args:
+            name: its attribute; one in use is an AttributeError.
+            shape: None to initialise it later.
+            dtype: its type where ``initializer`` has none; default float32.
+            initializer: an initializer, a number or an array; None fills with NaN, to be filled by you.
+        """
         if name in self.__dict__:
             raise AttributeError(f"{type(self).__name__}: cannot register parameter {name!r}: the attribute exists")
-        if initializer is None:
-            initializer = _TypedNaN(dtype)
         with self.init_scope():
-            setattr(self, name, Parameter(initializer, shape))
+            setattr(self, name, Parameter(_TypedNaN(dtype) if initializer is None else initializer, shape))
 
     def add_persistent(self, name: str, value: Array | int | str | None) -> None:
-        """Register a value that is saved and copied with the link, but not trained."""
+        """Register ``value``, which is saved and copied with the link, but not trained, as the attribute ``name``."""
         if name in self.__dict__:
             raise AttributeError(f"{type(self).__name__}: cannot register persistent {name!r}: the attribute exists")
         setattr(self, name, value)
@@ -192,7 +197,7 @@ class Link(DeviceResident):
         return tuple(self._persistent)
 
     def register_persistent(self, name: str) -> None:
-        """Make an existing attribute persistent."""
+        """Make the existing attribute ``name`` persistent."""
         if not hasattr(self, name):
             raise AttributeError(f"{type(self).__name__}: expected an attribute {name!r} to register, there is none")
         if name not in self._persistent:
@@ -276,7 +281,7 @@ class Link(DeviceResident):
         return self._hooks
 
     def add_hook(self: L, hook: LinkHook, name: str | None = None) -> L:
-        """Call a hook before and after this link's forward."""
+        """Call ``hook`` before and after forward, as ``name`` or by its own name; one in use is a KeyError."""
         if isinstance(hook, type):
             raise given_a_class(f"{type(self).__name__}.add_hook", hook, "a hook")
         if not hasattr(hook, "added"):
@@ -291,7 +296,7 @@ class Link(DeviceResident):
         return self
 
     def delete_hook(self, name: str) -> None:
-        """Remove a hook."""
+        """Remove the hook called ``name``; a KeyError where there is none."""
         if name not in self.local_link_hooks:
             raise KeyError(f"{type(self).__name__} has no hook named {name!r}")
         self.local_link_hooks.pop(name).deleted(self)
@@ -372,7 +377,7 @@ class Link(DeviceResident):
             p.zero_gradient()
 
     def addgrads(self, link: Link) -> None:
-        """Add another link's gradients, parameter by parameter."""
+        """Add the gradients of another ``link`` with the same structure, parameter by parameter."""
         theirs = dict(link.namedparams())
         names = {p: name for name, p in self.namedparams()}  # a parameter of several links has one gradient
         for p, name in names.items():
@@ -401,7 +406,7 @@ class Link(DeviceResident):
     # ---- devices ----------------------------------------------------------------------------------------------------
 
     def device_resident_accept(self, visitor: DeviceResidentsVisitor) -> None:
-        """Let a visitor go through this link's parameters and persistent arrays, and through its children."""
+        """Let a ``visitor`` see this link's parameters and persistent arrays, and its children."""
         super().device_resident_accept(visitor)
         for name in self._params:
             visitor.visit_variable(self.__dict__[name])
@@ -419,7 +424,7 @@ class Link(DeviceResident):
         self.__dict__.update(pickles_of_chainer.link_state(state) if pickles_of_chainer.is_link_state(state) else state)
 
     def copy(self: L, mode: str = "share") -> L:
-        """A copy whose parameters share arrays (``share``), are copied (``copy``) or initialised again (``init``)."""
+        """A copy that by ``mode`` shares arrays (``share``, default), copies (``copy``) or initialises (``init``)."""
         if mode == "copy":
             return copying.deepcopy(self)
         if mode not in ("share", "init"):
@@ -436,7 +441,7 @@ class Link(DeviceResident):
         return new
 
     def copyparams(self, link: Link, copy_persistent: bool = True) -> None:
-        """Copy the values of another link with the same structure into this one."""
+        """Copy values of ``link``, of the same structure; with ``copy_persistent`` (default) persistent ones, too."""
         for name in self._params:
             source, target = link.__dict__[name], self.__dict__[name]
             if source.is_initialized and not target.is_initialized:
@@ -465,7 +470,7 @@ class Link(DeviceResident):
     # ---- saving -----------------------------------------------------------------------------------------------------
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load parameters and persistent values."""
+        """Save or load parameters and persistent values by ``serializer``."""
         is_loading = getattr(serializer, "is_loading", None)  # None: a program's own, which does not say
         for name in self._params:
             p = self.__dict__[name]

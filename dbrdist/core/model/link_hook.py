@@ -56,13 +56,13 @@ class LinkHook:
         self.deleted(None)
 
     def added(self, link: Link | None) -> None:
-        """Called when the hook is added (``None``: to the thread)."""
+        """Called when the hook is added to ``link``; None where it is added to the thread."""
 
     def deleted(self, link: Link | None) -> None:
-        """Called when the hook is removed."""
+        """Called when the hook is removed from ``link``; None where it was added to the thread."""
 
     def forward_preprocess(self, args: ForwardPreprocessArgs) -> None:
-        """Called before forward."""
+        """Called before forward; ``args`` has link, forward_name, args and kwargs."""
 
     def stand_ins(self, args: ForwardPreprocessArgs, link: Link) -> dict[str, Any]:
         """Attributes that this one call of forward sees in place of the link's own, such as another weight.
@@ -72,10 +72,10 @@ class LinkHook:
         return {}
 
     def forward_postprocess(self, args: ForwardPostprocessArgs) -> None:
-        """Called after forward."""
+        """Called after forward; ``args`` has link, forward_name, args, kwargs and out."""
 
     def forward_failed(self, args: ForwardPreprocessArgs) -> None:
-        """Called in place of ``forward_postprocess`` where forward raised an error."""
+        """Called instead of ``forward_postprocess`` if forward raised; ``args`` as for ``forward_preprocess``."""
 
 
 class _ThreadHooks(threading.local):

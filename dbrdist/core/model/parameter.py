@@ -158,7 +158,7 @@ class Parameter(Variable):
         return None if self._array is None else self._array.shape
 
     def initialize(self, shape: PerAxis) -> None:
-        """Fill an array of this shape with initial values, and drop the gradient.
+        """Fill an array of this ``shape`` with initial values, and drop the gradient.
 
         A parameter that has an array already gets new values of the type that it has.
         """
@@ -295,7 +295,7 @@ class Parameter(Variable):
             self.node.gradient = _ZEROED
 
     def addgrad(self, var: Variable) -> None:
-        """Add another variable's gradient to this one's; a parameter without a shape gets its shape from there."""
+        """Add the gradient of ``var`` to this one's; a parameter without a shape gets that of ``var``."""
         g = var.grad
         if g is None:
             return
@@ -309,7 +309,7 @@ class Parameter(Variable):
         super().addgrad(var)
 
     def copydata(self, var: Variable) -> None:
-        """Copy the values of another variable of the same shape; this parameter's type and device stay."""
+        """Copy the values of ``var``, of the same shape; this parameter's type and device stay."""
         source = var.array
         if source is None:
             return
@@ -325,9 +325,9 @@ class Parameter(Variable):
     # ---- flat memory ------------------------------------------------------------------------------------------------
 
     def enter_arena(self, slot: Slot, data_view: Array, grad_view: Array, is_guest: bool = False) -> None:
-        """Move array and gradient into flat memory; called by ``core.flat``.
+        """Move to ``data_view`` and ``grad_view`` in flat memory, at ``slot``; called by ``core.flat``.
 
-        A guest's array is in the flat memory of a parameter that shares it: only its gradient moves.
+        With ``is_guest`` the array is in the flat memory of a parameter that shares it: only the gradient moves.
         """
         self.release()
         if not is_guest:
@@ -346,7 +346,7 @@ class Parameter(Variable):
         note_change(self)
 
     def move_gradient(self, view: Array) -> None:
-        """Let the gradient lie in another view, which has its values already; called by ``core.flat``."""
+        """Keep the gradient in ``view``, which has its values already; called by ``core.flat``."""
         node = self.node
         if node.gradient is node.view:
             node.gradient = view
@@ -354,7 +354,7 @@ class Parameter(Variable):
         note_change(self)
 
     def move_array(self, view: Array) -> None:
-        """Let the array lie in another view, which has its values already; called by ``core.flat``."""
+        """Keep the array in ``view``, which has its values already; called by ``core.flat``."""
         self._array = view
         note_change(self)
 
@@ -426,7 +426,7 @@ class Parameter(Variable):
         return self.initial_device if self._array is None else device_of(self._array)
 
     def to_device(self, device: DeviceSpec) -> None:
-        """Move array and gradient; another device takes the parameter out of flat memory."""
+        """Move array and gradient to ``device``; another device takes the parameter out of flat memory."""
         device = self.initial_device = get_device(device)
         if self._array is None or device == device_of(self._array):
             return
@@ -446,7 +446,7 @@ class Parameter(Variable):
         note_change(self)
 
     def freeze(self, is_frozen: bool) -> None:
-        """Leave it out of updates, those of optimizers that are set up later too; or let it take part again."""
+        """If ``is_frozen``, leave it out of updates, also of optimizers set up later; or let it take part again."""
         self.is_frozen = is_frozen
         if self._update_rule is not None:
             self._update_rule.enabled = not is_frozen

@@ -75,17 +75,17 @@ class Reporter:
         _stack.reporters.pop()
 
     def add_observer(self, name: str, observer: Link) -> None:
-        """Give an observer its name."""
+        """Report the values of ``observer`` under ``name``."""
         self._names[id(observer)] = _Names(name + "/")
 
     def add_observers(self, prefix: str, observers: Any) -> None:
-        """Give several observers, pairs of a name and an object, names after a prefix."""
+        """Report the values of ``observers``, pairs of a name and an object, under ``prefix`` and their names."""
         for name, observer in observers:
             self._names[id(observer)] = _Names(prefix + name + "/")
 
     @contextmanager
     def scope(self, observation: dict[str, float]) -> Iterator[None]:
-        """Collect into another dictionary within the block, with this as the current reporter."""
+        """Collect into the dictionary ``observation`` within the block, with this as the current reporter."""
         old, self.observation = self.observation, observation
         try:
             with self:
@@ -94,7 +94,13 @@ class Reporter:
             self.observation = old
 
     def report(self, values: dict[str, Any], observer: Link | None = None) -> None:
-        """Store values, under the observer's name where one is given."""
+        """Store values, under the observer's name where one is given.
+
+        Args:
+            values: numbers, arrays of one element or Variables by name.
+            observer: the link that reports, whose name is put before theirs; None for none. One that was never
+                added is a KeyError.
+        """
         names = self._names.get(None if observer is None else id(observer))
         if names is None:
             raise _unknown(observer)
@@ -213,7 +219,7 @@ class Summary:
         return self._weight
 
     def add(self, value: Array | Number, weight: float = 1) -> None:
-        """Add one value (an array of one element or a number)."""
+        """Add one ``value``, a number or an array of one element, that counts ``weight`` times (default 1)."""
         x, w = as_number(value), float(weight)
         if w == 0:  # a rank without examples reports NaN, which must not count
             return
@@ -225,7 +231,7 @@ class Summary:
             self._mean = _mean_beyond(mean, x, w / self._weight)
 
     def add_each(self, values: Sequence[float]) -> None:
-        """Add floats one after the other."""
+        """Add the floats ``values`` one after another."""
         mean, square, weight = self._mean, self._square, self._weight
         for x in values:
             weight += 1.0
@@ -250,7 +256,7 @@ class Summary:
         return self._mean, float(np.sqrt(max(self._square / self._weight, 0.0)))
 
     def serialize(self, serializer: AbstractSerializer) -> None:
-        """Save or load the sums, also those of Chainer: of the values and of their squares."""
+        """Save or load the sums by ``serializer``, also those of Chainer: of the values and of their squares."""
         try:
             self._mean = float(serializer("_mean", self._mean))
         except KeyError:
@@ -315,7 +321,7 @@ class DictSummary:
         self._waiting: list[tuple[float, ...]] = []  # under these names: added together, in less time
 
     def add(self, d: dict[str, Any]) -> None:
-        """Add a dictionary of values; what is not a number is left out."""
+        """Add the values of ``d``, numbers or pairs of number and weight, by name; others are left out."""
         names, values = tuple(d), tuple(d.values())
         for value in values:
             if type(value) is not float:
@@ -362,7 +368,7 @@ class DictSummary:
         return out
 
     def serialize(self, serializer: AbstractSerializer) -> None:
-        """Save or load all summaries."""
+        """Save or load all summaries by ``serializer``."""
         summaries = self.summaries()
         try:
             names = _listed(str(serializer("_names", json.dumps(list(summaries)))))

@@ -39,7 +39,7 @@ class Call(Record):
     _checks_types: bool = False
 
     def apply(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Run forward on Variables or arrays, record it if a gradient may be asked for, and return Variables."""
+        """Run forward on ``inputs``, Variables or arrays, record it if a gradient may be needed; returns Variables."""
         if waiting:
             settle_for(self)
         if self.inputs and not as_chainer[0]:

@@ -70,22 +70,22 @@ class FunctionHook:
         self.deleted(None)
 
     def added(self, function: FunctionNode | None) -> None:
-        """Called when the hook is added (``None``: to the thread)."""
+        """Called when the hook is added to ``function``; None where it is added to the thread."""
 
     def deleted(self, function: FunctionNode | None) -> None:
-        """Called when the hook is removed."""
+        """Called when the hook is removed from ``function``; None where it was added to the thread."""
 
     def forward_preprocess(self, function: FunctionNode, in_data: tuple[Array, ...]) -> None:
-        """Called before forward."""
+        """Called before forward of ``function`` on the arrays ``in_data``."""
 
     def forward_postprocess(self, function: FunctionNode, in_data: tuple[Array, ...]) -> None:
-        """Called after forward."""
+        """Called after forward of ``function`` on the arrays ``in_data``."""
 
     def backward_preprocess(self, function: FunctionNode, in_data: Any, out_grad: tuple[Any, ...]) -> None:
-        """Called before backward with the gradients of the outputs."""
+        """Called before backward of ``function``: inputs ``in_data`` (None if freed), output gradients ``out_grad``."""
 
     def backward_postprocess(self, function: FunctionNode, in_data: Any, out_grad: tuple[Any, ...]) -> None:
-        """Called after backward."""
+        """Called after backward of ``function``, with ``in_data`` and ``out_grad`` as before it."""
 
 
 def get_function_hooks() -> dict[str, FunctionHook]:
@@ -156,20 +156,20 @@ class FunctionNode(Call):
         return self
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        """The outputs for the input arrays. Chainer's ``forward_cpu`` and ``forward_gpu`` may stand in its place."""
+        """The outputs for the input arrays ``xs``; ``forward_cpu`` and ``forward_gpu`` may be defined instead."""
         forward = self.forward_cpu if get_array_module(*xs) is np else self.forward_gpu
         return forward(xs)
 
     def forward_cpu(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        """Forward for NumPy arrays, where ``forward`` is not overridden."""
+        """Forward for NumPy arrays ``xs``, where ``forward`` is not overridden."""
         raise NotImplementedError(f"{self.label} defines neither forward(xs) nor forward_cpu(xs)")
 
     def forward_gpu(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        """Forward for CuPy arrays, where ``forward`` is not overridden."""
+        """Forward for CuPy arrays ``xs``, where ``forward`` is not overridden."""
         raise NotImplementedError(f"{self.label} defines neither forward(xs) nor forward_gpu(xs)")
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The gradients of the wanted inputs; see the class."""
+        """The gradients of the inputs ``wanted`` (indexes), given ``gys``, those of the outputs; see the class."""
         if type(self).backward is FunctionNode.backward and "backward" not in self.__dict__:
             raise NotImplementedError(f"{self.label} has no gradient: it defines neither derive nor backward")
         if self._inherited is not None:
@@ -202,12 +202,17 @@ class FunctionNode(Call):
         return grads
 
     def backward(self, target_input_indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Chainer's form of the rule: Variables in, Variables out."""
+        """Chainer's form of the rule: Variables in, Variables out.
+
+        Args:
+            target_input_indexes: the inputs whose gradients are asked for, in ascending order.
+            grad_outputs: the gradient of each output as a Variable, or None.
+        """
         rule, writes = self._inherited or (type(self).derive, self.writes)
         return self._of_variables(rule, writes, tuple(target_input_indexes), grad_outputs)
 
     def derive_variables(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The rule on Variables, whoever wrote it: for passes of higher order."""
+        """:meth:`derive` on Variables (``wanted``, ``gys``), whoever wrote the rule: for passes of higher order."""
         return self._of_variables(type(self).derive, self.writes, wanted, gys)
 
     def _of_variables(self, rule: Any, writes: bool, wanted: tuple[int, ...], gys: Any) -> tuple[Any, ...]:
@@ -220,15 +225,20 @@ class FunctionNode(Call):
     def backward_accumulate(
         self, target_input_indexes: tuple[int, ...], grad_outputs: tuple[Any, ...], grad_inputs: tuple[Any, ...]
     ) -> tuple[Any, ...]:
-        """``backward`` with its results added to ``grad_inputs``, where those are not None."""
+        """``backward`` with its results added to ``grad_inputs``, where those are not None.
+
+        Args:
+            target_input_indexes, grad_outputs: as for ``backward``.
+            grad_inputs: for each of those inputs what has been added up so far, or None.
+        """
         gxs = self.backward(tuple(target_input_indexes), tuple(grad_outputs))
         return tuple(g if old is None else old if g is None else old + g for g, old in zip(gxs, grad_inputs))
 
     def check_type_forward(self, in_types: Any) -> None:
-        """Check types and shapes before forward (:mod:`dbrdist.utils.type_check`); ours declare ``operands``."""
+        """Check the ``in_types`` before forward (:mod:`dbrdist.utils.type_check`); ours declare ``operands``."""
 
     def check_layout_forward(self, inputs: tuple[Array, ...]) -> None:
-        """Nothing to check: layouts are in the strides. Never called."""
+        """Nothing to check of ``inputs``: layouts are in the strides. Never called."""
 
     def _missing(self, i: int) -> ValueError:
         return ValueError(f"{self.label}: argument {i} is a Variable without an array; initialise it first")
@@ -236,11 +246,11 @@ class FunctionNode(Call):
     # ---- what forward may call --------------------------------------------------------------------------------------
 
     def retain_inputs(self, indexes: tuple[int, ...]) -> None:
-        """Keep these inputs for the rule."""
+        """Keep the inputs with these ``indexes`` (a tuple of integers) for the rule."""
         self._keep_inputs = tuple(indexes)
 
     def retain_outputs(self, indexes: tuple[int, ...]) -> None:
-        """Keep these outputs for the rule."""
+        """Keep the outputs with these ``indexes`` (a tuple of integers) for the rule."""
         self._keep_outputs = tuple(indexes)
 
     # ---- what the rule may call -------------------------------------------------------------------------------------
@@ -328,7 +338,7 @@ class FunctionNode(Call):
         return self._hooks
 
     def add_hook(self, hook: FunctionHook, name: str | None = None) -> None:
-        """Add a hook to this function only."""
+        """Add ``hook`` to this function only, as ``name`` or by its own; a name in use is a KeyError."""
         name = hook.name if name is None else name
         if name in self.local_function_hooks:
             raise KeyError(f"{self.label} already has a hook named {name!r}")
@@ -336,7 +346,7 @@ class FunctionNode(Call):
         hook.added(self)
 
     def delete_hook(self, name: str) -> None:
-        """Remove a hook of this function."""
+        """Remove the hook called ``name`` from this function."""
         self.local_function_hooks.pop(name).deleted(self)
 
     def active_hooks(self) -> list[FunctionHook]:

@@ -256,14 +256,14 @@ class Variable(Arithmetic):
             self.grad = get_array_module(self.array).zeros_like(self.array)
 
     def addgrad(self, var: Variable) -> None:
-        """Add another variable's gradient to this one's."""
+        """Add the gradient of ``var``, of the same shape, to this one's."""
         if var.grad is not None:
             g = to_device(var.grad, self.device)
             with on(g):
                 self.grad = g.copy() if self.grad is None else self.grad + g
 
     def copydata(self, var: Variable) -> None:
-        """Copy another variable's array into this one's."""
+        """Copy the array of ``var``, of the same shape, into this one's."""
         if var._array is not None:
             fill(self.array, to_device(var.array, self.device))
 
@@ -271,11 +271,11 @@ class Variable(Arithmetic):
         """Accepted for compatibility with Chainer: the Variable always keeps its array."""
 
     def set_creator(self, gen_func: FunctionNode) -> None:
-        """As :meth:`set_creator_node`."""
+        """As :meth:`set_creator_node`, for ``gen_func``."""
         self.set_creator_node(getattr(gen_func, "node", gen_func))  # the node of a function of the old style
 
     def set_creator_node(self, fnode: FunctionNode) -> None:
-        """Make this the first output of a function."""
+        """Make this the first output of the function ``fnode``."""
         self.node.creator_node, self.node.rank = fnode, fnode.rank + 1
 
     @property
@@ -284,7 +284,7 @@ class Variable(Arithmetic):
         return None
 
     def as_layout(self, layout: None) -> Variable:
-        """Itself: the one layout is None."""
+        """Itself: the only ``layout`` is None."""
         if layout is not None:
             raise ValueError(f"as_layout: expected None, got {layout!r}; shapes are NCHW, the layout is in the strides")
         return self
@@ -372,7 +372,7 @@ class Variable(Arithmetic):
     # ---- devices ----------------------------------------------------------------------------------------------------
 
     def to_device(self, device: Any) -> None:
-        """Move array and gradient."""
+        """Move array and gradient to ``device``, a Device or its name such as ``"@cupy:0"``."""
         device = get_device(device)
         g = self.grad
         if self._array is not None:
@@ -384,19 +384,19 @@ class Variable(Arithmetic):
         self.to_device("@numpy")
 
     def to_gpu(self, device: int | None = None) -> None:
-        """Move array and gradient to a GPU (the first where None)."""
+        """Move array and gradient to the GPU number ``device`` (None: the first)."""
         self.to_device(("@cupy", 0 if device is None else device))
 
     # ---- shapes and sums ---------------------------------------------------------------------------------------------
 
     def reshape(self, *shape: Any) -> Any:
-        """The same elements in another shape; one length may be -1."""
+        """The same elements in another ``shape``, as integers or one tuple; one length may be -1."""
         if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
             shape = tuple(shape[0])
         return operators.reshape(self, shape)
 
     def transpose(self, *axes: Any) -> Any:
-        """The axes permuted, or reversed where none are given."""
+        """The axes in the order ``axes``, given as integers or one tuple; reversed where none are given."""
         if len(axes) == 1 and (axes[0] is None or isinstance(axes[0], (tuple, list))):
             axes = () if axes[0] is None else tuple(axes[0])
         return operators.transpose(self, axes or None)
@@ -407,11 +407,11 @@ class Variable(Arithmetic):
         return operators.transpose(self)
 
     def sum(self, axis: Any = None, keepdims: bool = False, *, out: None = None) -> Any:
-        """The sum over all elements, or over axes. ``out`` is for ``numpy.sum(variable)``, which says None."""
+        """The sum over ``axis`` (None: all), kept as length 1 with ``keepdims``; ``numpy.sum`` passes ``out``, None."""
         return operators.sum(self, axis, keepdims)
 
     def mean(self, axis: Any = None, *, weights: Any = None, keepdims: bool = False) -> Any:
-        """The mean over all elements, or over axes; weighted where ``weights`` of the axis' shape are given."""
+        """The mean over ``axis`` (None: all), kept as length 1 with ``keepdims``; ``weights`` has its shape."""
         if weights is not None:
             shape = [1] * self.ndim
             axes = range(self.ndim) if axis is None else (axis if isinstance(axis, (tuple, list)) else (axis,))

@@ -57,11 +57,11 @@ class ElementwiseHook:
         self.params = None if params is None else _parameters(type(self).__name__, params)
 
     def numbers(self, rule: Any) -> tuple[Any, ...]:
-        """What the formula takes besides parameters and gradients, for parameters with this rule."""
+        """What the formula takes besides parameters and gradients, for parameters with this ``rule``."""
         return ()
 
     def piece(self, p: Array, g: Array, *numbers: Any) -> None:
-        """Change stretches of parameters or gradients in place; each element is a function of p and g there."""
+        """Change 1-d stretches ``p`` or ``g`` in place, each element by itself, given the ``numbers`` of the rule."""
         raise NotImplementedError(f"{type(self).__name__} does not define piece(p, g, *numbers)")
 
     def __call__(self, rule: Any, param: Any) -> None:
@@ -71,7 +71,7 @@ class ElementwiseHook:
             self.piece(param.array, param.grad, *self.numbers(rule))
 
     def flat(self, run: Run) -> None:
-        """The same for a whole run."""
+        """The same for a whole ``run`` of parameters in flat memory."""
         numbers = self.numbers(run.params[0].update_rule)
         data, grad = run.data, run.grad
         has_loop = self.loop is not None and "piece" not in vars(self) and _are_plain(numbers)

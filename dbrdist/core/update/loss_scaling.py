@@ -35,7 +35,7 @@ class LossScaling:
         return self._loss_scale_growth is not None
 
     def set_loss_scale(self, loss_scale: float | None) -> None:
-        """Multiply the loss by a constant in backward and divide the gradients by it before the update."""
+        """Multiply the loss by ``loss_scale`` (above 0; None: 1) in backward, and divide gradients before updates."""
         if loss_scale is not None and not loss_scale > 0:
             raise ValueError(f"loss_scale: expected a number above 0 or None, got {loss_scale}")
         self._loss_scale, self._loss_scale_growth, self._is_safe = loss_scale, None, True

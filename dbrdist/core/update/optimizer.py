@@ -76,7 +76,7 @@ class Optimizer(LossScaling):
         super().__init__()
 
     def setup(self, link: Link) -> Optimizer:
-        """Take a link as the target."""
+        """Take ``link`` as the target."""
         check_target(type(self).__name__, link)
         self.target = link
         self.t = 0
@@ -85,7 +85,7 @@ class Optimizer(LossScaling):
         return self
 
     def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
-        """Update the target's parameters."""
+        """Update the target's parameters, after ``lossfun(*args, **kwds)`` and its backward where one is given."""
         raise NotImplementedError
 
     def new_epoch(self, auto: bool = False) -> None:
@@ -121,12 +121,12 @@ class Optimizer(LossScaling):
         self._hooks.remove(name)
 
     def call_hooks(self, timing: str = "pre") -> None:
-        """Call all hooks of one timing."""
+        """Call the hooks of one ``timing``: ``"pre"`` (default) or ``"post"``."""
         for hook in getattr(self._hooks, timing).values():
             self.call_hook(hook)
 
     def call_hook(self, hook: Any) -> None:
-        """Call one hook."""
+        """Call one ``hook``, for the optimizer or for each parameter."""
         if not getattr(hook, "call_for_each_param", False):
             hook(self)
             return
@@ -144,7 +144,7 @@ class Optimizer(LossScaling):
             raise RuntimeError(f"{type(self).__name__}: it has no target yet; call optimizer.setup(link) first")
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load the counters, and every rule under its parameter's path."""
+        """Save or load by ``serializer`` the counters, and every rule under its parameter's path."""
         self.t = serializer("t", self.t)
         self.epoch = serializer("epoch", self.epoch)
         if self._loss_scale_growth is not None:  # a dynamic scale is state, a constant one is configuration
@@ -206,7 +206,7 @@ class GradientMethod(Optimizer):
         return self.rule_class(self.hyperparam)
 
     def setup(self, link: Link) -> GradientMethod:
-        """Take a link as the target, give each parameter a rule, and build flat memory if all have their shapes."""
+        """Take ``link`` as the target, give each parameter a rule, and build flat memory if all have their shapes."""
         before = None if self._target is None or self.t else weakref.ref(self._target)
         super().setup(link)
         if before is not None and (old := before()) is not None:  # it is still in use
@@ -369,7 +369,7 @@ class GradientMethod(Optimizer):
         self.forget_plan()
 
     def check_divisible(self, params: Iterable[Parameter]) -> None:
-        """Refuse what works on whole parameters, where each rank has a part of the gradient and the state."""
+        """Refuse ``params`` whose rule or hooks need whole parameters, where each rank has a part of them."""
         for p in params:
             rule = p.update_rule
             if not rule.runs_flat or rule._hooks is not None:
@@ -454,7 +454,7 @@ class GradientMethod(Optimizer):
                     part.collect()  # a gradient that the hook removed is zero for the next hook and the update
 
     def use_fp32_update(self, flag: bool = True) -> None:
-        """Update 16-bit parameters in float32; see :meth:`UpdateRule.use_fp32_update`."""
+        """Update 16-bit parameters in float32 if ``flag``; see :meth:`UpdateRule.use_fp32_update`."""
         self._in_fp32 = bool(flag)
         if self.target is not None:
             for p in self.target.params():
@@ -462,7 +462,7 @@ class GradientMethod(Optimizer):
                     p.update_rule.use_fp32_update(flag)
 
     def use_cleargrads(self, use: bool = True) -> None:
-        """Accepted for compatibility with Chainer: gradients are always cleared, never filled."""
+        """Accepted for Chainer's programs (``use`` has no effect): gradients are always cleared, never filled."""
         if not use:
             raise ValueError("use_cleargrads: gradients are always cleared before backward; False is not supported")
 
@@ -471,7 +471,7 @@ class GradientMethod(Optimizer):
         flat.collect_gradients(flat.gather(self.target.params()))
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load counters, hyperparameters and rules; Chainer's files hold no hyperparameters, which stay."""
+        """Save or load counters, hyperparameters (not in Chainer's files) and rules by ``serializer``."""
         own = serializer["hyperparam"]
         for i, (name, value) in enumerate(list(self.hyperparam.own().items())):
             try:

@@ -91,9 +91,10 @@ class UpdateRule:
     # ---- to be overridden -------------------------------------------------------------------------------------------
 
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
-        """Update ``p`` in place from the gradient ``g`` and the state, all 1-d of equal length; ``t`` counts from 1.
+        """Update ``p`` in place from gradient ``g`` and ``state``, all 1-d of one length, in update ``t`` from 1.
 
-        ``g`` stays as it is, since users read gradients after an update; :func:`workspace` has room for one term.
+        ``hp`` has the hyperparameters. ``g`` is not changed, since users read gradients after an update;
+        :func:`workspace` has room for one term.
         """
         raise NotImplementedError(f"{type(self).__name__} defines neither step nor update_core")
 
@@ -101,11 +102,23 @@ class UpdateRule:
         """The kernel that does what :meth:`step` does in one pass over memory, and its numbers; None if there is none.
 
         It takes the parameters, the gradients and the state.
+
+        Args:
+            hp: the hyperparameters.
+            t: the number of this update, from 1.
+            state: the state arrays, in the order of ``state_names``.
         """
         return None
 
     def step_run(self, hp: Any, t: int, run: Run, state: list[Array]) -> None:
-        """Update one run: in pieces that stay in cache. Rules with norms per layer override it."""
+        """Update one run: in pieces that stay in cache. Rules with norms per layer override it.
+
+        Args:
+            hp: the hyperparameters.
+            t: the number of this update, from 1.
+            run: parameters and gradients that lie one after another in flat memory.
+            state: the state arrays of the run, in the order of ``state_names``.
+        """
         data = run.data
         if (data.size > SMALL_ELEMENTS or type(data) is not np.ndarray) and self._run_kernel(hp, t, run, state):
             return
@@ -119,6 +132,10 @@ class UpdateRule:
 
         Without a loop for each hook, the rule's own loop and a pass before it take less time than NumPy's formulas in
         one pass. On a GPU, hooks make passes of their own.
+
+        Args:
+            hooks: the hooks, in their order.
+            hp, t, run, state: as for :meth:`step_run`.
         """
         data = run.data
         if self._runs_in_pieces and type(data) is np.ndarray:
@@ -147,26 +164,26 @@ class UpdateRule:
         return bool(update(name, (run.data, run.grad, *state), numbers, before))
 
     def init_state(self, param: Parameter) -> None:
-        """Make the state of one parameter; the default makes zeros for ``state_names``, in float32 for 16 bits."""
+        """Make the state of ``param``; the default makes zeros for ``state_names``, in float32 for 16 bits."""
         assert self._state is not None
         for name in self.state_names:
             self._state[name] = zeros(param.shape, accumulation_dtype(param.dtype), param.array)
 
     def update_core(self, param: Parameter) -> None:
-        """Update one parameter alone; Chainer's ``update_core_cpu`` and ``update_core_gpu`` may be overridden too."""
+        """Update ``param`` alone; Chainer's ``update_core_cpu`` and ``update_core_gpu`` may be overridden too."""
         array = param.array  # None for a parameter without a shape
         (self.update_core_cpu if array is None or isinstance(array, np.ndarray) else self.update_core_gpu)(param)
 
     def update_core_cpu(self, param: Parameter) -> None:
-        """Update one parameter that lies in host memory."""
+        """Update ``param``, an array of NumPy."""
         self._step_alone(param)
 
     def update_core_gpu(self, param: Parameter) -> None:
-        """Update one parameter that lies on a GPU."""
+        """Update ``param``, an array of CuPy."""
         self._step_alone(param)
 
     def update_core_chainerx(self, param: Parameter) -> None:
-        """A name of Chainer that programs override; never called, for there are no arrays of ChainerX here."""
+        """A name of Chainer that programs override; never called with a ``param``, as there is no ChainerX here."""
         raise NotImplementedError("there is no ChainerX here; override update_core_cpu and update_core_gpu")
 
     def _step_alone(self, param: Parameter) -> None:
@@ -208,11 +225,11 @@ class UpdateRule:
         return self._state
 
     def put_state(self, state: dict[str, Any] | None, piece: flat.Piece | None) -> None:
-        """Take the place of the state: these arrays, for these elements of the parameter; None is all."""
+        """Replace the state by the arrays ``state`` (None: none) of ``piece`` of the parameter (None: all of it)."""
         self._state, self.piece = state, piece
 
     def follow_chainer(self, saved: dict[str, Any]) -> None:
-        """Become what a rule was that Chainer pickled, given its attributes."""
+        """Take over ``saved``, the attributes of a rule that Chainer pickled."""
         self.t, self.enabled = saved["t"], saved["enabled"]
         self.use_fp32_update(saved.get("_use_fp32_update", False))
         for name, value in vars(saved["hyperparam"]).items():
@@ -229,7 +246,7 @@ class UpdateRule:
                 self._state[FP32_PARAM] = copy.array  # type: ignore[index]
 
     def state_of_chainer(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The state arrays, given those of Chainer's rule of this name."""
+        """The state arrays, given ``state``, those of Chainer's rule of this name."""
         return state
 
     @property
@@ -249,7 +266,7 @@ class UpdateRule:
             note_change(self)
 
     def use_fp32_update(self, flag: bool = True) -> None:
-        """Update 16-bit parameters in float32: the state then holds them in float32, and each update rounds once.
+        """Update 16-bit parameters in float32 if ``flag``: the state is kept in float32, and each update rounds once.
 
         Without it, changes below half a unit in the last place of a 16-bit parameter are lost (Micikevicius et al.
         2018, section 3.1). A float32 or float64 parameter is updated as usual.
@@ -261,18 +278,24 @@ class UpdateRule:
             note_change(self)
 
     def is_in_fp32(self, param: Parameter) -> bool:
-        """Whether the parameter is updated through a float32 copy."""
+        """Whether ``param`` is updated through a float32 copy."""
         return self._in_fp32 and accumulation_dtype(param.dtype) != param.dtype
 
     def add_hook(self, hook: Any, name: str | None = None, timing: str = "auto") -> None:
-        """Call ``hook(rule, param)`` before or after each update of this parameter."""
+        """Call ``hook(rule, param)`` before or after each update of this parameter.
+
+        Args:
+            hook: a function of the rule and the parameter.
+            name: its name; None takes that of the hook.
+            timing: ``'pre'`` before the update, ``'post'`` after it, ``'auto'`` (default) for the hook's own wish.
+        """
         if self._hooks is None:
             self._hooks = Hooks()
         self._hooks.add(hook, name, timing)
         note_change(self)
 
     def remove_hook(self, name: str) -> None:
-        """Remove a hook."""
+        """Remove the hook called ``name``; a KeyError where there is none."""
         if self._hooks is None:
             raise KeyError(f"no hook named {name!r}")
         self._hooks.remove(name)
@@ -284,14 +307,14 @@ class UpdateRule:
         return self._is_flat and not _REPLACED & self.__dict__.keys()
 
     def fit(self, param: Parameter) -> None:
-        """Drop a state of another shape: the parameter has been initialised again."""
+        """Drop a state whose shape is not that of ``param``, which has been initialised again."""
         state = self._state
         shape = param.shape if self.piece is None else (self.piece[1] - self.piece[0],)
         if state is not None and any(state[name].shape != shape for name in self.state_names):
             self._state, self.piece, self.t = None, None, 0
 
     def ensure_state(self, param: Parameter, piece: flat.Piece | None = None) -> None:
-        """Make the state if there is none yet, for ``piece`` of the parameter, and bring it to where that lies."""
+        """Make the state, if there is none, of ``piece`` (None: all) of ``param``, and move it to its device."""
         with on(param.array):
             self._ensure_state_here(param, piece)
 
@@ -323,7 +346,7 @@ class UpdateRule:
         self.piece = piece
 
     def update(self, param: Parameter) -> None:
-        """One update of one parameter, with this rule's hooks; without a gradient only ``t`` moves."""
+        """One update of ``param``, with this rule's hooks; without a gradient only ``t`` moves."""
         if not self._enabled:
             return
         if not param.is_initialized:
@@ -355,13 +378,13 @@ class UpdateRule:
         self.call_hooks("post", param)
 
     def call_hooks(self, timing: str, param: Parameter) -> None:
-        """Call this rule's hooks."""
+        """Call this rule's hooks of one ``timing``, ``"pre"`` or ``"post"``, for ``param``."""
         if self._hooks is not None:
             for hook in getattr(self._hooks, timing).values():
                 hook(self, param)
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load the state; arrays that are not there yet appear with the saved shapes."""
+        """Save or load the state by ``serializer``; arrays that are not there yet appear with the saved shapes."""
         is_loading = getattr(serializer, "is_loading", True)  # a function of a program does not say
         if self.piece is not None and not is_loading:
             raise RuntimeError(

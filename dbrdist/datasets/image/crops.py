@@ -258,7 +258,7 @@ class RandomResizedCrop(Transform):
         self.method = one_method(method)
 
     def window(self, h: int, w: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
-        """Top, left, height and width of the part for an image of ``h`` by ``w``."""
+        """Top, left, height and width of the part for an image of ``h`` by ``w`` pixels, drawn from ``rng``."""
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         for _ in range(10):
             area = h * w * (self.scale[0] + rng.random() * (self.scale[1] - self.scale[0]))

@@ -139,7 +139,7 @@ class ImageFolder(DatasetMixin):
         return image, self.labels[i]
 
     def get_encoded(self, i: int) -> tuple[images.Encoded, np.int32]:
-        """The same with an image that is decoded when a window of it is asked for."""
+        """Example ``i`` with an image that is decoded when a window of it is asked for."""
         return self._read(i, images.Encoded, refuse=functools.partial(self._refusal, i)), self.labels[i]
 
     def _read(self, i: int, decode: Callable[..., Any], **options: Any) -> Any:
@@ -158,6 +158,7 @@ class ImageFolder(DatasetMixin):
         return self.example_at(i, 0, 0)
 
     def example_at(self, i: int, seed: int, epoch: int) -> tuple[Array, np.generic]:
+        """Example ``i`` as it looks in ``epoch`` (from 0) of a run with ``seed``."""
         transform = at_epoch(self.transform, epoch)
         raw = self.get_raw(i)
         try:
@@ -166,6 +167,7 @@ class ImageFolder(DatasetMixin):
             raise self._refusal(i, e) from e
 
     def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
+        """The examples ``indices`` in ``epoch`` of a run with ``seed``; ``skipped`` gets errors of those left out."""
         sees_windows = self._cache is None and self.prepare is None and sees_a_window(self.transform, epoch)
         raw = _Raw(self.get_encoded if sees_windows else self.get_raw)
         examples = read_examples(raw, indices, seed, epoch, skipped)

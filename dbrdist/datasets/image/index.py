@@ -119,7 +119,7 @@ class ImageIndex:
         return len(self._labels)
 
     def name(self, i: int) -> str:
-        """The name of the file, or of the member of a shard."""
+        """The file name of image ``i``, or that of the member of a shard."""
         start = int(self._name_ends[i - 1]) if i else 0
         return os.fsdecode(bytes(self._names[start : int(self._name_ends[i])]))
 

@@ -60,6 +60,13 @@ class Mixing:
         self.p = p
 
     def mix(self, out: Any, other: Any, rng: Any, axes: tuple[int, int]) -> float:
+        """Change ``out`` in place and return the share of ``out`` in the result, from 0 to 1.
+
+        Args:
+            out, other: two images, arrays of the same shape and type.
+            rng: the generator from which the share and the place are drawn.
+            axes: the axes of height and width.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define mix(out, other, rng, axes)")
 
 
@@ -177,12 +184,13 @@ class MixedDataset(DatasetMixin):
         return self.example_at(i, 0, 0)
 
     def example_at(self, i: int, seed: int, epoch: int) -> Any:
+        """Example ``i`` as it looks in ``epoch`` (from 0) of a run with ``seed``."""
         skipped: list[str] = []
         batch = self.get_batch(np.array([range(len(self))[i]]), seed, epoch, skipped)
         return batch[0] if len(batch) else self._dataset[i]  # which says what is wrong with it
 
     def partners(self, seed: int, epoch: int) -> Array:
-        """The partner of each example: positions 2k and 2k + 1 of the epoch's order have each other."""
+        """Each example's partner in ``epoch`` of a run with ``seed``: positions 2k and 2k + 1 form a pair."""
         table = self._partners.get((seed, epoch))
         if table is None:
             order = permutation(seed, epoch, len(self)).astype(np.int32)
@@ -194,6 +202,7 @@ class MixedDataset(DatasetMixin):
         return table
 
     def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
+        """The examples ``indices`` in ``epoch`` of a run with ``seed``; ``skipped`` gets errors of those left out."""
         indices = np.asarray(indices, np.int64)
         partners = self.partners(seed, epoch)[indices]
         read = _Read(self._dataset, np.union1d(indices, partners), seed, epoch)

@@ -60,7 +60,7 @@ class RepeatedDataset(DatasetMixin):
         return self._dataset[i]
 
     def sources(self, indices: Array, seed: int, epoch: int) -> tuple[Array, Array]:
-        """Of examples by index, which images they are, and the number of each copy, from 0 on."""
+        """For ``indices`` the images in ``epoch`` of a run with ``seed``, and the number of each copy, from 0."""
         n = len(self)
         place = positions(seed, epoch, n)[np.asarray(indices, np.int64)].astype(np.int64)
         start, within = place - place % self.block, place % self.block
@@ -68,11 +68,13 @@ class RepeatedDataset(DatasetMixin):
         return permutation(seed, epoch, n)[start + within % stride], within // stride
 
     def example_at(self, i: int, seed: int, epoch: int) -> Any:
+        """Example ``i`` as it looks in ``epoch`` (from 0) of a run with ``seed``."""
         skipped: list[str] = []
         batch = self.get_batch(np.array([range(len(self))[i]]), seed, epoch, skipped)
         return batch[0] if len(batch) else self._dataset[i]  # which says what is wrong with it
 
     def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
+        """The examples ``indices`` in ``epoch`` of a run with ``seed``; ``skipped`` gets errors of those left out."""
         images, copies = self.sources(indices, seed, epoch)
         parts, rows = [], []
         for copy in np.unique(copies):

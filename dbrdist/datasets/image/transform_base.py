@@ -35,10 +35,17 @@ class Transform:
         return self.image(example, rng, *out)
 
     def image(self, image: Image, rng: Any) -> Image:
+        """The transformed image.
+
+        Args:
+            image: an array (H, W, 3) of uint8, or what the transform before this one made of it.
+            rng: the generator of this example in this epoch; None where nothing random is asked for.
+            out: where a transform takes it, an array (H, W, C) in the batch that may hold the result.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define image(image, rng)")
 
     def at_epoch(self, epoch: int) -> Any:
-        """What stands for this transform in an epoch; itself, unless it changes over the run."""
+        """The transform for ``epoch``, from 0; itself, unless it changes over the run."""
         return self
 
 
@@ -66,7 +73,7 @@ class Compose:
         return example
 
     def at_epoch(self, epoch: int) -> Compose:
-        """This with the members of an epoch: the same object for the same members."""
+        """This with its members for ``epoch``: the same object for the same members."""
         members = [at_epoch(t, epoch) for t in self.transforms]
         if all(a is b for a, b in zip(members, self.transforms)):
             return self
@@ -99,6 +106,7 @@ class ByEpoch(Transform):
             raise ValueError(f"expected transforms by epochs from 0 on, whole numbers, got {sorted(stages)}")
 
     def at_epoch(self, epoch: int) -> Any:
+        """The transform that holds in ``epoch``, from 0."""
         return at_epoch(self.stages[max(e for e in self.stages if e <= epoch)], epoch)
 
     def __call__(self, example: Any, rng: Any = None) -> Any:

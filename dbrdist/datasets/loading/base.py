@@ -103,7 +103,7 @@ class Batch(Sequence):  # type: ignore[type-arg]
         return self
 
     def to_device(self, device: DeviceSpec | None, dtype: DTypeLike | None = None) -> Any:
-        """The final arrays on a device: sent first, where the device can finish them, since uint8 is a quarter."""
+        """The final arrays on ``device``, floats in ``dtype`` if given; a GPU finishes uint8 after the transfer."""
         if device.xp is np:
             return self.finished(dtype).map(device.send)
         finish, raw = self._finish, self._map_raw(device.send)

@@ -86,7 +86,7 @@ class DaliIterator(Iterator):
         return None if self._previous_epoch_detail < 0 else self._previous_epoch_detail
 
     def serialize(self, serializer: AbstractSerializer) -> None:
-        """Save the counters, or set them to saved ones."""
+        """Save the counters by ``serializer``, or set them to saved ones."""
         self.current_position = int(serializer("current_position", self.current_position))
         self.epoch = int(serializer("epoch", self.epoch))
         self.is_new_epoch = bool(serializer("is_new_epoch", int(self.is_new_epoch)))

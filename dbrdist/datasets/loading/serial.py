@@ -43,7 +43,7 @@ class Iterator:
         """Give back threads and processes; the iterator must not be used afterwards."""
 
     def serialize(self, serializer: AbstractSerializer) -> None:
-        """Save the position, or go to a saved one."""
+        """Save the position by ``serializer``, or go to a saved one."""
 
     def __enter__(self) -> Iterator:
         return self
@@ -279,7 +279,7 @@ class SerialIterator(Iterator):
         return self._state.previous_epoch + self._state.previous_position / max(self._plan.num_per_epoch, 1)
 
     def serialize(self, serializer: AbstractSerializer) -> None:
-        """Save (seed, epoch, position), or go to a saved position; a dataset of another length is a CheckpointError."""
+        """Save seed, epoch, position by ``serializer``, or go there; another dataset length is a CheckpointError."""
         plan, state = self._plan, self._state
         is_loading = getattr(serializer, "is_loading", None)
         if is_loading is not False and saved_entry(serializer, "num_examples") is None:

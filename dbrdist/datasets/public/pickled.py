@@ -40,7 +40,7 @@ class PickleDatasetWriter:
         self._protocol = protocol
 
     def write(self, x: Any) -> None:
-        """Append an example; one that cannot be pickled leaves the file as it was."""
+        """Append the example ``x``; one that cannot be pickled leaves the file as it was."""
         self._writer.write(pickle.dumps(x, self._protocol))
 
     def flush(self) -> None:

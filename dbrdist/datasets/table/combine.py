@@ -66,9 +66,11 @@ class TupleDataset:
         return self._length
 
     def example_at(self, i: int, seed: int, epoch: int) -> Any:
+        """Example ``i`` as it looks in ``epoch`` (from 0) of a run with ``seed``."""
         return tuple(example_at(d, i, seed, epoch) for d in self._datasets)
 
     def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
+        """The examples ``indices`` in ``epoch`` of a run with ``seed``; ``skipped`` gets errors of those left out."""
         if self._are_rows:
             return Batch(tuple([rows.take(indices, 0) for rows in self._datasets]))
         if self._all_arrays:
@@ -110,9 +112,11 @@ class DictDataset:
         return self._length
 
     def example_at(self, i: int, seed: int, epoch: int) -> Any:
+        """Example ``i`` as it looks in ``epoch`` (from 0) of a run with ``seed``."""
         return {k: example_at(d, i, seed, epoch) for k, d in self._datasets.items()}
 
     def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
+        """The examples ``indices`` in ``epoch`` of a run with ``seed``; ``skipped`` gets errors of those left out."""
         if self._all_arrays:
             return Batch({k: take(d, indices) for k, d in self._datasets.items()})
         return [example for _, example in read_examples(self, indices, seed, epoch, skipped)]
@@ -149,6 +153,7 @@ class ConcatenatedDataset(DatasetMixin):
         return dataset[j]
 
     def example_at(self, i: int, seed: int, epoch: int) -> Any:
+        """Example ``i`` as it looks in ``epoch`` (from 0) of a run with ``seed``."""
         dataset, j = self._locate(i)
         return example_at(dataset, j, seed, epoch)
 
@@ -184,6 +189,7 @@ class TransformDataset(DatasetMixin):
         return self._transform(self._dataset[i])
 
     def example_at(self, i: int, seed: int, epoch: int) -> Any:
+        """Example ``i`` as it looks in ``epoch`` (from 0) of a run with ``seed``."""
         return self._transform(example_at(self._dataset, i, seed, epoch))
 
 
@@ -214,9 +220,11 @@ class AugmentedDataset(DatasetMixin):
         return self.example_at(i, 0, 0)
 
     def example_at(self, i: int, seed: int, epoch: int) -> Any:
+        """Example ``i`` as it looks in ``epoch`` (from 0) of a run with ``seed``."""
         example = example_at(self._dataset, i, seed, epoch)
         return at_epoch(self._transform, epoch)(example, generator(seed, "augment", epoch, int(i) % len(self)))
 
     def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
+        """The examples ``indices`` in ``epoch`` of a run with ``seed``; ``skipped`` gets errors of those left out."""
         examples = read_examples(self._dataset, indices, seed, epoch, skipped)
         return transform_batch(self._transform, examples, len(indices), seed, epoch, skipped)

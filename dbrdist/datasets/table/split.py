@@ -52,9 +52,11 @@ class SubDataset(DatasetMixin):
         return self._dataset[self._index(i)]
 
     def example_at(self, i: int, seed: int, epoch: int) -> Any:
+        """Example ``i`` as it looks in ``epoch`` (from 0) of a run with ``seed``."""
         return example_at(self._dataset, self._index(i), seed, epoch)
 
     def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
+        """The examples ``indices`` in ``epoch`` of a run with ``seed``; ``skipped`` gets errors of those left out."""
         mapped = np.array([self._index(i) for i in indices], np.int64)
         return get_batch(self._dataset, mapped, seed, epoch, skipped)
 

@@ -60,6 +60,7 @@ class TabularDataset(DatasetMixin):
         return _by_mode(self, tuple(column[0] for column in self.get_examples([row % n], None)))
 
     def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
+        """The examples ``indices`` in ``epoch`` of a run with ``seed``; ``skipped`` gets errors of those left out."""
         try:
             columns = self.get_examples([int(i) for i in indices], None)
         except SkipExample:  # of one of them: the others are wanted
@@ -73,7 +74,7 @@ class TabularDataset(DatasetMixin):
         return _by_mode(self, self.get_examples(None, None))
 
     def convert(self, data: Any) -> Any:
-        """Fetched columns as arrays: ``dataset.convert(dataset.fetch())``; see :meth:`with_converter`."""
+        """``data``, columns as :meth:`fetch` gives them, as arrays: ``dataset.convert(dataset.fetch())``."""
         if isinstance(data, tuple):
             return tuple(_as_array(column) for column in data)
         if isinstance(data, dict):
@@ -100,11 +101,11 @@ class TabularDataset(DatasetMixin):
         return _WithMode(self, dict)
 
     def concat(self, *datasets: TabularDataset) -> TabularDataset:
-        """This table's rows, then those of others with the same ``keys``."""
+        """This table's rows, then those of ``datasets``, which have the same ``keys``."""
         return _Concat(self, *datasets)
 
     def join(self, *datasets: TabularDataset) -> TabularDataset:
-        """This table's columns beside those of others of the same length."""
+        """This table's columns beside those of ``datasets``, which have the same length and other keys."""
         return _Join(self, *datasets)
 
     def transform(self, keys: str | Sequence[str], transform: Callable[..., Any]) -> TabularDataset:
@@ -116,7 +117,7 @@ class TabularDataset(DatasetMixin):
         return _Transform(self, keys, transform)
 
     def transform_batch(self, keys: Any, transform_batch: Callable[..., Any]) -> TabularDataset:
-        """As :meth:`transform`, for a function from whole columns (lists or arrays) to whole columns."""
+        """A view with columns ``keys`` that ``transform_batch`` makes of whole columns; see :meth:`transform`."""
         return _TransformBatch(self, keys, transform_batch)
 
     def with_converter(self, converter: Callable[[Any], Any]) -> TabularDataset:

@@ -70,7 +70,7 @@ class DumpGraph(Extension):
         self._keeping: Any = None
 
     def trigger(self, trainer: Trainer) -> bool:
-        """Fires once."""
+        """Fires once, whatever the ``trainer`` does."""
         is_first, self._is_done = not self._is_done, True
         return is_first
 

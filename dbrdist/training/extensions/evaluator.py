@@ -81,7 +81,7 @@ class Evaluator(Extension):
         self.eval_func = eval_func
 
     def get_iterator(self, name: str) -> Any:
-        """The iterator of that name."""
+        """The iterator called ``name``: ``"main"``, or a key of the dictionary that was given."""
         return self._iterators[name]
 
     def get_all_iterators(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Evaluator(Extension):
         return dict(self._iterators)
 
     def get_target(self, name: str) -> Link:
-        """The target of that name."""
+        """The target called ``name``: ``"main"``, or a key of the dictionary that was given."""
         return self._targets[name]
 
     def get_all_targets(self) -> dict[str, Link]:
@@ -144,7 +144,7 @@ class Evaluator(Extension):
         )
 
     def observe(self, batch: Any) -> dict[str, Any]:
-        """What is reported for one batch."""
+        """What is reported for one ``batch``, as the iterator gives it."""
         function = self._targets["main"] if self.eval_func is None else self.eval_func
         observation: dict[str, Any] = {}
         with report_scope(observation), no_backprop_mode():

@@ -79,7 +79,7 @@ class LogReport(Extension):
         self._num_bytes = len(text.encode())
 
     def read_back(self, trainer: Trainer) -> None:
-        """After a resume, take the lines that were there when the snapshot was saved."""
+        """After a resume of ``trainer``, take the lines that were there when the snapshot was saved."""
         if self._num_saved is None:
             return
         path, expected, self._num_saved = self._path(trainer), self._num_saved, None

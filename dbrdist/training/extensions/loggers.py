@@ -65,10 +65,10 @@ class MetricsLogger(Extension):
         self._guarded(self.end)
 
     def begin(self, trainer: Trainer) -> None:
-        """Called before the first step."""
+        """Called with the ``trainer`` before the first step."""
 
     def log(self, iteration: int, values: Mapping[str, float]) -> None:
-        """Called with each line of the log: its numbers by name."""
+        """Called with each line of the log: the ``iteration``, from 1, and its numbers ``values`` by name."""
         raise NotImplementedError
 
     def end(self) -> None:

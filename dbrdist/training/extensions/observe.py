@@ -85,7 +85,12 @@ class FailOnNonNumber(Extension):
             raise NonFiniteLossError(words)
 
     def complaint(self, trainer: Trainer, check_parameters: bool = False) -> str | None:
-        """What is wrong after this step, or None; parameters are looked through only if asked or if a loss is bad."""
+        """What is wrong after this step, or None; parameters are looked through only if asked or if a loss is bad.
+
+        Args:
+            trainer: the trainer, after a step.
+            check_parameters: whether parameters are looked through even if no loss is bad; default False.
+        """
         bad = []
         for key, value in trainer.observation.items():
             if is_loss(key) and not math.isfinite(number := as_number(value)):

@@ -91,7 +91,7 @@ class ParameterStatistics(Extension):
         self._skip_nan_params = skip_nan_params
 
     def register_statistics(self, name: str, function: Callable[[Any], Any]) -> None:
-        """Add a statistic: a function from a 1-d array to a number or an array."""
+        """Add the statistic ``name``: ``function`` takes a 1-d array and returns a number or an array."""
         self._statistics[name] = function
 
     def __call__(self, trainer: Trainer) -> None:

@@ -124,7 +124,7 @@ class _Shift(Extension):
         self._last_value: float | None = None
 
     def value(self, t: int) -> float:
-        """The hyperparameter after `t` calls: the schedule's, but not beyond the target."""
+        """The hyperparameter after ``t`` calls: the schedule's, but not beyond the target."""
         value = self._make(self.init)(t)
         if self._target is None:
             return value

@@ -149,7 +149,7 @@ class Snapshot(Extension):
         self._on_error = snapshot_on_error
 
     def find_newest(self, trainer: Trainer) -> str | None:
-        """The whole snapshot that ``autoload`` continues from; None where there is none, or without ``autoload``."""
+        """The snapshot of ``trainer`` that ``autoload`` continues from; None if there is none or it is off."""
         if not self.autoload or not isinstance(self.filename, str):
             return None
         return newest(trainer.out, self.filename)
@@ -173,7 +173,7 @@ class Snapshot(Extension):
             self(trainer)
 
     def save(self, trainer: Trainer) -> str:
-        """Save now; returns the file's path. A writer beside the loop may still be at work on it."""
+        """Save ``trainer`` now; returns the file's path. A background writer may still be working on it."""
         name = self.filename(trainer) if callable(self.filename) else self.filename.format(trainer)
         path, target = os.path.join(trainer.out, name), trainer if self.target is None else self.target
         if self._writer is None:

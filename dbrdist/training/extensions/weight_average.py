@@ -68,7 +68,7 @@ class WeightAverage(Extension):
 
     @contextlib.contextmanager
     def replaced(self, averages: dict[str, Array]) -> Iterator[None]:
-        """Within the block, these are the averages."""
+        """Within the block, ``averages`` (arrays by parameter path) are the averages."""
         own, self._averages = self._averages, averages
         try:
             yield
@@ -106,7 +106,7 @@ class WeightAverage(Extension):
             self._set(own)
 
     def around(self, extension: Extension) -> Extension:
-        """An extension that calls another one, an evaluator say, while the network has the averages as its weights."""
+        """An extension that calls ``extension`` (often an evaluator) while the averages are the weights."""
         return _Around(self, as_extension(extension))
 
     def _set(self, values: dict[str, Array]) -> None:

@@ -93,7 +93,7 @@ class VisionLayers(Chain):
         """As a call, for images as they are: Pillow's, or arrays of (H, W), (3, H, W) or (H, W, 3) from 0 to 255.
 
         Args:
-            images: the images.
+            images: a sequence of such images, of any sizes.
             layers: as for a call; None for the layer before the last.
             size: columns and rows that they are resized to; None where all have one size already.
 
@@ -103,7 +103,12 @@ class VisionLayers(Chain):
         return self(self._send(self._batch(images, size)), [self.features] if layers is None else layers)
 
     def predict(self, images: Sequence[Any], oversample: bool = True) -> Any:
-        """The probabilities (N, num_classes) of images; with `oversample` the mean over ten crops of each."""
+        """The probabilities (N, num_classes) of images; with `oversample` the mean over ten crops of each.
+
+        Args:
+            images: as for :meth:`extract`.
+            oversample: whether ten crops of each image are averaged; default True.
+        """
         x = self._batch(images, (256, 256))
         x = ten_crops(x, (224, 224)).astype(x.dtype) if oversample else x[:, :, 16:240, 16:240]
         with no_backprop_mode(), using_config("train", False):
