@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from .launcher.settings import LaunchSettings
+from .launcher.preparation.settings import LaunchSettings
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Every time and size that the launcher decides by, with its reason. What users set is in `launcher.settings`."""
+"""Every time and size that the launcher decides by, with its reason. Users' own: launcher/preparation/settings.py."""
 
 # --- before the start
 LIBRARY_SECONDS = 60.0  # for a Python to load its MPI, or an mpiexec to say its version: shared disks can be slow

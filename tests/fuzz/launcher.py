@@ -88,7 +88,7 @@ PLANTS = {
     "mask-kept": ("inherited.py", "signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)", "pass"),
     "limit-kept": ("inherited.py", "resource.setrlimit(resource.RLIMIT_NOFILE, self.files)", "pass"),
     "code-cut": ("codes.py", "return os.WEXITSTATUS(status), 0", "return os.WEXITSTATUS(status) & 2, 0"),
-    "wrong-rank": ("launcher/judge.py", "return self._of_exit(rank)", "return self._of_exit(self.ranks[0])"),
+    "wrong-rank": ("launcher/judgement/judge.py", "return self._of_exit(rank)", "return self._of_exit(self.ranks[0])"),
     "path-kept": (
         "rank/inject/sitecustomize.py", 'os.environ["PYTHONPATH"] = os.pathsep.join(entries)', "pass"),
     "filters-cut": ("limits.py", "FILTER_SECONDS = 60.0", "FILTER_SECONDS = 0.05"),

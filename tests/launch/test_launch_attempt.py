@@ -12,12 +12,12 @@ from dbrdist_launch import codes, limits, linux
 from dbrdist_launch.backends.hydra import Hydra
 from dbrdist_launch.backends.job import Host, Job
 from dbrdist_launch.backends.mpi import Starter
-from dbrdist_launch.launcher import attempt as attempts
-from dbrdist_launch.launcher import suspension
-from dbrdist_launch.launcher.attempt import Attempt
-from dbrdist_launch.launcher.plan import LaunchPlan
-from dbrdist_launch.launcher.report import Failure
-from dbrdist_launch.launcher.settings import LaunchSettings
+from dbrdist_launch.launcher.judgement.report import Failure
+from dbrdist_launch.launcher.preparation.settings import LaunchSettings
+from dbrdist_launch.launcher.running import attempt as attempts
+from dbrdist_launch.launcher.running import suspension
+from dbrdist_launch.launcher.running.attempt import Attempt
+from dbrdist_launch.launcher.running.plan import LaunchPlan
 from dbrdist_launch.messages import Exit, Hello
 
 STEP = 2.0**-10

@@ -11,10 +11,10 @@ from dbrdist_launch.backends.job import Host, Job, Place
 from dbrdist_launch.backends.mpi import Library, Starter
 from dbrdist_launch.errors import LaunchError, place_of
 from dbrdist_launch.identity import of_environment
-from dbrdist_launch.launcher.output import Piece
-from dbrdist_launch.launcher.plan import LaunchPlan, Outcome
-from dbrdist_launch.launcher.ranks import Rank
-from dbrdist_launch.launcher.report import Failure, as_text
+from dbrdist_launch.launcher.judgement.ranks import Rank
+from dbrdist_launch.launcher.judgement.report import Failure, as_text
+from dbrdist_launch.launcher.running.plan import LaunchPlan, Outcome
+from dbrdist_launch.launcher.streams.output import Piece
 
 HOSTS = (Host("a", 2), Host("b", 1))
 ALONE, SPREAD = Job(("x",), 3), Job(("x",), 3, HOSTS, ("PATH", "A"))

@@ -11,13 +11,14 @@ from dbrdist_launch.backends import hosts
 from dbrdist_launch.backends.job import Host
 from dbrdist_launch.doctor import checks
 from dbrdist_launch.errors import LaunchError
-from dbrdist_launch.launcher import report, requeue, stalls
-from dbrdist_launch.launcher.attempt import Outcome
-from dbrdist_launch.launcher.pool import HostPool
-from dbrdist_launch.launcher.ranks import Rank
-from dbrdist_launch.launcher.report import Failure
-from dbrdist_launch.launcher.restarts import Policy
-from dbrdist_launch.launcher.runs import LaunchFolder
+from dbrdist_launch.launcher.judgement import report, stalls
+from dbrdist_launch.launcher.judgement.ranks import Rank
+from dbrdist_launch.launcher.judgement.report import Failure
+from dbrdist_launch.launcher.records.runs import LaunchFolder
+from dbrdist_launch.launcher.restarting import requeue
+from dbrdist_launch.launcher.restarting.pool import HostPool
+from dbrdist_launch.launcher.restarting.restarts import Policy
+from dbrdist_launch.launcher.running.attempt import Outcome
 from dbrdist_launch.messages import Exit
 from test_launch_doctor import FACTS, said
 from test_launch_judgement import NOW, end, judge, lose

@@ -7,8 +7,8 @@ import textwrap
 import time
 
 import pytest
-from dbrdist_launch.launcher import report
-from dbrdist_launch.launcher.ranks import Rank
+from dbrdist_launch.launcher.judgement import report
+from dbrdist_launch.launcher.judgement.ranks import Rank
 from dbrdist_launch.messages import Exit
 from dbrdist_launch.rank import deaths
 from support import PROGRAMS, assert_nothing_left, environment, failure_in, launch, popen

@@ -11,7 +11,7 @@ import pytest
 from dbrdist_launch import entry, limits, linux, messages
 from dbrdist_launch import main as mains
 from dbrdist_launch.inherited import Inherited
-from dbrdist_launch.launcher.starter_output import StarterOutput
+from dbrdist_launch.launcher.streams.starter_output import StarterOutput
 from dbrdist_launch.rank import child as children
 from dbrdist_launch.rank import outer, stacks
 from dbrdist_launch.rank import supervisor as supervisors

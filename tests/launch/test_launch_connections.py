@@ -14,8 +14,8 @@ from dbrdist_launch import loop as loops
 from dbrdist_launch.channel import Channel, NonsenseError, Parser
 from dbrdist_launch.errors import LaunchError
 from dbrdist_launch.inherited import Inherited
-from dbrdist_launch.launcher import listener
-from dbrdist_launch.launcher.listener import ConnectionListener, problem_with
+from dbrdist_launch.launcher.running import listener
+from dbrdist_launch.launcher.running.listener import ConnectionListener, problem_with
 from dbrdist_launch.loop import Loop
 from dbrdist_launch.messages import Ask, Bye, Hello, Out, Ping
 from test_launch_attempt import STEP, Clock

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from dbrdist_launch import linux
-from dbrdist_launch.launcher import stalls
-from dbrdist_launch.launcher.ranks import Rank
+from dbrdist_launch.launcher.judgement import stalls
+from dbrdist_launch.launcher.judgement.ranks import Rank
 from dbrdist_launch.messages import Exit
 from support import launch, popen
 

@@ -12,8 +12,8 @@ from dbrdist_launch.backends.mpi import Library, Starter
 from dbrdist_launch.doctor import checks, cli, record
 from dbrdist_launch.doctor.findings import Findings
 from dbrdist_launch.errors import LaunchError
-from dbrdist_launch.launcher.output import Piece
-from dbrdist_launch.launcher.settings import LaunchSettings
+from dbrdist_launch.launcher.preparation.settings import LaunchSettings
+from dbrdist_launch.launcher.streams.output import Piece
 from test_launch_doctor import FACTS
 
 HERE = os.path.dirname(cli.__file__)

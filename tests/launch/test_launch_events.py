@@ -10,9 +10,9 @@ import dbrdist_launch
 import pytest
 from dbrdist_launch import api
 from dbrdist_launch.errors import LaunchError
-from dbrdist_launch.launcher.events import Events
-from dbrdist_launch.launcher.metrics import Metrics
-from dbrdist_launch.launcher.ranks import Rank
+from dbrdist_launch.launcher.judgement.ranks import Rank
+from dbrdist_launch.launcher.records.metrics import Metrics
+from dbrdist_launch.launcher.streams.events import Events
 from support import launch, popen
 
 

@@ -251,7 +251,7 @@ def test_a_log_folder_that_vanishes_costs_a_warning(tmp_path):
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_fault_of_ours_costs_neither_job_nor_exit_code(code):
-    patch = "from dbrdist_launch.launcher.judge import Judge; Judge.verdict = lambda *_: 1 / 0; "
+    patch = "from dbrdist_launch.launcher.judgement.judge import Judge; Judge.verdict = lambda *_: 1 / 0; "
     program = f"import sys, time; time.sleep(1); print('well'); sys.exit({code})"
     run = f"from dbrdist_launch.main import main; main(['-n', '2', {sys.executable!r}, '-c', {program!r}])"
     child = subprocess.run(

@@ -1,8 +1,8 @@
 """Who failed first, from what is told in which order: the cases that real machines show only now and then."""
 
 import pytest
-from dbrdist_launch.launcher.judge import Judge
-from dbrdist_launch.launcher.ranks import Rank
+from dbrdist_launch.launcher.judgement.judge import Judge
+from dbrdist_launch.launcher.judgement.ranks import Rank
 from dbrdist_launch.messages import Beat, Exit
 
 NOW = 1000.0

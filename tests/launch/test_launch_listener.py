@@ -13,7 +13,7 @@ import time
 import pytest
 from dbrdist_launch import limits, messages
 from dbrdist_launch.channel import Channel, NonsenseError, Parser, same_token
-from dbrdist_launch.launcher.listener import ConnectionListener, problem_with
+from dbrdist_launch.launcher.running.listener import ConnectionListener, problem_with
 from dbrdist_launch.loop import Loop
 from support import launch
 

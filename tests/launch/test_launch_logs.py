@@ -2,9 +2,9 @@
 
 import pytest
 from dbrdist_launch.errors import LaunchError
-from dbrdist_launch.launcher.logs import Logs
-from dbrdist_launch.launcher.pieces import SPAWNED, Folder, Piece
-from dbrdist_launch.launcher.settings import LaunchSettings
+from dbrdist_launch.launcher.preparation.settings import LaunchSettings
+from dbrdist_launch.launcher.streams.logs import Logs
+from dbrdist_launch.launcher.streams.pieces import SPAWNED, Folder, Piece
 
 
 @pytest.mark.parametrize("kept", [0, 1, 3])

@@ -17,10 +17,12 @@ from dbrdist_launch.backends.job import Host, Job
 from dbrdist_launch.backends.slurm import Srun
 from dbrdist_launch.errors import LaunchError
 from dbrdist_launch.inherited import Inherited
-from dbrdist_launch.launcher import binding, jobs, report
-from dbrdist_launch.launcher.jobs import JobFolder
-from dbrdist_launch.launcher.judge import Judge
-from dbrdist_launch.launcher.ranks import Rank
+from dbrdist_launch.launcher.judgement import report
+from dbrdist_launch.launcher.judgement.judge import Judge
+from dbrdist_launch.launcher.judgement.ranks import Rank
+from dbrdist_launch.launcher.preparation import binding
+from dbrdist_launch.launcher.records import jobs
+from dbrdist_launch.launcher.records.jobs import JobFolder
 from dbrdist_launch.launcher.session import Session
 from dbrdist_launch.rank import supervisor
 from support import ROOT, assert_nothing_left, launch, popen, run_subcommand

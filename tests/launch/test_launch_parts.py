@@ -15,14 +15,15 @@ from dbrdist_launch.backends import choose, flux, hosts, hydra, openmpi, slurm
 from dbrdist_launch.backends.job import Host, Job, Place
 from dbrdist_launch.backends.mpi import Library, Starter
 from dbrdist_launch.errors import LaunchError
-from dbrdist_launch.launcher import environment as forwarding
-from dbrdist_launch.launcher import jobs, report, stalls
-from dbrdist_launch.launcher.plan import Outcome
-from dbrdist_launch.launcher.pool import HostPool
-from dbrdist_launch.launcher.ranks import Rank
-from dbrdist_launch.launcher.report import Failure
-from dbrdist_launch.launcher.requeue import requeue
-from dbrdist_launch.launcher.restarts import Policy
+from dbrdist_launch.launcher.judgement import report, stalls
+from dbrdist_launch.launcher.judgement.ranks import Rank
+from dbrdist_launch.launcher.judgement.report import Failure
+from dbrdist_launch.launcher.preparation import environment as forwarding
+from dbrdist_launch.launcher.records import jobs
+from dbrdist_launch.launcher.restarting.pool import HostPool
+from dbrdist_launch.launcher.restarting.requeue import requeue
+from dbrdist_launch.launcher.restarting.restarts import Policy
+from dbrdist_launch.launcher.running.plan import Outcome
 from dbrdist_launch.rank.gpus import for_local_rank
 from support import PROGRAMS, ROOT, environment
 

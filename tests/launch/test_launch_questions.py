@@ -12,11 +12,12 @@ import pytest
 from dbrdist_launch import codes, heartbeat, limits
 from dbrdist_launch.errors import LaunchError
 from dbrdist_launch.inherited import Inherited
-from dbrdist_launch.launcher import jobs, process, questions
-from dbrdist_launch.launcher.jobs import JobFolder
-from dbrdist_launch.launcher.process import StarterProcess
-from dbrdist_launch.launcher.questions import Questions
-from dbrdist_launch.launcher.ranks import Rank
+from dbrdist_launch.launcher.judgement.ranks import Rank
+from dbrdist_launch.launcher.records import jobs
+from dbrdist_launch.launcher.records.jobs import JobFolder
+from dbrdist_launch.launcher.running import process, questions
+from dbrdist_launch.launcher.running.process import StarterProcess
+from dbrdist_launch.launcher.running.questions import Questions
 from dbrdist_launch.messages import Exit
 from dbrdist_launch.rank.child import stack_signal
 from test_launch_attempt import STEP, Clock

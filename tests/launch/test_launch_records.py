@@ -12,11 +12,11 @@ import pytest
 from dbrdist_launch import cache
 from dbrdist_launch.backends import mpi
 from dbrdist_launch.doctor import record
-from dbrdist_launch.launcher import runs
-from dbrdist_launch.launcher.attempt import Outcome
-from dbrdist_launch.launcher.output import Screen
-from dbrdist_launch.launcher.report import Failure, as_text
-from dbrdist_launch.launcher.runs import LaunchFolder
+from dbrdist_launch.launcher.judgement.report import Failure, as_text
+from dbrdist_launch.launcher.records import runs
+from dbrdist_launch.launcher.records.runs import LaunchFolder
+from dbrdist_launch.launcher.running.attempt import Outcome
+from dbrdist_launch.launcher.streams.output import Screen
 
 
 @pytest.mark.parametrize(

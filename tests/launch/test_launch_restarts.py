@@ -5,10 +5,10 @@ import signal
 
 import pytest
 from dbrdist_launch.backends.job import Host
-from dbrdist_launch.launcher.attempt import Outcome
-from dbrdist_launch.launcher.pool import HostPool
-from dbrdist_launch.launcher.report import Failure
-from dbrdist_launch.launcher.restarts import Policy
+from dbrdist_launch.launcher.judgement.report import Failure
+from dbrdist_launch.launcher.restarting.pool import HostPool
+from dbrdist_launch.launcher.restarting.restarts import Policy
+from dbrdist_launch.launcher.running.attempt import Outcome
 from support import popen
 
 PAIR = (Host("a", 1), Host("b", 1))

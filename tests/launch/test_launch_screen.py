@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 from dbrdist_launch import limits
-from dbrdist_launch.launcher import output as outputs
-from dbrdist_launch.launcher.logs import Logs
-from dbrdist_launch.launcher.output import Output, OutputWriter, Piece, Screen
-from dbrdist_launch.launcher.pieces import Echo
+from dbrdist_launch.launcher.streams import output as outputs
+from dbrdist_launch.launcher.streams.logs import Logs
+from dbrdist_launch.launcher.streams.output import Output, OutputWriter, Piece, Screen
+from dbrdist_launch.launcher.streams.pieces import Echo
 
 # --- the screen
 

@@ -15,15 +15,15 @@ from dbrdist_launch.backends.openmpi import OpenMPI
 from dbrdist_launch.backends.slurm import Srun
 from dbrdist_launch.errors import LaunchError
 from dbrdist_launch.identity import of_environment, repeated
-from dbrdist_launch.launcher import pool as pools
-from dbrdist_launch.launcher import requeue as requeueing
 from dbrdist_launch.launcher import session as sessions
-from dbrdist_launch.launcher.attempt import Outcome
-from dbrdist_launch.launcher.pool import HostPool
-from dbrdist_launch.launcher.report import Failure
-from dbrdist_launch.launcher.requeue import requeue
+from dbrdist_launch.launcher.judgement.report import Failure
+from dbrdist_launch.launcher.preparation.settings import LaunchSettings
+from dbrdist_launch.launcher.restarting import pool as pools
+from dbrdist_launch.launcher.restarting import requeue as requeueing
+from dbrdist_launch.launcher.restarting.pool import HostPool
+from dbrdist_launch.launcher.restarting.requeue import requeue
+from dbrdist_launch.launcher.running.attempt import Outcome
 from dbrdist_launch.launcher.session import Session, parse_ranks
-from dbrdist_launch.launcher.settings import LaunchSettings
 
 HYDRA = Hydra(Starter("mpich", "5.0.2", "/m"))
 PAIR = (Host("a", 2), Host("b", 3))

@@ -10,9 +10,10 @@ from dbrdist_launch.backends import mpi
 from dbrdist_launch.backends.job import Host
 from dbrdist_launch.backends.mpi import Library, Starter
 from dbrdist_launch.errors import LaunchError
-from dbrdist_launch.launcher import cli, pool
-from dbrdist_launch.launcher.pool import HostPool
-from dbrdist_launch.launcher.settings import GROUPS, LaunchSettings
+from dbrdist_launch.launcher import cli
+from dbrdist_launch.launcher.preparation.settings import GROUPS, LaunchSettings
+from dbrdist_launch.launcher.restarting import pool
+from dbrdist_launch.launcher.restarting.pool import HostPool
 from support import ROOT
 
 # name | place of its group | flags | default | text, a flag, a choice, or the least and the greatest number

@@ -19,13 +19,16 @@ from dbrdist_launch.channel import Channel
 from dbrdist_launch.doctor import checks
 from dbrdist_launch.doctor.findings import Findings
 from dbrdist_launch.errors import LaunchError
-from dbrdist_launch.launcher import cli, jobs, program, report, stalls
+from dbrdist_launch.launcher import cli
 from dbrdist_launch.launcher import session as sessions
-from dbrdist_launch.launcher.jobs import JobFolder
-from dbrdist_launch.launcher.listener import ConnectionListener
-from dbrdist_launch.launcher.ranks import Rank
-from dbrdist_launch.launcher.report import Failure
-from dbrdist_launch.launcher.runs import LaunchFolder
+from dbrdist_launch.launcher.judgement import report, stalls
+from dbrdist_launch.launcher.judgement.ranks import Rank
+from dbrdist_launch.launcher.judgement.report import Failure
+from dbrdist_launch.launcher.preparation import program
+from dbrdist_launch.launcher.records import jobs
+from dbrdist_launch.launcher.records.jobs import JobFolder
+from dbrdist_launch.launcher.records.runs import LaunchFolder
+from dbrdist_launch.launcher.running.listener import ConnectionListener
 from dbrdist_launch.loop import Loop
 from dbrdist_launch.messages import Answer, Ask, Beat
 from dbrdist_launch.rank import child

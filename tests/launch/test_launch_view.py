@@ -9,9 +9,9 @@ import sys
 import time
 
 import pytest
-from dbrdist_launch.launcher import view
-from dbrdist_launch.launcher.ranks import Rank
-from dbrdist_launch.launcher.view import table
+from dbrdist_launch.launcher.judgement.ranks import Rank
+from dbrdist_launch.launcher.streams import view
+from dbrdist_launch.launcher.streams.view import table
 from dbrdist_launch.messages import Beat
 from support import PROGRAMS, assert_nothing_left, environment
 

@@ -10,13 +10,15 @@ import functools
 import sys
 from pathlib import Path
 
+from tests.rules import test_imports_of_launcher as launcher
 from tests.rules.test_imports import BELOW, FILES, PACKAGE, WITHIN, module_of, own_imports
 
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 HEAD = """# Architecture
 
 This page is for people who change dbrdist. `python tests/rules/architecture_page.py --write` makes it from the import
-rules in `tests/rules/test_imports.py` and from the first line of each file. A test keeps it current.
+rules in `tests/rules/test_imports.py` and `test_imports_of_launcher.py`, and from the first line of each file. A test
+keeps it current.
 
 A *room* is a folder of `dbrdist/`, a *package* a folder in a room. A file imports its own package and packages below
 it: never upward, never in a ring, never inside a function. Calls upward happen through callbacks that are handed down.
@@ -92,16 +94,37 @@ def packages(room: str) -> list[str]:
 
 def files(folder: Path) -> list[str]:
     """The files of one folder."""
+    return table_of_files(folder, sorted(folder.rglob("*.py")))
+
+
+def table_of_files(folder: Path, paths: list[Path]) -> list[str]:
+    """Files of a folder and below, with what they are for."""
     lines = ["| file | first line |", "|---|---|"]
-    for path in sorted(folder.rglob("*.py")):
+    for path in paths:
         if path.name != "__init__.py":
             lines.append(f"| {path.relative_to(folder)} | {first_line(path)} |")
     return lines
 
 
+def packages_of_launcher() -> list[str]:
+    """The packages of dbrdist-launch and their files."""
+    lines = ["## dbrdist-launch", "", "Its packages lie in `launch/dbrdist_launch`, for it runs without dbrdist.", ""]
+    lines += ["| level | package | what is in it | imports |", "|---|---|---|---|"]
+    in_order = sorted(levels(launcher.WITHIN).items(), key=lambda item: (item[1], item[0]))
+    folders = {name: launcher.LAUNCHER / name.replace(".", "/") for name, _ in in_order}
+    folders[launcher.GROUND] = launcher.LAUNCHER
+    for name, level in in_order:
+        names = ", ".join(sorted(launcher.WITHIN[name])) or "-"
+        lines.append(f"| {level} | `{name}` | {first_line(folders[name] / '__init__.py')} | {names} |")
+    for name, _ in in_order:
+        paths = [path for path in launcher.FILES if path.parent == folders[name]]
+        lines += ["", f"### {name.replace('.', '/')}", "", *table_of_files(folders[name], paths)]
+    return lines
+
+
 def size() -> list[str]:
     """The figures that show whether the structure keeps up with the code."""
-    folders = {path.parent for path in FILES}
+    folders = {path.parent for path in (*FILES, *launcher.FILES)}
     flat = sorted(((len(list(folder.glob("*.py"))), folder) for folder in folders), reverse=True)
     largest = ", ".join(f"{folder.relative_to(PACKAGE.parent)} {number}" for number, folder in flat[:4])
     arrows = {(module_of(path), module) for path in FILES for module, _ in own_imports(path)}
@@ -109,8 +132,9 @@ def size() -> list[str]:
             and a.split(".")[0] == b.split(".")[0] == "comm"}  # fmt: skip
     in_comm = levels({name: names for name, names in WITHIN.items() if name.startswith("comm.")})
     num_arrows = sum(a != b for a, b in comm)
+    num_files = len(FILES) + len(launcher.FILES)
     return [
-        f"{len(FILES)} files in {len(folders)} folders; the largest flat folders: {largest}. Seen from its folder, "
+        f"{num_files} files in {len(folders)} folders; the largest flat folders: {largest}. Seen from its folder, "
         f"`comm` has {len(in_comm)} packages on {max(in_comm.values()) + 1} levels with {num_arrows} arrows between "
         "them.",
     ]
@@ -123,6 +147,7 @@ def page() -> str:
         parts += [*packages(room), ""]
     for room in ("functions", "links", "optimizers", "models", "training", "compat"):
         parts += [f"## {room}", "", *files(PACKAGE / room), ""]
+    parts += [*packages_of_launcher(), ""]
     return "\n".join(parts)
 
 

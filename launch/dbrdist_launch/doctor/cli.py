@@ -15,11 +15,11 @@ from ..backends import hosts as hosts_module
 from ..backends import mpi, slurm
 from ..backends.job import Host
 from ..errors import LaunchError
-from ..launcher.output import Output
-from ..launcher.pieces import Piece
-from ..launcher.runs import write_json
+from ..launcher.preparation.settings import LaunchSettings
+from ..launcher.records.runs import write_json
 from ..launcher.session import Session
-from ..launcher.settings import LaunchSettings
+from ..launcher.streams.output import Output
+from ..launcher.streams.pieces import Piece
 from . import checks, fit, record
 from .findings import Findings
 

@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from .. import cache
-from ..launcher.runs import write_json
+from ..launcher.records.runs import write_json
 from .fit import latency_and_bandwidth
 
 

@@ -14,9 +14,9 @@ from .. import codes, cores
 from ..backends import NAMES
 from ..errors import LaunchError
 from ..rank import gpus
-from . import jobs
+from .preparation.settings import GROUPS, LaunchSettings
+from .records import jobs
 from .session import Session
-from .settings import GROUPS, LaunchSettings
 
 _EPILOG = """\b
 dbrdist-launch doctor            check MPI, hosts and network before you run a job

@@ -20,22 +20,23 @@ from ..loop import Loop, Signals
 from ..rank.surroundings import ADDRESS, TOKEN
 from ..signals import PASSED_ON, REAL_TIME, STOPS
 from ..wire import whole
-from . import binding, environment, report
-from .attempt import Attempt
-from .events import Events
-from .jobs import JobFolder
-from .output import Output
-from .plan import LaunchPlan, Outcome
-from .pool import HostPool, probe_by_ssh
-from .program import mpi_of_binary, resolve
-from .requeue import requeue
-from .restarts import Policy
-from .runs import LaunchFolder
-from .settings import LaunchSettings
-from .view import is_able
+from .judgement import report
+from .preparation import binding, environment
+from .preparation.program import mpi_of_binary, resolve
+from .preparation.settings import LaunchSettings
+from .records.jobs import JobFolder
+from .records.runs import LaunchFolder
+from .restarting.pool import HostPool, probe_by_ssh
+from .restarting.requeue import requeue
+from .restarting.restarts import Policy
+from .running.attempt import Attempt
+from .running.plan import LaunchPlan, Outcome
+from .streams.events import Events
+from .streams.output import Output
+from .streams.view import is_able
 
 if TYPE_CHECKING:
-    from .metrics import Metrics
+    from .records.metrics import Metrics
 
 _SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=10")
 _RANK = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "main.py")
@@ -205,7 +206,7 @@ class Session:
         self.events.tell("job_started", command=list(s.words), ranks=job.ranks, pid=os.getpid())
         try:
             if s.metrics is not None:
-                from .metrics import Metrics  # a web server: loaded for those who ask for one
+                from .records.metrics import Metrics  # a web server: loaded for those who ask for one
 
                 self.metrics = Metrics(s.metrics, run.name)
             return self._attempts(job, output, run)

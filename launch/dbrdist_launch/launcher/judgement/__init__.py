@@ -1,0 +1,1 @@
+"""What the launcher knows of its ranks, which failure came first, and the report of it."""

@@ -1,0 +1,1 @@
+"""Whether, where and when a job starts again."""

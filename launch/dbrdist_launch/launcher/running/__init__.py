@@ -1,0 +1,1 @@
+"""One run of a job: its processes, the connections to its ranks, and how it ended."""

@@ -1,0 +1,38 @@
+"""What an attempt starts, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ...backends.job import Backend, Job
+from ..judgement.report import Failure
+
+
+class LaunchPlan(NamedTuple):
+    """What is started, and how the ranks find the launcher."""
+
+    job: Job
+    command: list[str]  # of mpiexec or srun
+    environment: dict[str, str]  # of mpiexec
+    rank_environment: dict[str, str]  # what the ranks get beyond it
+    start_seconds: float | None
+    backend: Backend
+    token: str
+    control: str | None = None  # a Unix socket for `ps`, `stacks`, `stop`; the ranks use it too where all are here
+    addresses: tuple[str, ...] = ()  # for ranks elsewhere; () where all are here
+    deadline: float | None = None  # when the user's --timeout is over, on the monotonic clock
+    told_by_environment: bool = True  # where the ranks find address and token; else in the folder of `control`
+
+
+@dataclass(eq=False, repr=False)
+class Outcome:
+    """How an attempt ended."""
+
+    code: int
+    failure: Failure | None = None
+    asked: int = 0  # the signal that asked for the end, or 0
+    steps: int = -1  # the highest step that a rank told of
+    seconds: float = 0.0
+    first_rank_seconds: float | None = None
+    started_at: float = 0.0  # on the monotonic clock
