@@ -8,6 +8,7 @@ from pathlib import Path, PurePath
 
 ROOT = Path(__file__).parents[2]
 TESTS, PACKAGE = ROOT / "tests", ROOT / "dbrdist"
+ROOTS = {PACKAGE: PurePath(), ROOT / "launch" / "dbrdist_launch": PurePath("launch")}  # with their folders of tests
 SHARE = 0.9  # of the files below folders that mirror; the others are about a matter that several source files share
 
 # Folders of tests that mirror nothing, and why.
@@ -18,7 +19,7 @@ EXEMPT = {
     "rules": "about the sources, the pages and the tests themselves",
     "examples": "about the programs in examples/",
     "compat": "about programs that were written for another library",
-    "launch": "about dbrdist-launch from its command line: nearly all of its files serve each run",
+    "launch/jobs": "about dbrdist-launch from its command line: nearly all of its files serve each run",
     "fuzz": "draws programs at random and compares them in every way there is",
     "golden": "about files and numbers of earlier versions",
 }
@@ -26,20 +27,21 @@ EXEMPT = {
 
 def sources() -> set[PurePath]:
     """What a test file may be named after, without suffix: the files of the package, and its folders in themselves."""
-    files = [p for p in PACKAGE.rglob("*") if p.suffix in {".py", ".pyx"} and p.stem != "__init__"]
-    folders = [p.parent for p in PACKAGE.rglob("__init__.py") if p.parent != PACKAGE]
-    return {
-        *(p.relative_to(PACKAGE).with_name(p.stem.strip("_")) for p in files),
-        *(p.relative_to(PACKAGE) / p.name for p in folders),
+    known: set[PurePath] = set()
+    for root, below in ROOTS.items():
+        files = [p for p in root.rglob("*") if p.suffix in {".py", ".pyx"} and p.stem != "__init__"]
+        folders = [p.parent for p in root.rglob("__init__.py") if p.parent != root]
+        known |= {below / p.relative_to(root).with_name(p.stem.strip("_")) for p in files}
+        known |= {below / p.relative_to(root) / p.name for p in folders}
         # packages without code of their own, too: what their files do together
-        *(p.parent.relative_to(PACKAGE) / p.parent.name for p in files if p.parent != PACKAGE),
-    }
+        known |= {below / p.parent.relative_to(root) / p.parent.name for p in files if p.parent != root}
+    return known
 
 
 def mirrored() -> list[PurePath]:
     """The test files below folders that mirror, relative to the tests."""
     found = sorted(p.relative_to(TESTS) for p in TESTS.rglob("test_*.py") if "programs" not in p.parts)
-    return [p for p in found if p.parts[0] not in EXEMPT]
+    return [p for p in found if not any(p.is_relative_to(name) for name in EXEMPT)]
 
 
 def strays(files: list[PurePath]) -> list[PurePath]:

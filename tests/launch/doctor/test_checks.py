@@ -1,0 +1,66 @@
+"""Checks of the doctor at their bounds."""
+
+import json
+
+import pytest
+from dbrdist_launch.doctor import checks
+from dbrdist_launch.doctor.findings import Findings
+from facts import FACTS, said
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "title"),
+    [
+        ({"shm_free_bytes": checks._SHM_FAIL}, "ok", "shared memory"),
+        ({"shm_free_bytes": checks._SHM_FAIL - 1}, "FAIL", "shared memory"),
+        ({"shm_bytes": checks._SHM_WARN}, "ok", "shared memory"),
+        ({"shm_bytes": checks._SHM_WARN - 1}, "warn", "shared memory"),
+        ({"files": checks._FILES_WARN}, "ok", "open files"),
+        ({"files": checks._FILES_WARN - 1}, "warn", "open files"),
+        ({"files": -1}, "ok", "open files"),
+        ({"gpus": 8}, "ok", "GPUs"),
+        ({"gpus": 7}, "warn", "GPUs"),
+        ({"cores": 7}, "warn", "cores"),
+    ],
+)
+def test_bounds_of_the_doctors_findings(changes, level, title):
+    assert (level, title) in said(checks.memory_and_limits, {**FACTS, **changes}, 8)[0]
+    levels, _ = said(checks.memory_and_limits, {**FACTS, "infiniband": ["x"], "fork_safe": "1"}, 8)
+    assert levels == [("ok", "shared memory"), ("ok", "open files")]
+
+
+def test_clocks_and_hosts_at_their_bounds():
+    warn = checks._CLOCK_WARN_SECONDS
+    assert said(checks.clock, "b", -warn - 0.25, 0.25)[0] == [("ok", "clock")]
+    assert said(checks.clock, "b", -warn - 0.26, 0.25)[0] == [("warn", "clock")]
+    other = {**FACTS, "host": "b", "system": "Linux 7"}
+    assert said(checks.alike, FACTS, other)[0] == [("warn", "alike")]
+    assert said(checks.alike, FACTS, {**FACTS, "packages": {"numpy": "2.5"}})[0] == [("warn", "alike")]
+    assert said(checks.alike, FACTS, {**FACTS, "executable": "/w"})[0] == [("FAIL", "alike"), ("ok", "alike")]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0.5, "0.5 B"), (999, "999 B"), (1000, "1 KB"), (2_345_678, "2.35 MB"), (1e9, "1 GB"), (5e12, "5 TB")],
+)
+def test_amounts_of_bytes(number, text):
+    assert checks._bytes(number) == text
+
+
+def test_the_measured_speed_is_said():
+    findings = Findings()
+    entry = {
+        "ranks": 4, "latency_seconds": 1.5e-6, "bandwidth_bytes_per_second": 12e9, "allreduce_latency_seconds": 3e-6,
+        "allreduce_bandwidth_bytes_per_second": 5e9, "interface": "eth0",
+    }  # fmt: skip
+    facts = [{"host": "a", "interfaces": [{"name": n, "address": f"10.0.0.{k}", "speed": speed} for k, (n, speed) in
+              enumerate((("eth0", 1000), ("eth1", 1000), ("ib0", None)))]}]  # fmt: skip
+    checks.network(findings, entry, ["10.0.0.0", "10.0.0.2", "10.9.9.9"], facts)
+    said = json.dumps(findings.as_dict())
+    assert "MPI's TCP connections on a use eth0 (10.0.0.0, 1000 Mbit/s)" in said and "a faster one" not in said
+    assert "on a use ib0 (10.0.0.2)" in said and "on ? use 10.9.9.9 (10.9.9.9)" in said
+    facts[0]["interfaces"][1]["speed"] = 1001
+    checks.network(findings, entry, ["10.0.0.0"], facts)
+    assert "a has a faster interface: eth1 (1001 Mbit/s)" in json.dumps(findings.as_dict())
+    assert "between two ranks: latency 1.5 us, bandwidth 12 GB/s" in said
+    assert "over 4 ranks: latency 3.0 us, bandwidth 5 GB/s" in said

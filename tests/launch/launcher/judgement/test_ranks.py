@@ -1,0 +1,72 @@
+"""What the launcher knows of each rank."""
+
+import pytest
+from dbrdist_launch.launcher.judgement.ranks import Rank
+from dbrdist_launch.messages import Beat, Exit
+
+
+def beat(**change):
+    return Beat(
+        **{"state": "S", "traced": False, "beats": 1, "paused": False, "step": 3, "fields": {}, "age": None} | change
+    )
+
+
+def test_a_rank_is_stopped_from_the_first_beat_that_says_so():
+    rank = Rank(0, "a", None)
+    for now, state, traced, since in (
+        (1.0, "S", False, None), (2.0, "T", False, 2.0), (3.0, "T", False, 2.0), (4.0, "T", True, None),
+        (5.0, "R", False, None), (6.0, "t", True, None),
+    ):  # fmt: skip
+        rank.take_beat(beat(state=state, traced=traced), now)
+        assert rank.stopped_since == since
+    rank.take_beat(beat(fields={"loss": 1}, age=0.5), 9.0)
+    rank.take_beat(beat(), 10.0)
+    assert (rank.fields, rank.beat_at, rank.step) == ({"loss": 1}, 8.5, 3)
+
+
+def test_how_ranks_are_described():
+    rank = Rank(0, "a", None)
+    assert rank.activity(10.0).endswith(", no heartbeats")
+    rank.take_beat(beat(age=0.0), 9.0)
+    assert rank.activity(10.5).endswith(", step 3, last heartbeat 1.5 s ago")
+    rank.take_beat(beat(step=-1), 9.0)
+    assert "step" not in rank.activity(10.5)
+
+
+def test_the_last_32_kib_of_a_ranks_output_are_kept_for_the_report():
+    rank = Rank(0, "a", None)
+    for number in range(3):
+        rank.take_output("err", b"%d" % number * 20000)
+    assert rank.tails["err"] == b"1" * 12768 + b"2" * 20000
+    for length in (32767, 32768, 32769):
+        rank.tails["err"] = b"old"
+        rank.take_output("err", b"x" * length)
+        assert rank.tails["err"] == (b"d" if length == 32767 else b"") + b"x" * min(length, 32768)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "running, no heartbeats"), ({"count": 1}, "running"), ({"count": 1, "step": 0}, "running, step 0"),
+        ({"count": 2, "step": 7, "beat_at": 98.5}, "running, step 7, last heartbeat 1.5 s ago"),
+        ({"leaving": True}, "leaving, no heartbeats"), ({"state": "T"}, "stopped, no heartbeats"),
+        ({"state": "T", "traced": True}, "in a debugger, no heartbeats"),
+        ({"connected": False, "traced": True}, "lost"),
+        ({"exit": Exit(code=137, signal=9), "connected": False}, "ended with SIGKILL"),
+        ({"exit": Exit(code=3, signal=0), "count": 1, "step": 2}, "ended with exit code 3, step 2"),
+    ],
+)  # fmt: skip
+def test_what_a_rank_is_doing(changes, words):
+    one = Rank(0, "a", None)
+    for name, value in changes.items():
+        setattr(one, name, value)
+    assert one.activity(100.0) == words
+
+
+def test_nobody_was_silent_while_the_launcher_slept():
+    one = Rank(0, "a", None, heard_at=10.0)
+    one.forgive(2.5)
+    assert (one.heard_at, one.beat_at, one.stopped_since) == (12.5, None, None)
+    one.beat_at, one.stopped_since = 9.0, 0.0
+    one.forgive(4.0)
+    assert (one.heard_at, one.beat_at, one.stopped_since) == (16.5, 13.0, 4.0)

@@ -1,0 +1,74 @@
+"""How mpiexec or srun is ended, and how it ended."""
+
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+from clocks import Clock
+from dbrdist_launch.errors import LaunchError
+from dbrdist_launch.inherited import Inherited
+from dbrdist_launch.launcher.running import process
+from dbrdist_launch.launcher.running.process import StarterProcess
+
+
+class Process:
+    """An mpiexec that ends after some signals, or only when it is killed."""
+
+    pid = 4242
+
+    def __init__(self, signals):
+        self.left, self.happened, self.returncode = signals, [], None
+        self.stdout, self.stderr = (SimpleNamespace(close=lambda: self.happened.append("closed")) for _ in range(2))
+
+    def poll(self):
+        return self.returncode
+
+    def send_signal(self, number):
+        self.happened.append(int(number))
+        self.left -= 1
+        self.returncode = None if self.left else -number
+
+    def wait(self, seconds=None):
+        self.happened.append(seconds)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("mpiexec", seconds)
+
+    def kill(self):
+        self.happened.append("killed")
+        self.returncode = -9
+
+
+@pytest.mark.parametrize(
+    ("ends_by", "signals", "happened"),
+    [
+        ((15,), 1, [15, 0.5]), ((15,), 9, [15, 0.5, "killed", None]), ((2, 15), 1, [2, 0.3]),
+        ((2, 15), 2, [2, 0.3, 15, 0.3]), ((2, 15), 9, [2, 0.3, 15, 0.3, "killed", None]),
+    ],
+)  # fmt: skip
+def test_a_starter_is_ended_by_its_signals_and_by_force(monkeypatch, ends_by, signals, happened):
+    clock = Clock(monkeypatch)
+    one = object.__new__(StarterProcess)
+    one.process, one.ends_by, killed = Process(signals), ends_by, []
+    states = {11: ["S", "S", ""], 12: ["Z"], 13: ["S"] * 10**4}
+    monkeypatch.setattr(process.linux, "descendants", lambda pid: [11, 12, 13] if pid == 4242 else [])
+    monkeypatch.setattr(process.linux, "state", lambda pid: states[pid].pop(0))
+    monkeypatch.setattr(process.linux, "kill", lambda pid, number: killed.append((pid, int(number))))
+    monkeypatch.setattr(process.linux, "kill_group", lambda pid, number: killed.append(("group", pid, int(number))))
+    began = clock.now
+    one.end()
+    one.close()
+    assert one.process.happened == [*happened, "closed", "closed"]
+    assert killed == [("group", 4242, 9), (13, 9)] and 1.0 <= clock.now - began < 1.02
+
+
+@pytest.mark.parametrize(("code", "found"), [(0, (0, 0)), (3, (3, 0)), (-9, (137, 9)), (-15, (143, 15))])
+def test_how_a_starter_ended(code, found):
+    one = object.__new__(StarterProcess)
+    one.process = Process(1)
+    one.process.returncode = code
+    assert one.poll() == code and one.result() == found
+
+
+def test_a_starter_that_is_not_there_is_a_sentence():
+    with pytest.raises(LaunchError, match="cannot start '/nowhere/mpiexec': No such file or directory"):
+        StarterProcess(["/nowhere/mpiexec"], {}, SimpleNamespace(ends_by=(), kills_step=False), Inherited())

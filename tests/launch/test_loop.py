@@ -1,0 +1,53 @@
+"""The loop: whom it calls, and what it does about signals."""
+
+import os
+import signal
+
+import pytest
+from dbrdist_launch import loop as loops
+from dbrdist_launch.inherited import Inherited
+from dbrdist_launch.loop import Loop
+
+
+def test_who_was_forgotten_in_this_turn_is_not_called():
+    loop, called = Loop(), []
+    pipes = [os.pipe() for _ in range(3)]
+    for read, write in pipes:
+        os.write(write, b"x")
+        others = [other for other, _ in pipes if other != read]
+        loop.watch(read, lambda read=read, others=others: (called.append(read), [loop.forget(n) for n in others]))
+    loop.watch(pipes[0][0], lambda: called.append("another"))
+    loop.turn(-1.0)
+    assert len(called) == 1 and called != ["another"]
+    loop.turn(0.0)
+    assert len(called) == 2 and called[0] == called[1]
+    loop.close()
+    for pair in pipes:
+        for descriptor in pair:
+            os.close(descriptor)
+
+
+def test_signals_come_to_the_loop_and_go_back_to_who_had_them(monkeypatch):
+    def before(number, frame):
+        raise AssertionError
+
+    kept = {number: signal.signal(number, before) for number in (signal.SIGUSR1, signal.SIGUSR2)}
+    try:
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        loop, heard = Loop(), []
+        signals = loops.Signals(loop, (signal.SIGUSR1, signal.SIGUSR2), heard.append, Inherited())
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGUSR1):
+            os.kill(os.getpid(), number)
+        loop.turn(20.0)
+        assert heard == [signal.SIGUSR1] * 2 and signals.noted == []
+        signals._on_wake()  # for one that came with the others
+        assert not os.get_blocking(signals._read) and not os.get_blocking(signals._write)
+        signals.close()
+        loop.close()
+        assert (signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGUSR2)) == (before, signal.SIG_IGN)
+        for descriptor in (signals._read, signals._write):
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.fstat(descriptor)
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
