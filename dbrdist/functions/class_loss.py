@@ -6,7 +6,7 @@ N examples, K classes, D further axes; t are the targets.
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy import ndarray
@@ -15,6 +15,7 @@ from dbrdist import kernels
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, is_array, is_floating
 from dbrdist.core.array.config import config
 from dbrdist.core.array.types import Module
+from dbrdist.core.names.limits import decay, within
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating, one_of
 from dbrdist.core.tape.function_node import FunctionNode, call
@@ -207,7 +208,7 @@ def softmax_cross_entropy(
     enable_double_backprop: bool = False,
     soft_target_loss: str = "cross-entropy",
     *,
-    label_smoothing: float = 0.0,
+    label_smoothing: Annotated[float, decay, "Fraction of each label's weight that is spread over all classes."] = 0.0,
 ) -> Variable:
     """Cross entropy of softmax(x) and the targets, -ln softmax(x)[n, t_n].
 
@@ -240,6 +241,7 @@ def softmax_cross_entropy(
             return y
     floating("softmax_cross_entropy", x=x)
     x = as_variable(x)
+    within(softmax_cross_entropy, label_smoothing=label_smoothing)
     one_of("softmax_cross_entropy", "reduce", ("mean", "no"), reduce)
     one_of("softmax_cross_entropy", "soft_target_loss", ("cross-entropy", "kl-divergence"), soft_target_loss)
     if not is_array(t):
@@ -273,8 +275,6 @@ def _of_labels(
     """The general path: any axes, types, weights and labels to be ignored."""
     xp = get_array_module(x.array)
     num_classes, dtype = x.shape[1], accumulation_dtype(x.dtype)
-    if not 0 <= smoothing <= 1:
-        raise expected("softmax_cross_entropy", "label_smoothing", "a number from 0 to 1", smoothing)
     valid: Any = None
     if xp is np or config.debug:  # a look at labels on a GPU would wait for it
         valid = t != ignore_label

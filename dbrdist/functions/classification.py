@@ -5,10 +5,13 @@ N examples, K classes; t are integer labels, shape (N,), or weights of the class
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, is_floating
 from dbrdist.core.array.config import config
+from dbrdist.core.names.limits import count, decay, within
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.call import variable
 from dbrdist.core.tape.checks import expected, floating
@@ -18,7 +21,18 @@ from dbrdist.functions.scores import see_targets, warn_of_other_labels
 
 
 def binary_cross_entropy(
-    x: Operand, t: Operand, *, label_smoothing: float = 0.0, threshold: float | None = None, sum_classes: bool = False
+    x: Operand,
+    t: Operand,
+    *,
+    label_smoothing: Annotated[float, decay, "Fraction of each label's weight that is spread over all classes."] = 0.0,
+    threshold: Annotated[
+        float | None,
+        decay,
+        "Targets above this count as 1 and others as 0, after smoothing: all classes of a mixed image count as whole.",
+    ] = None,
+    sum_classes: Annotated[
+        bool, "Whether the losses of an image's classes are added up; otherwise it is their mean."
+    ] = False,
 ) -> Variable:
     """Binary cross entropy of sigmoid(x) and the targets of each class, -t ln sigmoid(x) - (1 - t) ln sigmoid(-x).
 
@@ -40,8 +54,7 @@ def binary_cross_entropy(
     see_targets("binary_cross_entropy", "t", t)
     if x.ndim != 2:
         raise expected("binary_cross_entropy", "x", "shape (N, K)", x)
-    if not 0 <= label_smoothing <= 1:
-        raise expected("binary_cross_entropy", "label_smoothing", "a number from 0 to 1", label_smoothing)
+    within(binary_cross_entropy, label_smoothing=label_smoothing, threshold=threshold)
     dtype = accumulation_dtype(x.dtype)
     targets = _weights("binary_cross_entropy", x, t).astype(dtype)
     if label_smoothing:
@@ -49,8 +62,8 @@ def binary_cross_entropy(
     if threshold is not None:
         targets = (targets > threshold).astype(dtype)
     total = ops.sum(bernoulli(Variable(targets, requires_grad=False), ops.cast(x, dtype)))
-    count = x.shape[0] if sum_classes else x.size
-    return ops.cast(ops.div(total, float(max(count, 1))), x.dtype)
+    number = x.shape[0] if sum_classes else x.size
+    return ops.cast(ops.div(total, float(max(number, 1))), x.dtype)
 
 
 def _weights(function: str, x: Variable, t: Array) -> Array:
@@ -66,7 +79,9 @@ def _weights(function: str, x: Variable, t: Array) -> Array:
     return xp.arange(num_classes, dtype=t.dtype) == t[:, None]
 
 
-def top_k_accuracy(y: Operand, t: Operand, k: int = 5) -> Variable:
+def top_k_accuracy(
+    y: Operand, t: Operand, k: Annotated[int, count, "How many of the most likely classes count."] = 5
+) -> Variable:
     """The fraction of labels that are among the k classes with the highest scores.
 
     A class of equal score counts as higher if its number is lower, as with :func:`accuracy`. An example whose label has
@@ -90,8 +105,7 @@ def top_k_accuracy(y: Operand, t: Operand, k: int = 5) -> Variable:
     y, t = as_array(y), as_array(t)
     if y.ndim != 2 or not is_floating(y.dtype):
         raise expected("top_k_accuracy", "y", "scores of shape (N, K)", y)
-    if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
-        raise expected("top_k_accuracy", "k", "a whole number of 1 or more", str(k))
+    within(top_k_accuracy, k=k)
     if t.shape == y.shape and is_floating(t.dtype):
         t = t.argmax(axis=1)
     if t.dtype.kind not in "iu" or t.shape != y.shape[:1]:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module
 from dbrdist.core.array.sums import square_sum
+from dbrdist.core.names.limits import count, margins, not_negative, number, within
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating, one_of
 from dbrdist.core.tape.elementwise_table import together
@@ -21,12 +22,12 @@ from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.loss import check_labels, same_shapes
 from dbrdist.functions.rectifier import relu
 
+Margin: TypeAlias = Annotated[float, margins, "How much further apart than others those of another class should be."]
 
-def _embeddings(function: str, margin: float, reduce: str, **xs: Operand) -> tuple[Variable, ...]:
+
+def _embeddings(function: str, reduce: str, **xs: Operand) -> tuple[Variable, ...]:
     """The arguments as Variables of one shape (N, K)."""
     one_of(function, "reduce", ("mean", "no"), reduce)
-    if not margin > 0:
-        raise expected(function, "margin", "a number above 0", margin)
     variables = same_shapes(function, **xs)
     if variables[0].ndim != 2:
         raise expected(function, next(iter(xs)), "shape (N, K)", variables[0])
@@ -46,7 +47,7 @@ def _finished(losses: Variable, reduce: str, like: Variable) -> Variable:
     return ops.cast(losses, like.dtype)
 
 
-def contrastive(x0: Operand, x1: Operand, y: Operand, margin: float = 1, reduce: str = "mean") -> Variable:
+def contrastive(x0: Operand, x1: Operand, y: Operand, margin: Margin = 1, reduce: str = "mean") -> Variable:
     """(y d^2 + (1 - y) max(margin - d, 0)^2) / 2, d the distance between the rows (Hadsell et al. 2006).
 
     x0, x1 (N, K); y (N,) integers, 1 for a pair that belongs together and 0 for another. The gradient of d is 0 where
@@ -63,7 +64,8 @@ def contrastive(x0: Operand, x1: Operand, y: Operand, margin: float = 1, reduce:
         >>> F.contrastive(np.array([[3.0, 4.0]]), np.zeros((1, 2)), np.array([1])).array
         array(12.5)
     """
-    x0, x1 = _embeddings("contrastive", margin, reduce, x0=x0, x1=x1)
+    within(contrastive, margin=margin)
+    x0, x1 = _embeddings("contrastive", reduce, x0=x0, x1=x1)
     y = as_array(y)
     if getattr(y, "shape", None) != x0.shape[:1] or y.dtype.kind not in "iub":
         raise expected("contrastive", "y", f"integers of shape {x0.shape[:1]}, 1 for a similar pair, else 0", y)
@@ -78,7 +80,7 @@ def contrastive(x0: Operand, x1: Operand, y: Operand, margin: float = 1, reduce:
 
 
 def triplet(
-    anchor: Operand, positive: Operand, negative: Operand, margin: float = 0.2, reduce: str = "mean"
+    anchor: Operand, positive: Operand, negative: Operand, margin: Margin = 0.2, reduce: str = "mean"
 ) -> Variable:
     """max(|anchor - positive|^2 - |anchor - negative|^2 + margin, 0) for each row (Schroff et al. 2015).
 
@@ -95,9 +97,8 @@ def triplet(
         >>> F.triplet(np.zeros((1, 2)), np.zeros((1, 2)), np.array([[0.3, 0.4]])).array
         array(0.)
     """
-    anchor, positive, negative = _embeddings(
-        "triplet", margin, reduce, anchor=anchor, positive=positive, negative=negative
-    )
+    within(triplet, margin=margin)
+    anchor, positive, negative = _embeddings("triplet", reduce, anchor=anchor, positive=positive, negative=negative)
     excess = ops.sub(_squared_distances(anchor, positive), _squared_distances(anchor, negative))
     return _finished(relu(ops.add(excess, float(margin))), reduce, anchor)
 
@@ -183,9 +184,16 @@ class SquaredCovariances(FunctionNode):
 
 
 def discriminative_margin_based_clustering_loss(
-    embeddings: Operand, labels: Operand, delta_v: float, delta_d: float, max_embedding_dim: int, norm: int = 1,
-    alpha: float = 1.0, beta: float = 1.0, gamma: float = 0.001,
-) -> tuple[Variable, ...]:  # fmt: skip
+    embeddings: Operand,
+    labels: Operand,
+    delta_v: Annotated[float, not_negative, "How far pixels may lie from the mean of their object."],
+    delta_d: Annotated[float, not_negative, "Half of how far means of objects have to lie apart."],
+    max_embedding_dim: Annotated[int, count, "Number of objects."],
+    norm: int = 1,
+    alpha: Annotated[float, number, "Factor of the variance loss."] = 1.0,
+    beta: Annotated[float, number, "Factor of the distance loss."] = 1.0,
+    gamma: Annotated[float, number, "Factor of the regularization loss."] = 0.001,
+) -> tuple[Variable, ...]:
     """Losses that pull the embeddings of one object's pixels together and those of two objects apart.
 
     Args:
@@ -221,8 +229,12 @@ def discriminative_margin_based_clustering_loss(
     n, c, *sizes = embeddings.shape
     if getattr(labels, "shape", None) != (n, *sizes) or labels.dtype.kind not in "iu":
         raise expected(name, "labels", f"integers of shape {(n, *sizes)}", labels)
-    if norm not in (1, 2) or max_embedding_dim < 1:
-        raise expected(name, "norm, max_embedding_dim", "norm 1 or 2, and a number of objects from 1 on", str(norm))
+    if norm not in (1, 2):
+        raise expected(name, "norm", "1 or 2", str(norm))
+    within(
+        discriminative_margin_based_clustering_loss, delta_v=delta_v, delta_d=delta_d,
+        max_embedding_dim=max_embedding_dim, alpha=alpha, beta=beta, gamma=gamma,
+    )  # fmt: skip
     xp, k = get_array_module(labels), operator.index(max_embedding_dim)
     numbers = xp.arange(1, k + 1).reshape(1, -1, 1)
     masks = (labels.reshape(n, 1, -1) == numbers).astype(accumulation_dtype(embeddings.dtype))  # N K P

@@ -6,7 +6,7 @@ N examples, K classes, D further axes; t are the targets.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy import ndarray
@@ -16,6 +16,7 @@ from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config
 from dbrdist.core.array.elementwise import elementwise
 from dbrdist.core.array.sums import square_sum
+from dbrdist.core.names.limits import distances, share, threshold, within
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import UnknownOptionError, expected, floating, one_of, wrong_type
 from dbrdist.core.tape.elementwise_table import row, together
@@ -245,7 +246,11 @@ def sigmoid_cross_entropy(x: Operand, t: Operand, normalize: bool = True, reduce
 
 
 def sigmoid_focal_loss(
-    x: Operand, t: Operand, alpha: float | None = 0.25, gamma: float = 2.0, reduce: str = "mean"
+    x: Operand,
+    t: Operand,
+    alpha: Annotated[float | None, share, "Weight of label 1."] = 0.25,
+    gamma: Annotated[float, threshold, "Exponent."] = 2.0,
+    reduce: str = "mean",
 ) -> Variable:
     """-a (1 - p)^gamma ln p, with p the probability of the label: sigmoid(x) or 1 - sigmoid(x) (Lin et al. 2017).
 
@@ -264,10 +269,7 @@ def sigmoid_focal_loss(
         np.float64(0.6931)
     """
     one_of("sigmoid_focal_loss", "reduce", ("mean", "sum", "no"), reduce)
-    if alpha is not None and not 0 <= alpha <= 1:
-        raise expected("sigmoid_focal_loss", "alpha", "a number from 0 to 1, or None", alpha)
-    if gamma < 0:
-        raise expected("sigmoid_focal_loss", "gamma", "a number from 0", gamma)
+    within(sigmoid_focal_loss, alpha=alpha, gamma=gamma)
     x, t = _of_two_classes("sigmoid_focal_loss", x, t)
     check_labels("sigmoid_focal_loss", "t", t, -1)
     wide = accumulation_dtype(x.dtype)
@@ -283,7 +285,12 @@ def sigmoid_focal_loss(
     return ops.cast(losses, x.dtype)
 
 
-def huber_loss(x: Operand, t: Operand, delta: float, reduce: str = "sum_along_second_axis") -> Variable:
+def huber_loss(
+    x: Operand,
+    t: Operand,
+    delta: Annotated[float, distances, "Distance up to which the loss is quadratic."],
+    reduce: str = "sum_along_second_axis",
+) -> Variable:
     """a^2 / 2 where a = |x - t| is at most delta, else delta (a - delta / 2) (Huber 1964).
 
     ``reduce``: 'sum_along_second_axis' (sum over axis 1) or 'no'.
@@ -299,6 +306,7 @@ def huber_loss(x: Operand, t: Operand, delta: float, reduce: str = "sum_along_se
         array([[0.125, 2.5  ]])
     """
     one_of("huber_loss", "reduce", ("sum_along_second_axis", "no"), reduce)
+    within(huber_loss, delta=delta)
     x, t = same_shapes("huber_loss", x=x, t=t)
     y = _huber(x, t, delta)
     return y if reduce == "no" else ops.sum(y, 1)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from dbrdist.core.files.serializer import AbstractSerializer, is_about
 from dbrdist.core.model.reporter import as_number
+from dbrdist.core.names.constructors import explain_constructors
+from dbrdist.core.names.limits import any_number, count
 from dbrdist.errors import CheckpointError
 from dbrdist.training.triggers import EndTrigger, IntervalTrigger
 
@@ -56,15 +58,18 @@ class GoalTrigger(EndTrigger):
         epochs: float,
         iterations: int | None,
         key: str,
-        target: float | None = None,
-        patience: int | None = None,
-        mode: str = "auto",
+        target: Annotated[float | None, any_number, "The run ends when the value is as good as this."] = None,
+        patience: Annotated[
+            int | None, count, "The run ends when the value has not improved for so many of its observations in a row."
+        ] = None,
+        mode: Annotated[
+            Literal["auto", "min", "max"],
+            "Which value is better; `auto` is `max` where its name has `accuracy` in it, else `min`.",
+        ] = "auto",
     ):
         super().__init__(epochs, iterations)
         if mode not in ("auto", "min", "max"):
             raise ValueError(f"expected mode 'auto', 'min' or 'max', got {mode!r}")
-        if patience is not None and patience < 1:
-            raise ValueError(f"expected a patience of 1 or more, got {patience}")
         self.key = key
         self.target = target
         self.patience = patience
@@ -120,3 +125,6 @@ class GoalTrigger(EndTrigger):
             self.best, self.count = None if best is None else float(best), count
             self._seen_at, self._epoch = seen_at, epoch
             self.reason = self._found(self.best)  # target and patience may have changed
+
+
+explain_constructors(globals())

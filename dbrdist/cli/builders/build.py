@@ -324,13 +324,11 @@ def loss(config: Config, origin: Origin) -> Callable[[Any, Any], Any] | None:
     settings = config.loss
     if isinstance(settings, Custom):
         return functools.partial(resolve.find(settings, ("loss",), origin), **settings.args)
-    if isinstance(settings, c.CrossEntropy):
-        if not settings.label_smoothing:
-            return F.softmax_cross_entropy
-        return functools.partial(F.softmax_cross_entropy, label_smoothing=settings.label_smoothing)
-    if isinstance(settings, c.BinaryCrossEntropy):
-        return functools.partial(F.binary_cross_entropy, **arguments(settings))
-    return None if settings.name == "model" else F.mean_squared_error
+    if isinstance(settings, c.PlainLoss):
+        return None if settings.name == "model" else F.mean_squared_error
+    function, fields = made_by(settings), type(settings).model_fields
+    given = {name: value for name, value in arguments(settings).items() if value != fields[name].default}
+    return functools.partial(function, **given) if given else function
 
 
 def metrics(config: Config, origin: Origin) -> dict[str, Callable[[Any, Any], Any]]:

@@ -8,10 +8,10 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from dbrdist import datasets, models
+from dbrdist import functions as F
 from dbrdist.cli.configuration.derived import derived
 from dbrdist.cli.configuration.settings import (
     Count,
-    Fraction,
     Path,
     Positive,
     Probability,
@@ -243,35 +243,21 @@ class Transforms(Settings):
 # ---- loss -------------------------------------------------------------------------------------------------------
 
 
-class CrossEntropy(Settings):
-    """Softmax cross entropy of the model's outputs against int labels; accuracy is reported too."""
-
-    name: Literal["softmax_cross_entropy"]
-    """`softmax_cross_entropy`."""
-    label_smoothing: Fraction = 0.0
-    """Fraction of each label's weight that is spread over all classes."""
-
-
-class BinaryCrossEntropy(Settings):
-    """Binary cross entropy of each class against int labels or soft ones; accuracy is reported too."""
-
-    name: Literal["binary_cross_entropy"]
-    """`binary_cross_entropy`."""
-    label_smoothing: Fraction = 0.0
-    """Fraction of each label's weight that is spread over all classes."""
-    threshold: Fraction | None = None
-    """Targets above this count as 1 and others as 0, after smoothing: all classes of a mixed image count as whole."""
-    sum_classes: bool = False
-    """Whether the losses of an image's classes are added up; otherwise it is their mean."""
-
-
-class TopKAccuracy(Settings):
-    """How often the label is among the most likely classes."""
-
-    name: Literal["top_k_accuracy"]
-    """`top_k_accuracy`; reported as `top5_accuracy` for k = 5."""
-    k: Count = 5
-    """How many of the most likely classes count."""
+CrossEntropy = derived(
+    F.softmax_cross_entropy,
+    title="CrossEntropy",
+    words="Softmax cross entropy of the model's outputs against int labels; accuracy is reported too.",
+)
+BinaryCrossEntropy = derived(
+    F.binary_cross_entropy,
+    title="BinaryCrossEntropy",
+    words="Binary cross entropy of each class against int labels or soft ones; accuracy is reported too.",
+)
+TopKAccuracy = derived(
+    F.top_k_accuracy,
+    title="TopKAccuracy",
+    words="How often the label is among the most likely classes; reported as `top5_accuracy` for k = 5.",
+)
 
 
 class PlainLoss(Settings):

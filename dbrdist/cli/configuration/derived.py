@@ -29,23 +29,25 @@ def derived(
     title: str | None = None,
     *,
     base: type[Settings] = Settings,
+    is_named: bool = True,
+    words: str = "",
     **own: tuple[Any, Any],
 ) -> type[Settings]:
     """The settings of a component: a field for each setting in the signature of the class or function.
 
     `own` are pairs of a type and a default (... for none) for what configurations write in another way, or what they
-    have besides. `title` is the name of the settings in schemas, where it is not that of the class.
+    have besides. `title` is the name of the settings in schemas, where it is not that of the class. `words` say what
+    they are where the docstring says more than a configuration needs. A key of its own has no `name`.
     """
     name = name or name_of(made_by)
-    fields: dict[str, Any] = {"name": (Annotated[Literal[name], Field(description=f"`{name}`.")], ...)}
+    fields: dict[str, Any] = {}
+    if is_named:
+        fields["name"] = (Annotated[Literal[name], Field(description=f"`{name}`.")], ...)
     for one in settings_of(made_by):
-        kind, default = own.get(one.name) or (field_type(one.kind, one.limit), one.default)
-        default = (
-            ... if default is inspect.Parameter.empty else () if default is None and one.name not in own else default
-        )
+        kind, default = own.get(one.name) or _field(one.kind, one.limit, one.default)
         fields[one.name] = (Annotated[kind, Field(description=one.description)], default)
     fields.update((field, both) for field, both in own.items() if field not in fields)
-    words = " ".join((inspect.getdoc(made_by) or "").partition("\n\n")[0].split())
+    words = words or " ".join((inspect.getdoc(made_by) or "").partition("\n\n")[0].split())
     title = title or (made_by.__name__ if isinstance(made_by, type) else name.title().replace("_", ""))
     made: type[Settings] = create_model(title, __base__=base, __doc__=words, __module__=__name__, **fields)
     _MADE_BY[made] = made_by
@@ -74,6 +76,17 @@ def all_derived(module: Module, of: Callable[[type], bool], base: Callable[[type
     found = [getattr(module, name) for name in module.__all__]
     classes = sorted((cls for cls in found if isinstance(cls, type) and of(cls)), key=name_of)
     return tuple(derived(cls, base=base(cls)) for cls in classes)
+
+
+def _field(kind: Any, limit: Limit | None, default: Any) -> tuple[Any, Any]:
+    """The type of a field and its default, ... for none; a sequence that may be missing is an empty one."""
+    made = field_type(kind, limit)
+    if default is inspect.Parameter.empty:
+        return made, ...
+    if default is not None:
+        return made, default
+    (inner,) = (one for one in typing.get_args(kind) if one is not type(None))
+    return (made | None, None) if inner in (int, float, str) else (made, ())
 
 
 def field_type(kind: Any, limit: Limit | None) -> Any:

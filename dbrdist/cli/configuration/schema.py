@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from dbrdist.cli.configuration import components as parts
 from dbrdist.cli.configuration import updates
-from dbrdist.cli.configuration.derived import takes
+from dbrdist.cli.configuration.derived import derived, takes
 from dbrdist.cli.configuration.finders import BatchFinder, LearningRateFinder
 from dbrdist.cli.configuration.periods import Period, Periods, interval
 from dbrdist.cli.configuration.settings import (
@@ -36,6 +36,8 @@ from dbrdist.cli.configuration.settings import (
 )
 from dbrdist.comm.communicators.create import FOR_TRAINING
 from dbrdist.core.names.exclusions import conflicts
+from dbrdist.training.extensions.weight_average import WeightAverage
+from dbrdist.training.goals import GoalTrigger
 
 
 def _loss_scale(value: float | str) -> float | str:
@@ -126,8 +128,8 @@ class BatchNorm(Settings):
     """What is added to the variance; the network's own, 2e-5 for built-in ones, if not given."""
 
 
-class Stop(Settings):
-    """When the run ends before its last epoch."""
+class StopSettings(Settings):
+    """What `stop` has besides the settings of the trigger."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -137,18 +139,22 @@ class Stop(Settings):
 
     metric: Path = "validation/main/accuracy"
     """An observed value."""
-    mode: Literal["auto", "min", "max"] = "auto"
-    """Which value is better; `auto` is `max` where its name has `accuracy` in it, else `min`."""
-    target: float | None = None
-    """The run ends when the value is as good as this."""
-    patience: Count | None = None
-    """The run ends when the value has not improved for so many of its observations in a row."""
 
     @model_validator(mode="after")
-    def _has_a_reason(self) -> Stop:
-        if self.target is None and self.patience is None:
+    def _has_a_reason(self) -> StopSettings:
+        stop: Any = self
+        if stop.target is None and stop.patience is None:
             refuse("target", "expected target, patience or both, got neither")
         return self
+
+
+Stop = derived(
+    GoalTrigger,
+    title="Stop",
+    base=StopSettings,
+    is_named=False,
+    words="When the run ends before its last epoch.",
+)
 
 
 def _named(value: Any) -> Any:
@@ -167,32 +173,38 @@ def _exactly_one_of(a: str, b: str) -> Any:
 _NULL = {"type": "null"}
 
 
-class Ema(Settings):
-    """A moving average of the weights, which is evaluated and saved."""
+class EmaSettings(Settings):
+    """What `ema` has besides the settings of the average."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": _exactly_one_of("decay", "half_life")})
 
-    decay: Fraction | None = None
-    """The fraction of the average that an update of it keeps; or give `half_life`."""
     half_life: Period | None = None
     """The time after which a step's weights count half, in epochs or iterations; it gives the decay."""
-    every: Count = 1
-    """Steps between two updates of the average."""
-    warmup: bool = True
-    """Whether the first steps are soon forgotten: the fraction at update t is at most (1 + t) / (10 + t)."""
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> Ema:
-        if (self.decay is None) == (self.half_life is None):
-            refuse("decay", "expected either decay or half_life, got " + ("none" if self.decay is None else "both"))
+    def _one_of_both(self) -> EmaSettings:
+        ema: Any = self
+        if (ema.decay is None) == (ema.half_life is None):
+            refuse("decay", "expected either decay or half_life, got " + ("none" if ema.decay is None else "both"))
         return self
 
     def decay_for(self, steps_per_epoch: float) -> float:
         """The fraction of the average that an update of it keeps."""
+        ema: Any = self
         if self.half_life is None:
-            return float(self.decay or 0.0)
+            return float(ema.decay or 0.0)
         length, unit = interval(self.half_life)
-        return float(0.5 ** (self.every / (length * (steps_per_epoch if unit == "epoch" else 1))))
+        return float(0.5 ** (ema.every / (length * (steps_per_epoch if unit == "epoch" else 1))))
+
+
+Ema = derived(
+    WeightAverage,
+    title="Ema",
+    base=EmaSettings,
+    is_named=False,
+    words="A moving average of the weights, which is evaluated and saved.",
+    decay=(Fraction | None, None),
+)
 
 
 def _ema(value: Any) -> Any:

@@ -17,8 +17,8 @@ from dbrdist.comm.steps.introduction import Introduction
 from dbrdist.comm.steps.policies.accumulation import Accumulation
 from dbrdist.comm.steps.policies.choice import policy_for
 from dbrdist.comm.steps.policies.policy import StepPolicy
-from dbrdist.comm.steps.step_options import Way
-from dbrdist.comm.steps.step_state import Carried
+from dbrdist.comm.steps.step_options import StepOptions
+from dbrdist.comm.steps.step_state import StepState
 from dbrdist.core.array import spans
 from dbrdist.core.model.parameter import Parameter
 
@@ -43,7 +43,7 @@ class JointSteps(HandsOn):
         actual_optimizer: GradientMethod,
         communicator: CommunicatorBase,
         zero_fill: bool,
-        way: Way,
+        way: StepOptions,
         make_policy: Callable[..., StepPolicy] = policy_for,
     ) -> None:
         super().__init__(actual_optimizer)
@@ -58,9 +58,9 @@ class JointSteps(HandsOn):
         # Hooks get the same gradients on all ranks. With local steps or without a reduction each has its own.
         self._has_means = communicator.size > 1 and way.local_steps == 1 and not communicator.reducer.leaves_gradients
         self._steps = Steps(communicator, actual_optimizer, way.words())
-        self._carry(Carried(communicator, way), zero_fill, make_policy)
+        self._carry(StepState(communicator, way), zero_fill, make_policy)
 
-    def _carry(self, carried: Carried, zero_fill: bool, make_policy: Callable[..., StepPolicy] = policy_for) -> None:
+    def _carry(self, carried: StepState, zero_fill: bool, make_policy: Callable[..., StepPolicy] = policy_for) -> None:
         """Go on with what earlier steps have left."""
         self._carried = carried
         parts = self.communicator, self.actual_optimizer, zero_fill, self._way, self._steps, carried
@@ -91,7 +91,7 @@ class JointSteps(HandsOn):
         self._is_synchronized = True
 
     def continue_from(
-        self, carried: Carried, introduction: Introduction, target: Link, known: set[Parameter] | None
+        self, carried: StepState, introduction: Introduction, target: Link, known: set[Parameter] | None
     ) -> None:
         """Go on where another optimizer was, which had stepped with these parameters if ``known``."""
         exposed_seconds = self.exposed_seconds

@@ -9,7 +9,7 @@ from dbrdist.comm.gradients.sharding import check_stage
 from dbrdist.core.names.exclusions import conflicts
 
 
-class Way(NamedTuple):
+class StepOptions(NamedTuple):
     """How gradients become updates; see :func:`~dbrdist.comm.create_multi_node_optimizer`."""
 
     double_buffering: bool = False
@@ -49,13 +49,13 @@ class Way(NamedTuple):
 
 def checked_way(
     double_buffering: Any, zero: int, compression: Any, accumulate: Any, local_steps: Any, zero_fill: bool
-) -> Way:
+) -> StepOptions:
     """The settings, if each is in range and they go together; ValueError or TypeError otherwise."""
     stage = check_stage(zero)
     _check_counts(accumulate, local_steps)
     if compression is not None and not isinstance(compression, Compression):
         raise TypeError(f"compression: expected PowerSGD(...) or TopK(...), got {type(compression).__name__}")
-    way = Way(bool(double_buffering), stage, compression, accumulate, local_steps)
+    way = StepOptions(bool(double_buffering), stage, compression, accumulate, local_steps)
     way.check_with(**({} if zero_fill else {"no_zero_fill": "zero_fill=False"}))
     return way
 

@@ -19,7 +19,7 @@ from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.gradients.reduction_plan import ReductionPlan
 from dbrdist.comm.protocol import agree
 from dbrdist.comm.steps.buffering import Buffers
-from dbrdist.comm.steps.step_options import Way
+from dbrdist.comm.steps.step_options import StepOptions
 from dbrdist.comm.transport import message
 from dbrdist.core.array.backend import is_array, to_cpu, to_device
 from dbrdist.core.array.types import Array, HostArray
@@ -41,7 +41,7 @@ class Loaded(NamedTuple):
     own: Entries
 
 
-class Carried:
+class StepState:
     """What one multi-node optimizer carries.
 
     Args:
@@ -49,7 +49,7 @@ class Carried:
         way: its settings.
     """
 
-    def __init__(self, comm: CommunicatorBase, way: Way) -> None:
+    def __init__(self, comm: CommunicatorBase, way: StepOptions) -> None:
         self._comm = comm
         self._way = way
         self.gathered: list[int | None] = []  # numbers of examples of the calls that only added up gradients
@@ -75,9 +75,9 @@ class Carried:
         for grad in plan.collect():
             message.divide(grad, float(len(self.gathered) + 1 if total is None else max(total, 1)))
 
-    def copied(self, way: Way, memo: dict[int, Any]) -> Carried:
+    def copied(self, way: StepOptions, memo: dict[int, Any]) -> StepState:
         """The same for a copy of the optimizer, with copied parameters."""
-        new = Carried(self._comm, way)
+        new = StepState(self._comm, way)
         new.gathered, new.num_local = list(self.gathered), self.num_local
         new.loaded = copy.deepcopy(self.loaded, memo)
         if self.buffers is not None and new.buffers is not None:

@@ -20,7 +20,7 @@ from dbrdist.comm.protocol.shares import check_shares
 from dbrdist.comm.steps.joint_steps import JointSteps
 from dbrdist.comm.steps.optimizer import MultiNodeOptimizer
 from dbrdist.comm.steps.policies.virtual_workers import VirtualWorkers
-from dbrdist.comm.steps.step_options import Way
+from dbrdist.comm.steps.step_options import StepOptions
 from dbrdist.core.array import thread_pools
 from dbrdist.core.array.backend import DeviceSpec, as_dtype
 from dbrdist.core.array.types import Array
@@ -103,7 +103,7 @@ class VirtualUpdater(StandardUpdater):
             "grad_dtype": None if grad_dtype is None else as_dtype(grad_dtype),
         }
         make_policy = functools.partial(VirtualWorkers, **settings)
-        self._steps = JointSteps(actual, communicator, True, Way(), make_policy)
+        self._steps = JointSteps(actual, communicator, True, StepOptions(), make_policy)
 
     def update_core(self) -> None:
         """One step of all ranks."""

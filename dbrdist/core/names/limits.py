@@ -75,6 +75,14 @@ class Limit:
         return None if self.holds(number) else expected(where, name, self.words, str(value))
 
 
+@dataclass(frozen=True)
+class OrAll(Limit):
+    """A limit of a number of things, for which -1 means all."""
+
+    def holds(self, number: float) -> bool:
+        return number == -1 or super().holds(number)
+
+
 number = Limit("a finite number")
 any_number = Limit("a number", may_be_infinite=True)
 positive = Limit("a number above 0", gt=0)
@@ -85,9 +93,12 @@ part = Limit("a number above 0 and at most 1", gt=0, le=1)
 share = Limit("a number from 0 to 1", ge=0, le=1)
 whole = Limit("an integer", is_whole=True)
 count = Limit("an integer of 1 or more", ge=1, is_whole=True, configured=Limit("", ge=1, le=2**31 - 1))
+count_or_all = OrAll("an integer of 1 or more, or -1 for all", ge=1, is_whole=True, configured=count.configured)
 count_or_zero = Limit("an integer of 0 or more", ge=0, is_whole=True)
 rate = Limit("a number of 0 or more", ge=0, configured=positive)
 decay = Limit("a number from 0 to 1", ge=0, le=1, configured=fraction)
+distances = Limit("a number of 0 or more", ge=0, is_for_axes=True, may_be_infinite=True)
+margins = Limit("a number above 0", gt=0, may_be_infinite=True)
 level = Limit("a finite number", configured=not_negative)
 exponent = Limit("a finite number", configured=positive)
 levels = Limit("numbers", is_for_axes=True, may_be_infinite=True, configured=not_negative)
@@ -175,7 +186,8 @@ def limits_of(function: Callable[..., Any]) -> tuple[Declared, ...]:
         limit, description = _declared(parameter.name, parameter.annotation, inspect.unwrap(function))
         if limit is not None:
             at = -1 if parameter.kind is parameter.KEYWORD_ONLY else place
-            is_optional = parameter.default is None or parameter.annotation in ("int | None", "Whole", "Sizes")
+            kind = str(parameter.annotation).removeprefix("Annotated[").partition(",")[0]
+            is_optional = parameter.default is None or kind.endswith(" | None") or kind in ("Whole", "Sizes")
             found.append(Declared(parameter.name, at, limit, is_optional, description))
     return tuple(found)
 
@@ -255,6 +267,26 @@ def check(declared: tuple[Declared, ...], where: str, args: tuple[Any, ...], kwa
         if limit.is_whole and isinstance(error, TypeError) and not _counts_in_chainer(value):
             raise error
         refuse(error)
+
+
+@functools.cache
+def _by_name(function: Callable[..., Any]) -> dict[str, Declared]:
+    return {one.name: one for one in limits_of(function)}
+
+
+def within(function: Callable[..., Any], **values: Any) -> None:
+    """Refuse values outside the limits that the signature of a function declares; for functions that are called often.
+
+    ``within(huber_loss, delta=delta)`` stands in the function itself, where its arguments are looked at.
+    """
+    declared = _by_name(function)
+    for name, value in values.items():
+        one = declared[name]
+        error = None if value is None and one.is_optional else one.limit.refusal(function.__name__, name, value)
+        if error is not None and one.limit.is_whole:
+            raise error
+        if error is not None:
+            refuse(error)
 
 
 F = typing.TypeVar("F", bound=Callable[..., Any])

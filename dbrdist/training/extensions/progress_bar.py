@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from dbrdist.core.files import standard_streams
+from dbrdist.core.names.limits import count, count_or_zero, threshold
 from dbrdist.training.extension import Extension
 
 if TYPE_CHECKING:
@@ -47,16 +48,14 @@ class ProgressBar(Extension):
     def __init__(
         self,
         training_length: tuple[float, str] | None = None,
-        update_interval: int = 100,
-        bar_length: int = 50,
+        update_interval: Annotated[int, count, "Steps between two updates."] = 100,
+        bar_length: Annotated[int, count_or_zero, "Characters of the bar."] = 50,
         out: Any = None,
         live: bool | None = None,
-        min_seconds: float = 0.0,
+        min_seconds: Annotated[float, threshold, "The least time between two updates."] = 0.0,
         details: Callable[[Any], str] | None = None,
     ):
         self._training_length = training_length
-        if update_interval < 1:
-            raise ValueError(f"ProgressBar: update_interval: expected 1 or more steps, got {update_interval}")
         self._update_interval = update_interval
         self._bar_length = bar_length
         self._out = out

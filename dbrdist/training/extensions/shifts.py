@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dbrdist.core.files.serializer import AbstractSerializer, is_about, saved_entry
-from dbrdist.core.names.limits import not_negative, number, positive
+from dbrdist.core.names.limits import any_number, not_negative, number, positive
+from dbrdist.core.usage.mistakes import refuse
 from dbrdist.errors import ScheduleError
 from dbrdist.optimizers import schedules
 from dbrdist.optimizers.schedules import Schedule
@@ -189,8 +190,8 @@ class ExponentialShift(_Shift):
         self,
         attr: str,
         rate: Annotated[float, not_negative, "factor per call"],
-        init: float | None = None,
-        target: float | None = None,
+        init: Annotated[float | None, number, "value at the start"] = None,
+        target: Annotated[float | None, any_number, "value at the end"] = None,
         optimizer: GradientMethod | None = None,
     ):
         if rate < 0:
@@ -219,8 +220,8 @@ class InverseShift(_Shift):
         attr: str,
         gamma: Annotated[float, number, "speed"],
         power: Annotated[float, number, "exponent"],
-        init: float | None = None,
-        target: float | None = None,
+        init: Annotated[float | None, number, "value at the start"] = None,
+        target: Annotated[float | None, any_number, "value at the end"] = None,
         optimizer: Any = None,
     ):
         if gamma < 0:
@@ -272,8 +273,8 @@ class StepShift(_Shift):
         attr: str,
         gamma: Annotated[float, not_negative, "factor"],
         step: Annotated[float, positive, "calls between two changes"],
-        init: float | None = None,
-        target: float | None = None,
+        init: Annotated[float | None, number, "value at the start"] = None,
+        target: Annotated[float | None, any_number, "value at the end"] = None,
         optimizer: Any = None,
     ):
         super().__init__(attr, init, target, optimizer, lambda init: schedules.stairs(init, gamma, step), gamma > 1)
@@ -302,6 +303,8 @@ class MultistepShift(_Shift):
         optimizer: Any = None,
     ):
         points = list(step_value)
+        if points != sorted(points):
+            refuse(ValueError(f"MultistepShift: step_value: expected calls in rising order, got {points}"))
         super().__init__(attr, init, None, optimizer, lambda init: schedules.step(init, gamma, points))
 
 
@@ -325,8 +328,8 @@ class PolynomialShift(_Shift):
         attr: str,
         rate: Annotated[float, number, "exponent"],
         max_count: Annotated[float, positive, "calls until the end"],
-        init: float | None = None,
-        target: float | None = None,
+        init: Annotated[float | None, number, "value at the start"] = None,
+        target: Annotated[float | None, any_number, "value at the end"] = None,
         optimizer: Any = None,
     ):
         super().__init__(

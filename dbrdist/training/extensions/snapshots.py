@@ -10,7 +10,7 @@ import string
 import warnings
 import zipfile
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from dbrdist.core.array.types import Array
 from dbrdist.core.files.regular_file import regular
@@ -23,6 +23,7 @@ from dbrdist.core.files.serializer import (
     saved_state,
     write_atomically,
 )
+from dbrdist.core.names.limits import count_or_all
 from dbrdist.core.usage.mistakes import warn
 from dbrdist.errors import CheckpointError
 from dbrdist.training.extension import Extension
@@ -119,13 +120,11 @@ class Snapshot(Extension):
         condition: Callable[[], bool] | None = None,
         writer: Callable[[str, str, Any], None] | None = None,
         snapshot_on_error: bool = False,
-        n_retains: int = -1,
+        n_retains: Annotated[int, count_or_all, "Number of newest snapshots that are kept."] = -1,
         autoload: bool = False,
     ):
         if savefun is not None and writer is not None:
             raise TypeError("snapshot: expected savefun or writer, got both; give savefun to the writer")
-        if n_retains == 0 or n_retains < -1:
-            raise ValueError(f"expected n_retains of 1 or more, or -1 to keep all, got {n_retains}")
         if callable(filename) and (n_retains != -1 or autoload):
             raise ValueError("n_retains and autoload must know earlier files: expected a format text as filename")
         if target is not None and savefun is None and not hasattr(target, "serialize") and not isinstance(target, dict):
@@ -143,7 +142,7 @@ class Snapshot(Extension):
         self._condition = condition
         self._writer = writer
         self._last: str | None = None  # the file that a writer may still be at work on
-        self._num_kept = n_retains
+        self._num_kept = n_retains if n_retains > 0 else -1
         self.autoload = autoload
         self.may_come_later = autoload or snapshot_on_error  # than the end of the run: it serves without a call too
         self._on_error = snapshot_on_error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -15,6 +15,7 @@ from dbrdist.core.array.backend import get_array_module, to_cpu
 from dbrdist.core.array.types import Array, Number
 from dbrdist.core.files.serializer import AbstractSerializer, is_about
 from dbrdist.core.model.link import Link
+from dbrdist.core.names.limits import count
 from dbrdist.core.tape.variable import Variable
 from dbrdist.training import plotting
 from dbrdist.training.extension import Extension
@@ -109,7 +110,7 @@ class VariableStatisticsPlot(Extension):
     def __init__(
         self,
         targets: Link | Parameter | Sequence[str],
-        max_sample_size: int = 1000,
+        max_sample_size: Annotated[int, count, "At most so many steps are kept, drawn uniformly."] = 1000,
         report_data: bool = True,
         report_grad: bool = True,
         plot_mean: bool = True,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from dbrdist.core.array.backend import accumulation_dtype, get_array_module
 from dbrdist.core.array.types import Array
 from dbrdist.core.model.link import Link
+from dbrdist.core.names.limits import count, fraction
 from dbrdist.training.extension import PRIORITY_WRITER, Extension, as_extension, subject_of
 
 if TYPE_CHECKING:
@@ -44,11 +45,20 @@ class WeightAverage(Extension):
     trigger = (1, "iteration")
     priority = PRIORITY_WRITER + 100  # before an evaluation of the averages
 
-    def __init__(self, model: Link, decay: float, warmup: bool = True, every: int = 1):
-        if not 0 <= decay < 1:
-            raise ValueError(f"expected a decay from 0 to less than 1, got {decay}")
-        if every < 1:
-            raise ValueError(f"expected every of 1 or more, got {every}")
+    def __init__(
+        self,
+        model: Link,
+        decay: Annotated[
+            float,
+            fraction,
+            "The fraction of the average that an update of it keeps; or give `half_life`.",
+        ],
+        warmup: Annotated[
+            bool,
+            "Whether the first steps are soon forgotten: the fraction at update t is at most (1 + t) / (10 + t).",
+        ] = True,
+        every: Annotated[int, count, "Steps between two updates of the average."] = 1,
+    ):
         self._model = model
         self._every = every
         self._decay = decay

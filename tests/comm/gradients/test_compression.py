@@ -23,10 +23,10 @@ from tests.each import each
     }
 )  # fmt: skip
 def test_what_goes_from_one_step_into_the_next(options, carries):
-    assert step_options.Way(**options).carries is carries
+    assert step_options.StepOptions(**options).carries is carries
     text = "double_buffering False\nzero 0\ncompression None\naccumulate 1\nlocal_steps 1\nnone\n"
-    assert step_options.Way().words() == text
-    assert (step_options.Way(**options).words() == text) == (not options)
+    assert step_options.StepOptions().words() == text
+    assert (step_options.StepOptions(**options).words() == text) == (not options)
 
 
 @pytest.mark.parametrize(

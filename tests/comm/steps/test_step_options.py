@@ -6,13 +6,13 @@ import numpy as np
 
 from dbrdist import optimizers
 from dbrdist.comm.gradients.reduction_plan import ReductionPlan
-from dbrdist.comm.steps.step_options import Way
-from dbrdist.comm.steps.step_state import Carried
+from dbrdist.comm.steps.step_options import StepOptions
+from dbrdist.comm.steps.step_state import StepState
 from tests.comm.training_contract import Net, batches
 
 
 def carried_by(size=2, rank=0, **options):
-    return Carried(SimpleNamespace(size=size, rank=rank), Way(**options))
+    return StepState(SimpleNamespace(size=size, rank=rank), StepOptions(**options))
 
 
 def model_of():

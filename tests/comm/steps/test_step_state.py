@@ -10,8 +10,8 @@ import pytest
 from dbrdist import optimizers
 from dbrdist.comm.gradients.compression import TopK
 from dbrdist.comm.steps import step_state
-from dbrdist.comm.steps.step_options import Way
-from dbrdist.comm.steps.step_state import Carried, Loaded
+from dbrdist.comm.steps.step_options import StepOptions
+from dbrdist.comm.steps.step_state import Loaded, StepState
 from dbrdist.core.files.serializer import DictionarySerializer, NpzDeserializer
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.errors import CheckpointError
@@ -38,7 +38,7 @@ def test_states_are_set_where_they_are():
 
 
 def carried_by(size=2, rank=0, **options):
-    return Carried(SimpleNamespace(size=size, rank=rank), Way(**options))
+    return StepState(SimpleNamespace(size=size, rank=rank), StepOptions(**options))
 
 
 def model_of():

@@ -194,8 +194,9 @@ REFUSED = {
     "discriminative_margin_based_clustering_loss: labels: expected integers of shape (2, 6, 6)": [
         lambda: F.discriminative_margin_based_clustering_loss(IMAGES, ones(2, 6, 6), 0.5, 1.5, 2),
         lambda: F.discriminative_margin_based_clustering_loss(IMAGES, INTS, 0.5, 1.5, 2)],
-    "discriminative_margin_based_clustering_loss: norm, max_embedding_dim: expected norm 1 or 2": [
-        lambda: F.discriminative_margin_based_clustering_loss(IMAGES, np.zeros((2, 6, 6), int), 0.5, 1.5, 0),
+    "discriminative_margin_based_clustering_loss: max_embedding_dim: expected an integer of 1 or more": [
+        lambda: F.discriminative_margin_based_clustering_loss(IMAGES, np.zeros((2, 6, 6), int), 0.5, 1.5, 0)],
+    "discriminative_margin_based_clustering_loss: norm: expected 1 or 2": [
         lambda: F.discriminative_margin_based_clustering_loss(IMAGES, np.zeros((2, 6, 6), int), 0.5, 1.5, 2, 3)],
     "connectionist_temporal_classification: t: expected": [
         lambda: F.connectionist_temporal_classification([X, X], ones(2, 1), 0),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import re
 import sys
 from typing import Annotated
 
@@ -10,12 +12,18 @@ import numpy as np
 import pytest
 from pydantic import Field, TypeAdapter, ValidationError
 
+from dbrdist import functions as F
+from dbrdist import links as L
 from dbrdist import optimizers
 from dbrdist.cli.configuration import updates
 from dbrdist.cli.configuration.derived import made_by
 from dbrdist.core.names import limits
 from dbrdist.core.names.limits import Declared, limits_of, within_limits
+from dbrdist.core.usage import mistakes
+from dbrdist.errors import UsageWarning
 from dbrdist.optimizers import schedules
+from dbrdist.training import extensions, goals
+from tests.each import each
 
 REQUIRED = {"rate": 1.0, "threshold": 1.0, "lower_bound": 0.0, "upper_bound": 1.0, "eta": 1.0, "initial_lr": 1.0}
 
@@ -83,6 +91,117 @@ def test_values_that_are_assigned_are_checked(name):
     optimizer.lr = 0.25
     optimizer.lr = np.float32(0.25)
     assert optimizer.lr == 0.25
+
+
+# What extensions must be given, besides numbers.
+EXTENSIONS = {
+    "ExponentialShift": {"attr": "lr", "rate": 0.5},
+    "GoalTrigger": {"epochs": 1, "iterations": None, "key": "main/loss"},
+    "InverseShift": {"attr": "lr", "gamma": 1.0, "power": 1.0},
+    "MultistepShift": {"attr": "lr", "gamma": 0.1, "step_value": [1, 2], "init": 0.1},
+    "PolynomialShift": {"attr": "lr", "rate": 1.0, "max_count": 3},
+    "ProgressBar": {},
+    "Snapshot": {"target": None, "filename": "now"},
+    "StepShift": {"attr": "lr", "gamma": 0.1, "step": 2},
+    "VariableStatisticsPlot": {"targets": L.Linear(2, 2)},
+    "WarmupShift": {"attr": "lr", "warmup_start": 0.1, "warmup_iter": 2, "init": 0.1},
+    "WeightAverage": {"model": L.Linear(2, 2), "decay": 0.9},
+}
+
+
+def extensions_with_numbers():
+    """Extensions with arguments that are numbers, and the names of these."""
+    for cls in (*vars(extensions).values(), goals.GoalTrigger):
+        if isinstance(cls, type):
+            kinds = inspect.signature(cls).parameters.values()
+            names = {p.name for p in kinds if re.match(r"(Annotated\[)?(float|int)\b", str(p.annotation))}
+            yield cls.__name__, cls, names
+
+
+def test_every_number_of_an_extension_has_its_limit():
+    for name, cls, numbers in extensions_with_numbers():
+        if name in EXTENSIONS or numbers:
+            assert numbers - {"epochs", "iterations"} <= set(declared_by(cls)), name
+
+
+@pytest.mark.parametrize("name", EXTENSIONS)
+@each(is_chainers=[False, True])
+def test_extensions_check_their_numbers(name, is_chainers, monkeypatch):
+    """Outside of its limit a number is an error, and in a program of Chainer a warning."""
+    monkeypatch.setattr(mistakes, "as_chainer", [is_chainers])
+    cls, given = getattr(extensions, name, None) or getattr(goals, name), EXTENSIONS[name]
+    cls(**given)
+    limited = [one for one in declared_by(cls).values() if one.limit is not limits.whole]
+    assert limited
+    for one in limited:
+        bounds = one.limit.bounds()
+        outside = [float("nan")] if not one.limit.is_whole else []
+        outside += [bounds["ge"] - (1 if one.limit.is_whole else 1.5)] if "ge" in bounds else []
+        for wrong in outside:
+            words = f"{name}: {one.name}: expected an? .*got {wrong}"
+            if is_chainers:  # a few of which Chainer cannot do anything with either
+                with contextlib.suppress(ValueError), pytest.warns(UsageWarning, match=words):
+                    cls(**{**given, one.name: wrong})
+                continue
+            with pytest.raises(ValueError, match=words):
+                cls(**{**given, one.name: wrong})
+
+
+SCORES = np.zeros((2, 3), np.float32)
+LABELS = np.zeros(2, np.int32)
+LOSSES = {
+    "binary_cross_entropy": (SCORES, LABELS),
+    "contrastive": (SCORES, SCORES, LABELS),
+    "discriminative_margin_based_clustering_loss": (np.zeros((1, 2, 1, 2), "f"), np.zeros((1, 1, 2), "i"), 0.5, 1.5, 2),
+    "huber_loss": (SCORES, SCORES, 1.0),
+    "sigmoid_focal_loss": (SCORES, np.zeros((2, 3), np.int32)),
+    "softmax_cross_entropy": (SCORES, LABELS),
+    "top_k_accuracy": (SCORES, LABELS),
+    "triplet": (SCORES, SCORES, SCORES),
+}
+
+
+def test_every_function_with_settings_is_tried():
+    declared = {n for n in F.__all__ if any("Annotated" in str(a) for a in getattr(F, n).__annotations__.values())}
+    assert declared | {"contrastive", "triplet"} == set(LOSSES)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@each(is_chainers=[False, True])
+def test_losses_check_their_settings(name, is_chainers, monkeypatch):
+    monkeypatch.setattr(mistakes, "as_chainer", [is_chainers])
+    function, arguments = getattr(F, name), LOSSES[name]
+    place = {p: i for i, p in enumerate(inspect.signature(function).parameters)}
+    function(*arguments)
+    for one in (d for d in limits_of(function) if d.description):
+        before, after = list(place)[: place[one.name]], list(place)[place[one.name] + 1 :]
+        rest = dict(zip(after, arguments[len(before) + 1 :], strict=False))
+        for wrong in [0, 1.5] if one.limit.is_whole else [float("nan"), *[-0.5] * bool(one.limit.bounds())]:
+            words = f"{name}: {one.name}: expected .*{wrong}"
+            is_warned = is_chainers and not one.limit.is_whole
+            refused = pytest.raises((TypeError, ValueError), match=words)
+            with pytest.warns(UsageWarning, match=words) if is_warned else refused:
+                function(*arguments[: len(before)], **{one.name: wrong}, **rest)
+
+
+def test_smoothing_has_its_limit_for_probabilities_too():
+    with pytest.raises(
+        ValueError, match="softmax_cross_entropy: label_smoothing: expected a number from 0 to 1, got 2"
+    ):
+        F.softmax_cross_entropy(SCORES, np.full((2, 3), 1 / 3, np.float32), label_smoothing=2.0)
+
+
+def test_a_distance_may_be_one_for_each_element():
+    x, delta = np.array([[0.5, 3.0]], np.float32), np.array([[1.0, 2.0]], np.float32)
+    np.testing.assert_allclose(F.huber_loss(x, 0 * x, delta, reduce="no").array, [[0.125, 4.0]])
+    with pytest.raises(ValueError, match="huber_loss: delta: expected a number of 0 or more"):
+        F.huber_loss(x, 0 * x, -delta)
+
+
+def test_all_is_minus_one():
+    assert limits.count_or_all.refusal("f", "n", -1) is None and limits.count_or_all.refusal("f", "n", 3) is None
+    for wrong in (0, -2, 1.0, None):
+        assert limits.count_or_all.refusal("f", "n", wrong) is not None
 
 
 SCHEDULES = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dbrdist.comm.steps.policies.policy import StepPolicy, Work
-from dbrdist.comm.steps.step_state import Carried
+from dbrdist.comm.steps.step_state import StepState
 
 
 class Accumulation:
@@ -15,7 +15,7 @@ class Accumulation:
         carried: has the numbers of examples of the calls before.
     """
 
-    def __init__(self, num_calls: int, policy: StepPolicy, carried: Carried) -> None:
+    def __init__(self, num_calls: int, policy: StepPolicy, carried: StepState) -> None:
         self._num_calls = num_calls
         self._policy = policy
         self._carried = carried

@@ -13,8 +13,8 @@ from dbrdist.comm.steps.policies.local import Local
 from dbrdist.comm.steps.policies.one_rank import OneRank
 from dbrdist.comm.steps.policies.policy import StepPolicy
 from dbrdist.comm.steps.policies.sharded import Sharded
-from dbrdist.comm.steps.step_options import Way
-from dbrdist.comm.steps.step_state import Carried
+from dbrdist.comm.steps.step_options import StepOptions
+from dbrdist.comm.steps.step_state import StepState
 
 if TYPE_CHECKING:
     from dbrdist.core.update.optimizer import GradientMethod
@@ -29,7 +29,12 @@ _OF_OPTION: dict[str, type[StepPolicy]] = {
 
 
 def policy_for(
-    comm: CommunicatorBase, optimizer: GradientMethod, zero_fill: bool, way: Way, headers: Steps, carried: Carried
+    comm: CommunicatorBase,
+    optimizer: GradientMethod,
+    zero_fill: bool,
+    way: StepOptions,
+    headers: Steps,
+    carried: StepState,
 ) -> StepPolicy:
     """The policy of a multi-node optimizer with these settings."""
     kind: type[StepPolicy] = OneRank

@@ -15,8 +15,8 @@ from dbrdist.comm.gradients.sharding import ZeroSharding
 from dbrdist.comm.protocol import arguments
 from dbrdist.comm.protocol.arguments import attempt
 from dbrdist.comm.steps.header import Steps
-from dbrdist.comm.steps.step_options import Way
-from dbrdist.comm.steps.step_state import Carried
+from dbrdist.comm.steps.step_options import StepOptions
+from dbrdist.comm.steps.step_state import StepState
 from dbrdist.core.array import spans
 from dbrdist.core.tape import backprop
 from dbrdist.core.tape.variable import Operand, Variable
@@ -51,9 +51,9 @@ class StepPolicy:
         comm: CommunicatorBase,
         optimizer: GradientMethod,
         zero_fill: bool,
-        way: Way,
+        way: StepOptions,
         headers: Steps,
-        carried: Carried,
+        carried: StepState,
     ) -> None:
         self.comm = comm
         self.optimizer = optimizer

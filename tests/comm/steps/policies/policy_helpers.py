@@ -5,8 +5,8 @@ from types import SimpleNamespace
 from dbrdist import optimizers
 from dbrdist.comm import create_communicator
 from dbrdist.comm.steps.header import Steps
-from dbrdist.comm.steps.step_options import Way
-from dbrdist.comm.steps.step_state import Carried
+from dbrdist.comm.steps.step_options import StepOptions
+from dbrdist.comm.steps.step_state import StepState
 from tests.comm.training_contract import Net, batches
 
 
@@ -14,11 +14,11 @@ def policy_of(kind, zero_fill=True, **options):
     """A policy on one rank, of a small net whose parameters have their shapes."""
     model = Net()
     model(*next(batches(1)))
-    comm, way = create_communicator("single"), Way(**options)
+    comm, way = create_communicator("single"), StepOptions(**options)
     actual = optimizers.SGD(lr=0.5).setup(model)
     headers = Steps(comm, actual, way.words())
     headers.look()
-    return kind(comm, actual, zero_fill, way, headers, Carried(comm, way))
+    return kind(comm, actual, zero_fill, way, headers, StepState(comm, way))
 
 
 def work(lossfun=None, *args, num_samples=3):

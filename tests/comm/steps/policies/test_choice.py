@@ -12,7 +12,7 @@ from dbrdist.comm.steps.policies.delayed import Delayed
 from dbrdist.comm.steps.policies.local import Local
 from dbrdist.comm.steps.policies.one_rank import OneRank
 from dbrdist.comm.steps.policies.sharded import Sharded
-from dbrdist.comm.steps.step_options import Way
+from dbrdist.comm.steps.step_options import StepOptions
 from dbrdist.core.names.exclusions import SENDING
 from tests.each import each
 
@@ -25,7 +25,7 @@ KINDS = {
 @each(option=[*KINDS, None], size=[1, 2])
 def test_each_setting_has_its_policy(option, size):
     value, kind = KINDS.get(option, (None, AllRanks))
-    way = Way(**({} if option is None else {option: value}))
+    way = StepOptions(**({} if option is None else {option: value}))
     comm = create_communicator("single")
     found = policy_for(SimpleNamespace(size=size, rank=0), optimizers.SGD(), True, way, None, None)
     assert type(found) is (OneRank if size == 1 else kind) and found.way is way and comm.size == 1
