@@ -128,7 +128,7 @@ class BatchNormalization(Normalization):
         else:
             x, gamma = self._kept_xs
             is_ours = gy.is_ours if type(gy) is MaskedGradient else self.owns_gy
-            views = out[1:] if is_whole and out is not None else (_view(out, wanted, 1), _view(out, wanted, 2))
+            views = out[1:] if is_whole and out is not None else (view_of(out, wanted, 1), view_of(out, wanted, 2))
             grads = self.backward_kernel(x, gamma, gy, *views, is_ours)
         return in_types_of_inputs(self, wanted, grads if is_whole else [grads[i] for i in wanted])
 
@@ -302,7 +302,7 @@ def in_types_of_inputs(node: FunctionNode, wanted: tuple[int, ...], grads: Seque
     return tuple(grads)
 
 
-def _view(out: Any, wanted: tuple[int, ...], i: int) -> Array:
+def view_of(out: Any, wanted: tuple[int, ...], i: int) -> Array:
     """Where the gradient of input ``i`` may be written, or None."""
     return None if out is None or i not in wanted else out[wanted.index(i)]
 
@@ -373,10 +373,18 @@ def batch_normalization(
     axis = checked_axis("batch_normalization", x, gamma, axis, beta=beta)
     if (running_mean is None) != (running_var is None):
         raise expected("batch_normalization", "running_mean, running_var", "both or neither", "one of them")
-    node = BatchNormalization(eps, axis, _key(x, gamma))
+    return of_batch(BatchNormalization(eps, axis, _key(x, gamma)), (x, gamma, beta), running_mean, running_var, decay)
+
+
+def of_batch(
+    node: BatchNormalization, operands: tuple[Any, ...], running_mean: Array | None, running_var: Array | None,
+    decay: float,
+) -> Variable:  # fmt: skip
+    """The output of a normalization, towards whose statistics the running ones move, if there are any."""
+    x = operands[0]
     if running_mean is not None and type(running_mean) is not ndarray and x.size:
         node.moving = (running_mean, running_var), decay, _weights(decay, x.size // (running_mean.size or 1))
-    y = node.apply((x, gamma, beta))[0]
+    y = node.apply(operands)[0]
     if running_mean is not None and not node.has_moved:
         count = x.size // (node.mean.size or 1)  # the elements behind each mean
         move_running(running_mean, running_var, node.mean, node.var, decay, count)

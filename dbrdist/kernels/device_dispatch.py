@@ -96,3 +96,47 @@ def bn_forward_and_move(
     plan = planned(_bn_forward_and_move_key(*arguments), arguments)
     made = plan(*arguments)
     return None if made is None else (*made[:3], (server_of(plan), made[3]))
+
+
+@key_of("bn_add_relu", is_light=True)
+def _bn_add_relu_key(
+    x: Array, gamma: Array, beta: Array, added: Array, eps: float, axis: tuple[int, ...],
+    running: tuple[Array, Array] | None, decay: float, weights: tuple[float, float],
+) -> Any:  # fmt: skip
+    statistics = running or ()
+    return (
+        "bn_add_relu",
+        type(x),
+        *_lies(x, added, *statistics),
+        eps,
+        axis,
+        places_of(x, gamma, beta, added, *statistics),
+    )
+
+
+def bn_add_relu(
+    x: Array, gamma: Array, beta: Array, added: Array, eps: float, axis: tuple[int, ...],
+    running: tuple[Array, Array] | None, decay: float, weights: tuple[float, float],
+) -> tuple[Array, Array, Array, Any] | None:  # fmt: skip
+    """The ReLU of a normalization plus ``added``: y, mean, biased variance, and what :func:`bn_backward` asks for.
+
+    The running statistics, if there are any, move in the same launch as by ``bn_move``.
+    """
+    arguments = (x, gamma, beta, added, eps, axis, running, decay, weights)
+    plan = planned(_bn_add_relu_key(*arguments), arguments)
+    made = plan(*arguments)
+    return None if made is None else (*made, (server_of(plan), None))
+
+
+@kernel(is_light=True)
+def bn_backward_of_sum(
+    x: Array, gamma: Array, mean: Array, var: Array, y: Array, gys: tuple[Array, ...], eps: float,
+    axis: tuple[int, ...], out_gamma: Array | None = None, out_beta: Array | None = None, is_ours: bool = False,
+) -> tuple[Array, Array, Array, Array] | None:  # fmt: skip
+    """The gradients of x, gamma, beta and of what was added by :func:`bn_add_relu`, whose result is y.
+
+    ``gys`` are one or two gradients of y, which are added up first. ``is_ours``: the gradient of the sum may be written
+    over the last of them.
+    """
+    places = places_of(x, gamma, mean, var, y, *gys, out_gamma, out_beta)
+    return "bn_backward_of_sum", type(x), *_lies(x, y, *gys), gamma.dtype, eps, axis, places

@@ -99,6 +99,10 @@ def _of_rows(rng: Any, rows: Any, x: Any, gamma: Any, flat: Any, count: int) -> 
         "GRU": Call(
             _gru, (states[0], z[:, : 3 * u].copy(), V[: 3 * u], flat[2][: 3 * u]), ("gru_forward", "gru_backward")
         ),
+        "the end of a residual block": Call(
+            _residual, (x, gamma, gamma, x + 1, x, gamma * 3, gamma * gamma),
+            ("bn_statistics", "bn_apply", "bn_sums", "bn_input_gradient"),
+        ),
         "moving statistics": Call(_moved, (x, gamma, gamma, gamma * 3, gamma * gamma), ("bn_statistics",)),
     }  # fmt: skip
 
@@ -183,6 +187,21 @@ def _moved(x: Any, gamma: Any, beta: Any, mean: Any, var: Any) -> Any:
 
 def _plain(rng: Any, *shape: int) -> Any:
     return rng.standard_normal(shape).astype(F32)
+
+
+def _residual(x: Any, gamma: Any, beta: Any, added: Any, gy: Any, mean: Any, var: Any) -> Any:
+    made = kernels.bn_add_relu(x, gamma, beta, added, 1e-5, AXIS, (mean, var), 0.9, (0.1, 0.2))
+    if made is None:
+        y, *of_batch, saved = kernels.bn_forward(x, gamma, beta, 1e-5)
+        y = np.maximum(y + added, 0)
+        kernels.bn_move(mean, var, *of_batch, 0.9, (0.1, 0.2))
+        g = kernels.relu_backward_of_sum(y, gy, added)
+        return y, *of_batch, mean, var, *kernels.bn_backward(x, gamma, *of_batch, g, 1e-5, saved), g
+    y, *of_batch, _ = made
+    return (
+        y, *of_batch, mean, var,
+        *kernels.bn_backward_of_sum(x, gamma, *of_batch, y, (gy, added), 1e-5, AXIS),
+    )  # fmt: skip
 
 
 def _bn_backward(x: Any, gamma: Any, beta: Any, gy: Any) -> Any:

@@ -9,6 +9,7 @@ from support import images, put
 import dbrdist.functions as F
 from dbrdist import Variable, kernels
 from dbrdist.core.array import backend
+from dbrdist.functions.residual import batch_normalization_add_relu
 from dbrdist.kernels import PoolGeometry
 from dbrdist.kernels.reference import numpy_, numpy_normalization
 
@@ -86,6 +87,62 @@ def test_batch_normalization(shape, dtype, relu, device, rng):
     if not relu:
         for a, e in zip(kernels.bn_sums(xd, meand, vard, gyd, EPS, axis), exact[1:]):
             assert_near(a, e, 1e-5 * np.sqrt(x.size / shape[1]))
+
+
+@pytest.mark.parametrize("num_gradients", [1, 2])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_end_of_a_residual_block(shape, dtype, num_gradients, device, rng):
+    axis, tolerance = axis_of(shape), roundings(dtype)
+    x, added, *gys = (draw(rng, shape, dtype) for _ in range(2 + num_gradients))
+    gamma, beta, *running = (rng.standard_normal(shape[1]).astype(np.float32) for _ in range(4))
+    wide = [a.astype(np.float64) for a in (x, gamma, beta)]
+    normalized, mean, var, saved = numpy_normalization.bn_forward(*wide, EPS, axis, False)
+    xd, gammad, betad, addedd, *rest = put(device, x, gamma, beta, added, *gys, *running)
+    gysd, runningd = tuple(rest[:-2]), tuple(rest[-2:])
+    yd, meand, vard, savedd = kernels.bn_add_relu(
+        xd, gammad, betad, addedd, EPS, axis, runningd, 0.75, (0.25, 0.5)
+    )  # fmt: skip
+    assert savedd[0] == "cuda"
+    assert_near(yd, np.maximum(normalized + added.astype(np.float64), 0), tolerance)
+    for found, old, new in zip(runningd, running, (0.25 * mean, 0.5 * var)):
+        assert_near(found, 0.75 * old + new, 1e-5)
+    # Which elements passed is said by the output; of the gradients what is summed is their sum in their own type.
+    passed = backend.to_cpu(yd) != 0
+    g = passed * (gys[0] + gys[1] if num_gradients == 2 else gys[0]).astype(np.float64)
+    exact = numpy_normalization.bn_backward(wide[0], wide[1], mean, var, g, EPS, saved, axis, False)
+    for is_ours in (False, True):
+        found = kernels.bn_backward_of_sum(
+            xd, gammad, meand, vard, yd, gysd, EPS, axis, None, None, is_ours
+        )  # fmt: skip
+        assert_near(found[0], exact[0], 4 * tolerance)
+        for a, e in zip(found[1:3], exact[1:]):
+            assert_near(a, e, 1e-5 * np.sqrt(x.size / shape[1]))
+        np.testing.assert_array_equal(backend.to_cpu(found[3]).astype(np.float64), g)
+        changed = [not np.array_equal(backend.to_cpu(a), b) for a, b in zip(gysd, gys)]
+        assert not any(changed[:-1]) and (is_ours or not changed[-1])
+
+
+def test_the_end_of_a_residual_block_on_the_tape(device, rng, on):
+    """The same as the three functions: outputs bit for bit, statistics, gradients of all orders that meet here."""
+    values = [images(rng, (4, 8, 6, 6)), images(rng, (4, 8, 6, 6)), *(rng.standard_normal((2, 8)).astype("f"))]
+
+    def run(of_parts):
+        x, r, gamma, beta = (Variable(put(device, backend.copy(v))) for v in values)
+        running = put(device, np.zeros(8, "f"), np.ones(8, "f"))
+        options = {"running_mean": running[0], "running_var": running[1], "eps": EPS}
+        if of_parts:
+            y = F.relu(F.batch_normalization(x, gamma, beta, **options) + r)
+        else:
+            y = batch_normalization_add_relu(x, gamma, beta, r, **options)
+        loss = F.sum(y * y) + F.sum(F.relu(y - 1))
+        loss.backward()
+        first = [backend.to_cpu(v.grad) for v in (x, r, gamma, beta)]
+        return backend.to_cpu(y.array), [backend.to_cpu(a) for a in running], first
+
+    for found, expected in zip(run(False), run(True)):
+        for a, b in zip(*((v,) if isinstance(v, np.ndarray) else v for v in (found, expected))):
+            np.testing.assert_allclose(a, b, 1e-5, 1e-5)
 
 
 def test_variance_far_from_zero(device, rng):

@@ -42,8 +42,8 @@ KERNELS = {
         "bn_statistics": list(itertools.product(FLOATS[1:], WIDTHS)),
         "bn_move": [(t,) for t in FLOATS[1:]],
         **{
-            name: list(itertools.product(FLOATS[1:], WIDTHS, [0, 1]))
-            for name in ("bn_apply", "bn_sums", "bn_input_gradient")
+            name: list(itertools.product(FLOATS[1:], WIDTHS, modes))
+            for name, modes in (("bn_apply", [0, 1, 2]), ("bn_sums", [0, 1, 2]), ("bn_input_gradient", [0, 1]))
         },
     },
     "pooling": {

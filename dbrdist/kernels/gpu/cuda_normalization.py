@@ -73,12 +73,12 @@ class _Matrix:
         most = max(1, blocks // self.columns)
         return (self.columns, min(most, -(-self.rows // (down * rows)))), (self.across, down)
 
-    def kernel(self, name: str, relu: bool | None = None) -> Any:
+    def kernel(self, name: str, relu: int | None = None) -> Any:
         """One of the file's kernels for this type and width."""
         parameters = (self.dtype, self.pack) if relu is None else (self.dtype, self.pack, int(relu))
         return cuda_source.kernel(_FILE, name, *parameters)
 
-    def reduction(self, name: str, relu: bool | None) -> Callable[..., None]:
+    def reduction(self, name: str, relu: int | None) -> Callable[..., None]:
         """A kernel that puts parts of blocks together: called with matrices, and with what comes after the parts."""
         run, (grid, block) = self.kernel(name, relu), self.grid(_SUM_THREADS, _SUM_BLOCKS, 1)
         shared = 4 * block[1] * (1 + 2 * block[0] * self.pack)
@@ -120,6 +120,9 @@ def _f32(a: Array) -> Array:
 
 # No running statistics, their decay and the weights of mean and variance.
 _STAY = 0, 0, np.float32(0), np.float32(0), np.float32(0)
+_AFTER_SUM = 2  # a ReLU of the sum with another array
+# No sum that was rectified, no second gradient, and no room for what counts of both.
+_NO_SUM = None, None, None
 
 
 def _plan_statistics(x: Array, axis: Shape) -> Any:
@@ -156,7 +159,7 @@ def _plan_forward_and_move(
     """See device_dispatch.bn_forward_and_move."""
     forward = _forward(x, gamma, beta, eps, axis, relu)
     cuda_source.require(*running)
-    if any(v.dtype != _F32 or not v.flags.c_contiguous or v.size != x.shape[1] for v in running):
+    if not _can_move(running, x.shape[1]):
         raise Unsupported("running statistics of another type, or with gaps")
 
     def bn_forward_and_move(
@@ -179,10 +182,40 @@ def _forward(x: Array, gamma: Array, beta: Array, eps: float, axis: Shape, relu:
         x, y, mean, var, saved = dense(x), new(), vector(), vector(), new_saved() if relu else None
         gamma, beta = _f32(gamma), _f32(beta)
         reduce((x,), mean, var, gamma, beta, saved, *moved)
-        apply(grid, block, (x, y, *sizes, mean, var, gamma, beta, eps32))
+        apply(grid, block, (x, y, *sizes, mean, var, gamma, beta, eps32, None))
         return y, mean, var, saved
 
     return forward
+
+
+def _plan_add_relu(
+    x: Array, gamma: Array, beta: Array, added: Array, eps: float, axis: Shape, running: tuple[Array, Array] | None,
+    decay: float, weights: tuple[float, float],
+) -> Any:  # fmt: skip
+    """See device_dispatch.bn_add_relu."""
+    matrix = _Matrix(x, axis, gamma, beta, added, *(running or ()))
+    if added.shape != x.shape or added.dtype != x.dtype or not _can_move(running, matrix.channels):
+        raise Unsupported("another summand, or running statistics of another type, or with gaps")
+    reduce, dense, dense_added = matrix.reduction("bn_statistics", None), matrix.dense(x), matrix.dense(added)
+    apply, new, (grid, block) = matrix.kernel("bn_apply", _AFTER_SUM), matrix.new, _map_grid(matrix)
+    vector, sizes, eps32 = matrix.vector, matrix.sizes, np.float32(eps)
+
+    def bn_add_relu(
+        x: Array, gamma: Array, beta: Array, added: Array, eps: float, axis: Shape, running: tuple[Array, Array] | None,
+        decay: float, weights: tuple[float, float],
+    ) -> tuple[Array, Array, Array]:  # fmt: skip
+        x, y, mean, var = dense(x), new(), vector(), vector()
+        moved = _STAY if running is None else (*running, np.float32(decay), *map(np.float32, weights))
+        reduce((x,), mean, var, None, None, None, *moved)
+        apply(grid, block, (x, y, *sizes, mean, var, _f32(gamma), _f32(beta), eps32, dense_added(added)))
+        return y, mean, var
+
+    return bn_add_relu
+
+
+def _can_move(running: tuple[Array, Array] | None, channels: int) -> bool:
+    """Does bn_statistics move these statistics of so many channels, if there are any?"""
+    return all(v.dtype == _F32 and v.flags.c_contiguous and v.size == channels for v in running or ())
 
 
 def vectors(saved: Array, mean: Array, var: Array) -> tuple[Array, Array, Array, Array]:
@@ -208,7 +241,7 @@ def _plan_inference(
         out: Array | None = None,
     ) -> Array:  # fmt: skip
         y = new() if out is None or not _takes(out, y_like, matrix.dtype) else out
-        apply(grid, block, (dense(x), y, *sizes, *map(_f32, (mean, var, gamma, beta)), eps32))
+        apply(grid, block, (dense(x), y, *sizes, *map(_f32, (mean, var, gamma, beta)), eps32, None))
         if out is None or y is out:
             return y
         out[...] = y
@@ -231,7 +264,7 @@ def _plan_sums(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: S
 
     def bn_sums(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: Shape) -> tuple[Array, Array]:
         ggamma, gbeta = vector(), vector()
-        reduce((dense(x), dense_gradient(gy)), _f32(mean), _f32(var), None, ggamma, gbeta, eps32)
+        reduce((dense(x), dense_gradient(gy)), _f32(mean), _f32(var), None, ggamma, gbeta, eps32, *_NO_SUM)
         return ggamma, gbeta
 
     return bn_sums
@@ -255,11 +288,41 @@ def _plan_backward(
         x, gy, gx = dense(x), dense_gradient(gy), new()
         ggamma = out_gamma if _is_f32(out_gamma) else vector()
         gbeta = out_beta if _is_f32(out_beta) else vector()
-        reduce((x, gy), mean, var, saved, ggamma, gbeta, eps32)
+        reduce((x, gy), mean, var, saved, ggamma, gbeta, eps32, *_NO_SUM)
         gradient(grid, block, (x, gy, gx, *sizes, mean, var, _f32(gamma), saved, ggamma, gbeta, eps32, share))
         return gx, _delivered(ggamma, out_gamma, gamma), _delivered(gbeta, out_beta, gamma)
 
     return bn_backward
+
+
+def _plan_backward_of_sum(
+    x: Array, gamma: Array, mean: Array, var: Array, y: Array, gys: tuple[Array, ...], eps: float, axis: Shape,
+    out_gamma: Array | None = None, out_beta: Array | None = None, is_ours: bool = False,
+) -> Any:  # fmt: skip
+    """See device_dispatch.bn_backward_of_sum."""
+    matrix = _Matrix(x, axis, gamma, mean, var, y, *gys, out_gamma, out_beta)
+    if any(a.shape != x.shape or a.dtype != x.dtype for a in (y, *gys)):
+        raise Unsupported("gradients of another type")
+    reduce, gradient = matrix.reduction("bn_sums", _AFTER_SUM), matrix.kernel("bn_input_gradient", False)
+    dense, dense_y, (grid, block) = matrix.dense(x), matrix.dense(y), _map_grid(matrix)
+    dense_gradients = [matrix.dense(g) for g in gys]
+    new, vector, sizes = matrix.new, matrix.vector, matrix.sizes
+    strides, eps32, share = new().strides, np.float32(eps), np.float32(1 / matrix.rows)
+
+    def bn_backward_of_sum(
+        x: Array, gamma: Array, mean: Array, var: Array, y: Array, gys: tuple[Array, ...], eps: float, axis: Shape,
+        out_gamma: Array | None = None, out_beta: Array | None = None, is_ours: bool = False,
+    ) -> tuple[Array, Array, Array, Array]:  # fmt: skip
+        x, gx, gamma = dense(x), new(), _f32(gamma)
+        g = gys[-1] if is_ours and _takes(gys[-1], strides, matrix.dtype) else new()
+        gy, more = [f(a) for f, a in zip(dense_gradients, gys)] + [None] * (2 - len(gys))
+        ggamma = out_gamma if _is_f32(out_gamma) else vector()
+        gbeta = out_beta if _is_f32(out_beta) else vector()
+        reduce((x, gy), mean, var, None, ggamma, gbeta, eps32, dense_y(y), more, g)
+        gradient(grid, block, (x, g, gx, *sizes, mean, var, gamma, None, ggamma, gbeta, eps32, share))
+        return gx, _delivered(ggamma, out_gamma, gamma), _delivered(gbeta, out_beta, gamma), g
+
+    return bn_backward_of_sum
 
 
 def _is_f32(out: Array | None) -> bool:
@@ -301,6 +364,8 @@ ROWS = {
     "bn_statistics": _plan_statistics,
     "bn_forward": _plan_forward,
     "bn_forward_and_move": _plan_forward_and_move,
+    "bn_add_relu": _plan_add_relu,
+    "bn_backward_of_sum": _plan_backward_of_sum,
     "bn_inference": _plan_inference,
     "bn_sums": _plan_sums,
     "bn_backward": _plan_backward,

@@ -349,6 +349,8 @@ ROWS |= {
     "conv_forward_and_keep": _planner(lambda *_: None),
     "conv_backward_data_as_laid": _planner(lambda gy, W, x_shape, g, laid: conv_backward_data(gy, W, x_shape, g)),
     "bn_forward_and_move": _planner(lambda *_: None),
+    "bn_add_relu": _planner(lambda *_: None),
+    "bn_backward_of_sum": _planner(lambda *_: None),
     "row": _planner(lambda *_: None),  # the row's own formula is NumPy's kernel
     "update": _planner(lambda *_: False),  # and so is the rule's
 }

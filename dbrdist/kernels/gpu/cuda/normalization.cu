@@ -172,13 +172,14 @@ __global__ void bn_statistics(const T* x, long long M, int C, float* parts, unsi
         }
 }
 
-// y = (x - mean) gamma / sqrt(var + eps) + beta, rectified where RELU; NaN stays.
+// y = (x - mean) gamma / sqrt(var + eps) + beta, rectified where RELU, and after the addition of added where RELU is 2;
+// NaN stays.
 template <typename T, int V, int RELU>
 __global__ void bn_apply(const T* x, T* y, long long M, int C, const float* mean, const float* var, const float* gamma,
-                         const float* beta, float eps) {
+                         const float* beta, float eps, const T* added) {
     const int c = (blockIdx.x * blockDim.x + threadIdx.x) * V;
     if (c >= C) return;
-    float mu[V], a[V], b[V], v[V];
+    float mu[V], a[V], b[V], v[V], w[V];
 #pragma unroll
     for (int k = 0; k < V; ++k) {
         mu[k] = mean[c + k];
@@ -189,29 +190,33 @@ __global__ void bn_apply(const T* x, T* y, long long M, int C, const float* mean
 #pragma unroll 4
     for (long long row = (long long)blockIdx.y * blockDim.y + threadIdx.y; row < M; row += step) {
         load<T, V>(x + row * C + c, v);
+        if (RELU == 2) load<T, V>(added + row * C + c, w);
 #pragma unroll
         for (int k = 0; k < V; ++k) {
             v[k] = fmaf(v[k] - mu[k], a[k], b[k]);
+            if (RELU == 2) v[k] += w[k];
             if (RELU && v[k] <= 0) v[k] = 0;
         }
         store<T, V>(y + row * C + c, v);
     }
 }
 
-// The sums of gy x_hat and of gy; parts: 2 x gridDim.y x C. RELU: gy counts where the output was not 0.
+// The sums of gy x_hat and of gy; parts: 2 x gridDim.y x C. RELU: gy counts where the output was not 0. Where RELU is 2,
+// that output y is that of a sum, more is added to gy if there is any, and what counts is written to g.
 template <typename T, int V, int RELU>
 __global__ void bn_sums(const T* x, const T* gy, long long M, int C, float* parts, unsigned* counters, const float* mean,
-                        const float* var, const float* saved, float* ggamma, float* gbeta, float eps) {
+                        const float* var, const float* saved, float* ggamma, float* gbeta, float eps, const T* y,
+                        const T* more, T* g_out) {
     extern __shared__ float shared[];  // 2 x TY x TX x V
     const int tx = threadIdx.x, ty = threadIdx.y, TX = blockDim.x, TY = blockDim.y;
     const int c = (blockIdx.x * TX + tx) * V, width = TX * V;
-    float mu[V], a[V], b[V], along[V], sum[V], v[V], g[V];
+    float mu[V], a[V], b[V], along[V], sum[V], v[V], g[V], w[V];
 #pragma unroll
     for (int k = 0; k < V; ++k) {
         along[k] = sum[k] = 0;
         mu[k] = c < C ? mean[c + k] : 0;
-        a[k] = RELU && c < C ? saved[c + k] / sqrtf(var[c + k] + eps) : 0;
-        b[k] = RELU && c < C ? saved[C + c + k] : 0;
+        a[k] = RELU == 1 && c < C ? saved[c + k] / sqrtf(var[c + k] + eps) : 0;
+        b[k] = RELU == 1 && c < C ? saved[C + c + k] : 0;
     }
     const long long step = (long long)gridDim.y * TY;
     if (c < C)
@@ -219,10 +224,21 @@ __global__ void bn_sums(const T* x, const T* gy, long long M, int C, float* part
         for (long long row = (long long)blockIdx.y * TY + ty; row < M; row += step) {
             load<T, V>(x + row * C + c, v);
             load<T, V>(gy + row * C + c, g);
+            if (RELU == 2) {
+                if (more) {
+                    load<T, V>(more + row * C + c, w);
+#pragma unroll
+                    for (int k = 0; k < V; ++k) g[k] = float(T(g[k] + w[k]));
+                }
+                load<T, V>(y + row * C + c, w);
+#pragma unroll
+                for (int k = 0; k < V; ++k) if (w[k] == 0) g[k] = 0;
+                store<T, V>(g_out + row * C + c, g);
+            }
 #pragma unroll
             for (int k = 0; k < V; ++k) {
                 float d = v[k] - mu[k];
-                if (RELU && float(T(fmaf(d, a[k], b[k]))) <= 0) g[k] = 0;
+                if (RELU == 1 && float(T(fmaf(d, a[k], b[k]))) <= 0) g[k] = 0;
                 sum[k] += g[k];
                 along[k] = fmaf(g[k], d, along[k]);
             }
