@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _PHASES = ("forward", "backward", "update")
 MAX_EVENTS = 1 << 18  # calls that the trace shows: of a longer run the last ones
 _BURST = 10  # steps that are recorded in a row
+_GRID = 32  # a burst begins at a multiple of this number of steps, or of twice, four times, ... as many
 _CAUTION = 5  # times the cost of noting a call: with its closures, labels and colder caches, as measured
 
 
@@ -87,6 +88,7 @@ class Profile:
         self.is_recording, self.is_updating = False, False
         self._num_left, self._num_calls = 0, 0  # steps of this burst to come, calls of it so far
         self._resume_at = self._call_seconds = self._switch_seconds = 0.0
+        self._grid = self._next_look = 0  # the step at which the end of a pause is looked for, a multiple of the grid
         self._names: dict[int, tuple[str, Any]] = {}
 
     # ---- recording --------------------------------------------------------------------------------------------------
@@ -104,6 +106,8 @@ class Profile:
     def __exit__(self, *exc: object) -> None:
         if self.is_recording:
             self.seconds += time.perf_counter() - self._began
+        else:
+            spans.resume()
         _stop()
         self.peak_bytes = _peak_bytes()
 
@@ -153,16 +157,15 @@ class Profile:
         self.num_recorded += self.is_recording
         if self._most_overhead is None:
             return
-        now = time.thread_time()  # of this thread alone: others may have the processor
         if not self.is_recording:
-            if now >= self._resume_at:
-                _wrap()
-                self._begin_burst()
+            if self.num_steps == self._next_look:
+                self._look()
             return
         self._num_left -= 1
         if self._num_left:
             return
         self.seconds += time.perf_counter() - self._began
+        now = time.thread_time()  # of this thread alone: others may have the processor
         took = now - self._began_here
         cost = self._num_calls * self._call_seconds + self._switch_seconds
         pause = cost / self._most_overhead - took
@@ -171,7 +174,26 @@ class Profile:
             return
         self.is_recording = False
         self._resume_at = now + pause
+        self._look_next_at(_GRID)
         _unwrap(_wrapped)
+        spans.pause()
+
+    def _look(self) -> None:
+        """End the pause if it was long enough; otherwise look again on a grid of twice the distance.
+
+        The pauses of a job's ranks differ a little. On such grids their bursts are mostly the same steps, which a trace
+        of all ranks shows side by side.
+        """
+        if time.thread_time() < self._resume_at:
+            self._look_next_at(2 * self._grid)
+            return
+        _wrap()
+        self._begin_burst()
+        spans.resume()
+
+    def _look_next_at(self, grid: int) -> None:
+        self._grid = grid
+        self._next_look = (self.num_steps // grid + 1) * grid
 
     def is_here(self) -> bool:
         """Whether this is the thread that is recorded."""
@@ -235,7 +257,7 @@ class Profile:
             if len(entries) > num:
                 rest = sum(entry.total_seconds for entry in entries[num:])
                 yield f"  and {len(entries) - num} more with {_share(rest, self.seconds)}"
-        yield f"functions: {_share(total, self.seconds)}; Python and everything else: {self.python_share:.1%}"
+        yield f"functions: {_share(total, self.seconds)}; Python and everything else: {100 * self.python_share:.1f} %"
 
     def _row(self, title: str, entry: ProfileEntry) -> tuple[str, ...]:
         times = [
@@ -272,7 +294,8 @@ def profile(most_overhead: float | None = None) -> Profile:
 
     Args:
         most_overhead: the part of the time by which profiling may lengthen the block, such as 0.05. Steps of a network
-            whose functions take longer are all recorded; of faster ones ten at a time, with pauses between.
+            whose functions take longer are all recorded; of faster ones ten at a time, with pauses between, in which a
+            trace that records at the same time pauses, too.
             ``seconds`` and shares are then those of the recorded steps. A step ends with an optimizer's ``update``: a
             block without updates, such as an evaluation, is recorded as a whole. None records every step.
 
@@ -297,7 +320,7 @@ def profile(most_overhead: float | None = None) -> Profile:
 
 
 def _share(seconds: float, whole: float) -> str:
-    return f"{seconds / whole:.1%}" if whole else "0.0%"
+    return f"{100 * seconds / whole:.1f} %" if whole else "0.0 %"
 
 
 def _size(num_bytes: int) -> str:

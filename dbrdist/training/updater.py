@@ -192,9 +192,7 @@ class StandardUpdater(Updater):
             if not spans.recorders:
                 self.update_core()
             else:
-                recorder = spans.recorders[0]
-                recorder.step = self.iteration
-                with recorder.span("step"):
+                with spans.step(self.iteration):
                     self.update_core()
         self.step_seconds += time.perf_counter() - began
         self.iteration += 1

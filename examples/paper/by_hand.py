@@ -63,7 +63,7 @@ def main(argv=None):
         optimizer.update()
         if iterator.is_new_epoch:
             accuracy = evaluate(model, test, device)
-            print(f"epoch {iterator.epoch}: loss {float(loss.array):.4f}, test accuracy {accuracy:.2%}")
+            print(f"epoch {iterator.epoch}: loss {float(loss.array):.4f}, test accuracy {100 * accuracy:.2f} %")
     return evaluate(model, test, device)
 
 

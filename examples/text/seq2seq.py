@@ -118,7 +118,9 @@ def main(argv=None):
             optimizer.update()
             losses.append(float(loss.array))
         right = np.mean([y == t for y, t in zip(model.translate(xs), wanted)])
-        print(f"{epoch:<5}  {np.mean(losses):.4f}  {right:16.1%}  {time.perf_counter() - start:7.0f}", flush=True)
+        print(
+            f"{epoch:<5}  {np.mean(losses):.4f}  {100 * right:14.1f} %  {time.perf_counter() - start:7.0f}", flush=True
+        )
     for i in range(3):
         print(f"{''.join(LETTERS[c] for c in test[i][0])} -> {model.translate(xs[i : i + 1])[0]}")
     return right

@@ -123,9 +123,9 @@ def main(argv=None):
         model.to_device(device)
         train(model, pairs, args)
         found = accuracy(model, test), accuracy(model, longer)
-        print(
-            f"{network.__name__:<13}  {found[0]:7.1%}  {found[1]:31.1%}  {time.perf_counter() - start:7.0f}", flush=True
-        )
+        trained, longer_trees = (100 * share for share in found)
+        took = time.perf_counter() - start
+        print(f"{network.__name__:<13}  {trained:5.1f} %  {longer_trees:29.1f} %  {took:7.0f}", flush=True)
     return found
 
 

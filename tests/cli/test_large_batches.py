@@ -406,7 +406,7 @@ def test_ends_of_epochs_that_cannot_be(run, tmp_path):
     (tmp_path / "digits.yaml").write_text(DIGITS.replace('{name: "ofbn:Net"}', "mlp"))
     code, _, err = run("digits.yaml", "last_batch=drop", "batch=1443")
     assert code == 2
-    assert "last_batch: drop leaves out all 1442 training examples, which are fewer than the batch of 1,443" in err
+    assert "last_batch: drop leaves out all 1,442 training examples, which are fewer than the batch of 1,443" in err
     _, _, err = run("digits.yaml", "last_batch=drop", "batch=9", "--schedule", "s.csv", "--examples", "8")
     assert "drop leaves out all 8 examples, which are fewer than the batch of 9" in err
     _, _, err = run("digits.yaml", "last_batch=wrap", "repeats=2")

@@ -113,7 +113,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(run):
     assert sorted(os.listdir()) in (before, sorted([*before, "__pycache__"]))
     params = 64 * 100 + 100 + 100 * 100 + 100 + 100 * 10 + 10
     assert f"model: mlp, {params:,} parameters of float32" in out
-    assert "1442 training examples, 355 test examples" in out
+    assert "1,442 training examples, 355 test examples" in out
     assert "steps: 15 per epoch, about 60 in all\n" in out and f"{params:,} parameters" in out
     assert "lr: 0.05" in out
 

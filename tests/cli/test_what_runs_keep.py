@@ -132,7 +132,7 @@ def test_a_prediction_without_test_data_is_preprocessed_as_the_training_was(run,
             scores = network(((pixels - 0.5) / 0.25).astype(np.float32)).array[0].astype(np.float64)
         shares = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
         k = int(shares.argmax())
-        assert line.startswith(f"{path}: {['ash', 'blood', 'clay'][k]} {shares[k]:.1%}")
+        assert line.startswith(f"{path}: {['ash', 'blood', 'clay'][k]} {100 * shares[k]:.1f} %")
 
 
 def test_a_prediction_of_unknown_chance_is_refused(run, folder):

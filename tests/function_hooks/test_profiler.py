@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
@@ -157,6 +158,40 @@ def test_with_a_bound_on_the_overhead_steps_of_a_small_network_are_recorded_in_b
     assert (FunctionNode.apply, Link.__call__) == before
 
 
+def bursts(monkeypatch, seconds_of_a_step, steps=3000):
+    """The steps that a trace has of a run whose steps take this long, while a bounded profile records."""
+    clock = SimpleNamespace(perf_counter=Clock(), thread_time=Clock())
+    monkeypatch.setattr(profiler, "time", clock)
+    net = L.Linear(3, 2)
+    optimizer = optimizers.SGD(0.1).setup(net)
+    recorder = spans.Recorder()
+    spans.record(recorder)
+    try:
+        with dbrdist.profile(most_overhead=0.05) as p:
+            for number in range(steps):
+                with spans.step(number) if spans.recorders else contextlib.nullcontext():
+                    net.cleargrads()
+                    F.sum(net(np.ones((5, 3), "f"))).backward()
+                    Clock.now += seconds_of_a_step
+                    optimizer.update()
+        assert spans.recording() is recorder
+    finally:
+        spans.record(None)
+    whole = {span.step for span in recorder.spans if span.name == "step"}
+    assert {span.step for span in recorder.spans} <= {-1, *whole}
+    assert len(whole) == p.num_recorded or not p.is_recording
+    return whole
+
+
+def test_a_trace_pauses_with_a_bounded_profile_and_ranks_record_the_same_steps(monkeypatch):
+    here, there = bursts(monkeypatch, 50e-6), bursts(monkeypatch, 58e-6)
+    assert set(range(10)) <= here and 10 < len(here) < 1000
+    assert len(here & there) >= min(len(here), len(there)) / 2
+    starts = sorted(s for s in here if s - 1 not in here)
+    assert starts[0] == 0 and all(s % 32 == 0 for s in starts)
+    assert bursts(monkeypatch, 0.1, 50) == set(range(50))
+
+
 @each(bound=[0, -1, 1.5, float("nan")])
 def test_a_bound_that_is_none_is_refused(bound):
     with pytest.raises(ValueError, match="most_overhead"):
@@ -177,7 +212,7 @@ def test_an_empty_block_prints_a_table():
         pass
     out = io.StringIO()
     p.print_report(file=out)
-    assert "function  calls" in out.getvalue() and "100.0%" in out.getvalue()
+    assert "function  calls" in out.getvalue() and "100.0 %" in out.getvalue()
 
 
 def test_the_trace_of_all_ranks_shows_the_calls_too(tmp_path):

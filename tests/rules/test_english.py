@@ -23,6 +23,7 @@ NONE = {
     r"\b(whence|thence|whereupon|therein|wherein|hitherto)\b": "from which, in which, so far",
     r"\b(1|one) (examples|steps|ranks|epochs)\b": "the singular",
     r"padded with blanks|It pays off if|the table shows both|hears where ranks": "a sentence that was mended came back",
+    r":\.?\d*%\}": "a space before the sign, as in {100 * share:.1f} %",
     r"there (is|are) none of (them|which)\b": "no ... was found",
 }
 # Patterns with the number that is left, in pages and in the code; lower a number when you have mended ten.

@@ -31,14 +31,14 @@ def _shares(config: Config, size: int) -> str:
 def _batch(config: Config, size: int) -> str:
     """How a batch is divided; one rank has all of it."""
     if size == 1 and config.virtual_workers is None:
-        return f"batch: {config.batch_size}"
-    return f"ranks: {size}; batch: {config.batch_size}, that is {_shares(config, size)}"
+        return f"batch: {config.batch_size:,}"
+    return f"ranks: {size}; batch: {config.batch_size:,}, that is {_shares(config, size)}"
 
 
 def left_over(config: Config, num_steps: int) -> str:
     """What is said of the last batches where they are too few for an update."""
     number = counted(num_steps % config.accumulate, "batch", "batches")
-    return f"accumulate: {number} left over at step {num_steps}, without the update that takes {config.accumulate}"
+    return f"accumulate: {number} left over at step {num_steps:,}, without the update that takes {config.accumulate}"
 
 
 def describe(config: Config, made: Parts, size: int) -> list[str]:
@@ -55,7 +55,7 @@ def describe(config: Config, made: Parts, size: int) -> list[str]:
         f"data: {config.data.name}, {counted(num_train, 'training example')}{test}",
         _batch(config, size),
         *decay_groups(config, made),
-        f"steps: {steps:.9g} per epoch, about {num_steps} in all{sent}",
+        f"steps: {steps:,.9g} per epoch, about {num_steps:,} in all{sent}",
         *([left_over(config, num_steps)] if num_steps % config.accumulate else []),
         f"seed: {config.seed}; out: {config.out}",
     ]

@@ -218,7 +218,7 @@ def _slowest_words(run: RunRecord) -> str:
         return ""
     own = [seconds for other in run.ranks if (seconds := own_seconds(other)) is not None]
     most, middle = max(own), statistics.median(own)
-    more = f", {most / middle - 1:.0%} more than the median" if middle > 0 and most > middle * 1.005 else ""
+    more = f", {100 * (most / middle - 1):.0f} % more than the median" if middle > 0 and most > middle * 1.005 else ""
     where = html.escape(_shown(state.get("host")))
     return f"<p>The slowest is rank {state['rank']} on {where}: {most * 1e3:,.1f} ms of its own in each step{more}.</p>"
 
@@ -246,8 +246,8 @@ def _rank_row(run: RunRecord, i: int, is_slowest: bool, is_behind: bool, now: fl
     figures = (
         _shown(state.get("step")),
         "" if seconds is None else f"{seconds * 1e3:,.1f} ms",
-        "" if waits is None else f"{waits:.0%}",
-        "" if sends is None else f"{sends:.0%}",
+        "" if waits is None else f"{100 * waits:.0f} %",
+        "" if sends is None else f"{100 * sends:.0f} %",
         "" if memory is None else f"{memory / 1e9:,.2f} GB",
     )
     words, kind = _state_of_rank(run, state, now)
@@ -302,7 +302,9 @@ def _example(one: Any, classes: Sequence[str] | None) -> str:
     for guess in guesses[:3]:
         if isinstance(guess, list) and len(guess) == 2 and (share := number(guess[1])) is not None:
             kind = "soft" if lines else "finished" if guess[0] == label else "wrong"
-            lines.append(f'<span class="{kind}">{html.escape(_class_name(guess[0], classes))} {share:.1%}</span>')
+            lines.append(
+                f'<span class="{kind}">{html.escape(_class_name(guess[0], classes))} {100 * share:.1f} %</span>'
+            )
     return (
         f'<figure><img alt="" src="data:image/png;base64,{picture}"><figcaption><b>'
         f"{html.escape(_class_name(label, classes))}</b><br>{'<br>'.join(lines)}</figcaption></figure>"

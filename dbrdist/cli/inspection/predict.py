@@ -118,4 +118,4 @@ def _likeliest(scores: Array, classes: Sequence[str]) -> str:
     shares = np.exp(scores - scores.max())
     shares /= shares.sum()
     order = np.argsort(-shares, kind="stable")[:_NUM_SHOWN]
-    return ", ".join(f"{classes[k] if k < len(classes) else k} {shares[k]:.1%}" for k in order)
+    return ", ".join(f"{classes[k] if k < len(classes) else k} {100 * shares[k]:.1f} %" for k in order)

@@ -11,8 +11,9 @@ WIDTH = 80  # columns of what a run prints, where nothing says how many there ar
 
 
 def counted(n: int | str, noun: str, plural: str | None = None) -> str:
-    """For example "1 example", "2 examples"."""
-    return f"{n} {noun}" if str(n) == "1" else f"{n} {plural or noun + 's'}"
+    """For example "1 example", "1,442 examples"."""
+    number = n if isinstance(n, str) else f"{n:,}"
+    return f"{number} {noun}" if number == "1" else f"{number} {plural or noun + 's'}"
 
 
 def said(error: Exception) -> str:

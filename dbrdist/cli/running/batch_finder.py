@@ -128,7 +128,7 @@ def verdict(found: list[TimedBatch], reason: str | None, settings: BatchFinder, 
     best, last = suggestion(found), found[-1]
     lines = [f"batch-size finder: {reason}"] if reason else []
     lines.append(
-        f"batch-size finder: {best.batch:,} is the smallest batch with {_ENOUGH:.0%} of the highest speed; "
+        f"batch-size finder: {best.batch:,} is the smallest batch with {100 * _ENOUGH:.0f} % of the highest speed; "
         f"begin with batch={best.batch}".replace("%", " %")
     )
     if best is last and len(found) > 1 and reason is None:

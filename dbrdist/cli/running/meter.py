@@ -53,7 +53,7 @@ class Meter:
         speed, waited, _ = _speed(before, self._at_look)
         if speed is None:
             return "0 examples/s"
-        return f"{speed:,.0f} examples/s" + (f", {waited:.0%} waiting for data" if waited >= 0.005 else "")
+        return f"{speed:,.0f} examples/s" + (f", {100 * waited:.0f} % waiting for data" if waited >= 0.005 else "")
 
     @property
     def measures_communication(self) -> bool:

@@ -274,7 +274,7 @@ def describe(config: Config, origin: Origin, job: TargetJob, num_examples: int) 
     yield f"batch: {config.batch_size:,}, that is {config.batch_size / job.ranks:g} examples per rank" + (
         "" if workers is None else f"; {workers:,} virtual workers of {config.batch_size // workers}"
     )
-    yield f"data: {num_examples:,} examples; {steps:,} steps, {config.steps_per_epoch(num_examples):.9g} per epoch"
+    yield f"data: {num_examples:,} examples; {steps:,} steps, {config.steps_per_epoch(num_examples):,.9g} per epoch"
     epochs = list(schedule.positions(config, num_examples))
     for name, column in schedule.columns(config, origin).items():
         yield f"{name}: {_over_the_run(column, epochs)}"

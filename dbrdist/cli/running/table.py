@@ -41,8 +41,8 @@ def _all(is_evaluated: bool, are_classes: bool) -> list[Column]:
     values = [Column(key, headings[key], 9, form, ">") for key, form in keys]
     speed = Column("examples_per_second", "examples/s", 10, lambda value: f"{value:,.0f}", ">")
     return [
-        Column("epoch", "epoch", 5, align=">"),
-        Column("iteration", "step", 7, align=">"),
+        Column("epoch", "epoch", 5, lambda value: whole(value, 5), ">"),
+        Column("iteration", "step", 7, lambda value: whole(value, 7), ">"),
         *values,
         speed,
         Column("elapsed_time", "time", 8, duration, ">"),
@@ -54,6 +54,12 @@ def short(value: Any) -> str:
     if not isinstance(value, float) or not math.isfinite(value):
         return str(value)
     return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.2e}"
+
+
+def whole(value: Any, width: int) -> str:
+    """A whole number, in groups of three digits where they fit."""
+    grouped = f"{value:,}"
+    return grouped if len(grouped) <= width else str(value)
 
 
 def percent(value: Any) -> str:

@@ -173,10 +173,10 @@ class Summary(NamedTuple):
         ]
         whole = max(self.step, 1e-9)
         lines = [f"trace: {self.num_steps} steps of {1e3 * self.step:.2f} ms"]
-        lines += [f"  {name}: {1e3 * seconds:.2f} ms, {seconds / whole:.0%}" for name, seconds in parts]
+        lines += [f"  {name}: {1e3 * seconds:.2f} ms, {100 * seconds / whole:.0f} %" for name, seconds in parts]
         if self.late_rank is not None and self.late > 0:
             lines.append(
-                f"  the others waited for rank {self.late_rank} in {self.late_share:.0%} of that time; it took "
+                f"  the others waited for rank {self.late_rank} in {100 * self.late_share:.0f} % of that time; it took "
                 f"longer than they did in: {self.late_cause}"
             )
         return lines

@@ -40,6 +40,7 @@ class Recorder:
         self.step = 0
         self.spans: deque[Span] = deque(maxlen=MAX_KEPT)
         self.meetings: deque[Meeting] = deque(maxlen=MAX_KEPT)
+        self.is_pausing = False  # from the next step on
 
     @property
     def first_whole_step(self) -> int:
@@ -61,16 +62,45 @@ class Recorder:
 
 
 recorders: list[Recorder] = []  # none or one
+_paused: list[Recorder] = []  # the one that pauses
 
 
 def record(recorder: Recorder | None) -> None:
     """Keep what this process does from now on in ``recorder``; None ends it."""
+    _paused.clear()
     recorders[:] = [] if recorder is None else [recorder]
 
 
 def recording() -> Recorder | None:
-    """What records now."""
-    return recorders[0] if recorders else None
+    """What records now, or pauses."""
+    return next(iter(recorders + _paused), None)
+
+
+def pause() -> None:
+    """Leave out the steps after this one, until :func:`resume`."""
+    for recorder in recorders:
+        recorder.is_pausing = True
+
+
+def resume() -> None:
+    """Record the steps after this one again."""
+    for recorder in recorders:
+        recorder.is_pausing = False
+    if _paused:
+        recorder = _paused.pop()
+        recorder.is_pausing, recorder.step = False, -1  # the rest of this step belongs to none
+        recorders.append(recorder)
+
+
+def step(number: int) -> AbstractContextManager[None]:
+    """The span of a step that begins now; whoever calls it has seen that somebody records."""
+    recorder = recorders[0]
+    if recorder.is_pausing:
+        recorders.clear()
+        _paused.append(recorder)
+        return _nothing
+    recorder.step = number
+    return recorder.span("step")
 
 
 class _Nothing:

@@ -82,7 +82,7 @@ def with_ranks(*states, status="running"):
 def test_the_slowest_rank_is_the_one_that_waits_least_for_others():
     run = with_ranks({"host": "n1"}, {"host": "n2", "communication_fraction": 0.1}, {"host": "n3"})
     text = page._ranks([run], now=1001.0)
-    assert "The slowest is rank 1 on n2: 90.0 ms of its own in each step, 80% more than the median." in text
+    assert "The slowest is rank 1 on n2: 90.0 ms of its own in each step, 80 % more than the median." in text
     assert re.findall('<td class="state ">(.*?)</td>', text) == ["running", "running, slowest", "running"]
     assert "slowest" not in page._ranks([with_ranks({})], 1001.0)
     assert "slowest" not in page._ranks([with_ranks({"seconds_per_step": None}, {"seconds_per_step": "x"})], 1001.0)
@@ -146,4 +146,4 @@ def test_names_of_classes_and_predictions():
     one = {"image": "AA==", "label": 1, "likeliest": [[0, 0.75], [1, 0.25]]}
     text = page._examples([record("a", [])._replace(examples={"classes": ["cat", "dog"], "worst": [one], "epoch": 3})])
     assert "<h2>Worst mistakes</h2>" in text and "after epoch 3" in text and "Predictions" not in text
-    assert '<b>dog</b><br><span class="wrong">cat 75.0%</span><br><span class="soft">dog 25.0%</span>' in text
+    assert '<b>dog</b><br><span class="wrong">cat 75.0 %</span><br><span class="soft">dog 25.0 %</span>' in text

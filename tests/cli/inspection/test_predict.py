@@ -16,8 +16,8 @@ def test_the_likeliest_classes():
     scores = np.log(np.array([0.1, 0.2, 0.3, 0.15, 0.1, 0.15]))
     text = predict._likeliest(scores, ["a", "b", "c", "d", "e"])
     best = np.argsort(-np.exp(scores), kind="stable")[:3]
-    assert text == ", ".join(f"{'abcde5'[k]} {np.exp(scores[k]):.1%}" for k in best)
-    assert predict._likeliest(np.zeros(2), ["a"]).split(", ") == ["a 50.0%", "1 50.0%"]
+    assert text == ", ".join(f"{'abcde5'[k]} {100 * np.exp(scores[k]):.1f} %" for k in best)
+    assert predict._likeliest(np.zeros(2), ["a"]).split(", ") == ["a 50.0 %", "1 50.0 %"]
 
 
 def photographs(root):

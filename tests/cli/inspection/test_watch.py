@@ -70,7 +70,7 @@ def held(tmp_path):
 def test_the_page_shows_the_run_and_loads_nothing_from_elsewhere(held):
     status, headers, text = ask(watch.Dashboard([held], TOKEN))
     assert status == 200 and "epoch 5.00 of 30" in text and "it began" in text
-    assert "The slowest is rank 0 on n1: 100.0 ms of its own in each step, 33% more than the median." in text
+    assert "The slowest is rank 0 on n1: 100.0 ms of its own in each step, 33 % more than the median." in text
     assert "http://" not in text.replace("http://www.w3.org", "") and "https://" not in text
     assert headers["Cache-Control"] == "no-store" and headers["Referrer-Policy"] == "no-referrer"
     policy = headers["Content-Security-Policy"]

@@ -17,7 +17,7 @@ def test_a_meter_names_waiting_that_is_any(speed, waited):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(meter, "_speed", lambda before, after: (speed, waited, 0.0))
         text = meter.Meter.words(own, None)
-    more = f", {waited:.0%} waiting for data" if waited >= 0.005 else ""
+    more = f", {100 * waited:.0f} % waiting for data" if waited >= 0.005 else ""
     assert text == ("0 examples/s" if speed is None else f"10 examples/s{more}")
 
 
@@ -39,7 +39,7 @@ def test_the_meter_measures_between_lines():
     updater.step_seconds, updater.data_seconds, updater.epoch_detail = 4.0, 1.0, 0.5
     meter(entry)
     assert (entry["examples_per_second"], entry["data_wait_fraction"]) == (125.0, 0.25)
-    assert meter.words(None) == "125 examples/s, 25% waiting for data"
+    assert meter.words(None) == "125 examples/s, 25 % waiting for data"
     updater.step_seconds, updater.epoch_detail = 5.0, 2.5
     assert meter.words(None) == "2,000 examples/s"
     meter(entry)

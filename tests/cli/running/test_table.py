@@ -13,6 +13,7 @@ def test_numbers_of_a_table():
         "0.7000", "0.6667", "0.0000", "1.23e+04", "1.00e-05", "inf", "3"
     ]  # fmt: skip
     assert table.percent(0.5) == "50.00 %"
+    assert [table.whole(n, 7) for n in (7, 1442, 999_999, 1_000_000)] == ["7", "1,442", "999,999", "1000000"]
 
 
 @each(**{"width, num": [(None, 8), (80, 8), (60, 6), (12, 1), (3, 0)]})

@@ -181,9 +181,9 @@ def test_clocks_of_ranks_drift_evenly():
 @each(late=[0.0, 0.25])
 def test_a_summary_blames_where_somebody_was_late(late):
     lines = trace.Summary(4, 2.0, 1.0, 0.5, 0.25, late, 1, 0.75, "forward").lines()
-    assert lines[0] == "trace: 4 steps of 2000.00 ms" and lines[1] == "  compute: 1000.00 ms, 50%"
-    assert lines[4] == f"  waiting for a late rank: {250 if late else 0:.2f} ms, {12 if late else 0}%"
-    said = "  the others waited for rank 1 in 75% of that time; it took longer than they did in: forward"
+    assert lines[0] == "trace: 4 steps of 2000.00 ms" and lines[1] == "  compute: 1000.00 ms, 50 %"
+    assert lines[4] == f"  waiting for a late rank: {250 if late else 0:.2f} ms, {12 if late else 0} %"
+    said = "  the others waited for rank 1 in 75 % of that time; it took longer than they did in: forward"
     assert lines[5:] == [said] * (late > 0)
     assert len(trace.Summary(4, 2.0, 1.0, 0.5, 0.25, late, None, 0.0, "").lines()) == 5
 
@@ -425,9 +425,9 @@ def test_waits_count_within_exposed_time_alone():
 def test_a_summary_in_words():
     found = trace.Summary(3, 0.5, 0.25, 0.0625, 0.125, 0.0625, 2, 0.75, "forward")
     assert found.lines() == [
-        "trace: 3 steps of 500.00 ms", "  compute: 250.00 ms, 50%", "  waiting for data: 62.50 ms, 12%",
-        "  exposed communication: 125.00 ms, 25%", "  waiting for a late rank: 62.50 ms, 12%",
-        "  the others waited for rank 2 in 75% of that time; it took longer than they did in: forward",
+        "trace: 3 steps of 500.00 ms", "  compute: 250.00 ms, 50 %", "  waiting for data: 62.50 ms, 12 %",
+        "  exposed communication: 125.00 ms, 25 %", "  waiting for a late rank: 62.50 ms, 12 %",
+        "  the others waited for rank 2 in 75 % of that time; it took longer than they did in: forward",
     ]  # fmt: skip
     assert len(found._replace(late=0.0).lines()) == len(found._replace(late_rank=None).lines()) == 5
-    assert found._replace(step=0.0, compute=0.0).lines()[1] == "  compute: 0.00 ms, 0%"
+    assert found._replace(step=0.0, compute=0.0).lines()[1] == "  compute: 0.00 ms, 0 %"
