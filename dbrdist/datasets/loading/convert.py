@@ -125,14 +125,16 @@ def _check_alike(batch: Any, kind: type, paddings: Any) -> None:
     """Raise unless all examples have the entries of the first one, which then decides nothing."""
     first = batch[0]
     if kind is not dict and len(set(map(type, batch))) == 1 and (kind is object or len(set(map(len, batch))) == 1):
-        other = None  # as nearly always
+        others: Any = ()  # as nearly always
     elif kind is object:
-        other = next((e for e in batch if isinstance(e, (tuple, dict))), None)
+        others = (e for e in batch if e is None or isinstance(e, (tuple, dict)))
     elif kind is tuple:
-        other = next((e for e in batch if not isinstance(e, (tuple, list)) or len(e) != len(first)), None)
+        others = (e for e in batch if not isinstance(e, (tuple, list)) or len(e) != len(first))
     else:
-        other = next((e for e in batch if not isinstance(e, dict) or e.keys() != first.keys()), None)
-    if other is not None:
+        others = (e for e in batch if not isinstance(e, dict) or e.keys() != first.keys())
+    for other in others:
+        if other is None:
+            raise ValueError("expected examples, got None among them: does the dataset return each of its examples?")
         raise ValueError(f"expected examples with the same entries, got {_entries(first)} and {_entries(other)}")
     if kind is not object and (paddings.keys() < first.keys() if kind is dict else len(paddings) != len(first)):
         raise ValueError(f"expected a padding for each entry of {_entries(first)}, got {paddings!r}")

@@ -268,3 +268,11 @@ def test_functions_that_join_arrays(name, types):
 def test_paddings_of_sequences_of_integers(padding):
     with pytest.raises(ValueError, match="padding"):
         F.pad_sequence([np.zeros(2, np.uint8), np.zeros(1, np.uint8)], padding=padding)
+
+
+@each(example=[(np.ones(2), 1), {"a": np.ones(2)}, np.ones(2)], at=[1, 2])
+def test_none_among_the_examples_is_named(example, at):
+    batch = [example] * 3
+    batch[at] = None
+    with pytest.raises(ValueError, match="got None among them"):
+        D.concat_examples(batch)
