@@ -5,6 +5,7 @@ this file, which tries them as they are and does what NumPy 1.23 did only where 
 
 - an array of one element is a number: ``int(a)``, ``float(a)``, ``math.sqrt(a)``, ``"%d" % a``, ``b[0] = a``;
 - ``np.array`` of sequences of different lengths is an array of objects, also inside ``np.random.permutation``;
+- ``float32 array * numpy.float64 scalar`` stays in float32, see :mod:`numpy_types`;
 - ``np.array(a, copy=False)`` copies where it must; ``np.fromstring`` reads bytes; ``a.tostring()``, ``a.itemset()``,
   ``a.ptp()`` and ``a.newbyteorder()`` are there.
 """
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from dbrdist.compat.numpy_types import FUNCTIONS, OPERATORS, of_two, operate
 from dbrdist.core.array.types import Array
 
 _PREFIX = "_dbrdist_compat_"
@@ -115,7 +117,7 @@ def method(a: Any, name: str) -> Callable[..., Any]:
     return getattr(a, name)  # type: ignore[no-any-return]
 
 
-HELPERS = {_PREFIX + f.__name__: f for f in (number, text, put, sequences, method)}
+HELPERS = {_PREFIX + f.__name__: f for f in (number, text, put, sequences, method, of_two, operate)}
 
 
 # ---- the change -----------------------------------------------------------------------------------------------------
@@ -135,6 +137,8 @@ class _Change(ast.NodeTransformer):
                 helper = number
             elif function.attr in _SEQUENCE_CALLS:
                 helper = sequences
+            elif function.attr in FUNCTIONS and _is_numpy(function.value):
+                helper = of_two
             elif function.attr in _METHODS:
                 node.func = _call(method, [function.value, ast.Constant(function.attr)], function)
         if helper is None:
@@ -144,7 +148,12 @@ class _Change(ast.NodeTransformer):
     def visit_BinOp(self, node: ast.BinOp) -> Any:
         self.generic_visit(node)
         is_template = isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
-        return _call(text, [node.left, node.right], node) if is_template and isinstance(node.op, ast.Mod) else node
+        if is_template and isinstance(node.op, ast.Mod):
+            return _call(text, [node.left, node.right], node)
+        name = type(node.op).__name__
+        if name not in OPERATORS or _is_plain(node.left) or _is_plain(node.right):
+            return node
+        return _call(operate, [ast.Constant(name), node.left, node.right], node)
 
     def visit_Assign(self, node: ast.Assign) -> Any:
         self.generic_visit(node)
@@ -154,6 +163,20 @@ class _Change(ast.NodeTransformer):
         if any(isinstance(part, (ast.Slice, ast.Starred)) for part in ast.walk(target.slice)):
             return node
         return ast.copy_location(ast.Expr(_call(put, [node.value, target.value, target.slice], node)), node)
+
+
+def _is_numpy(node: ast.expr) -> bool:
+    """Whether this is NumPy by its usual names: ``np``, ``numpy``, ``xp``, ``self.xp``."""
+    return getattr(node, "id", None) in ("np", "numpy", "xp") or getattr(node, "attr", None) == "xp"
+
+
+def _is_plain(node: ast.expr) -> bool:
+    """Whether NumPy 1 and 2 agree on any result with this operand: floats, small numbers, texts, lists."""
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.op, ast.USub) and isinstance(getattr(node.operand, "value", None), float)
+    if isinstance(node, ast.Constant):
+        return type(node.value) is not int or 0 <= node.value < 128
+    return isinstance(node, (ast.JoinedStr, ast.List, ast.ListComp, ast.Tuple))
 
 
 def _call(helper: Callable[..., Any], args: list[Any], at: ast.AST, keywords: Any = ()) -> Any:

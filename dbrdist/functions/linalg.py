@@ -76,7 +76,7 @@ def einsum(*operands: Any) -> Variable:
         array(3.)
     """
     xs, terms, out = _parsed(operands)
-    xs = together("einsum", **{f"operand {i}": x for i, x in enumerate(xs)})
+    xs = together("einsum", is_product=True, **{f"operand {i}": x for i, x in enumerate(xs)})
     named = [_named_axes(i, term, x.ndim) for i, (term, x) in enumerate(zip(terms, xs))]
     lengths = _lengths(named, xs)
     num_free = {x.ndim - len(term) + 1 for term, x in zip(terms, xs) if Ellipsis in term}

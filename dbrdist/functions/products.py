@@ -30,7 +30,7 @@ def matmul(a: Operand, b: Operand, transa: bool = False, transb: bool = False) -
         >>> F.matmul(np.array([[1.0, 2.0]]), np.array([[3.0], [4.0]])).array
         array([[11.]])
     """
-    a, b = together("matmul", "number", a=a, b=b)
+    a, b = together("matmul", "number", is_product=True, a=a, b=b)
     if not a.ndim or not b.ndim:
         raise expected("matmul", "b" if a.ndim else "a", "at least one axis", b if a.ndim else a)
     if transa and a.ndim > 1:
@@ -55,7 +55,7 @@ def batch_matmul(a: Operand, b: Operand, transa: bool = False, transb: bool = Fa
         >>> F.batch_matmul(np.ones((5, 2, 3)), np.ones((5, 3, 4))).shape
         (5, 2, 4)
     """
-    a, b = together("batch_matmul", "number", a=a, b=b)
+    a, b = together("batch_matmul", "number", is_product=True, a=a, b=b)
     a, b = (ops.reshape(v, (*v.shape, 1)) if v.ndim == 2 else v for v in (a, b))
     if a.shape[0] != b.shape[0]:
         raise expected("batch_matmul", "b", f"{a.shape[0]} matrices as in a", b)
@@ -74,7 +74,7 @@ def tensordot(a: Operand, b: Operand, axes: Any = 2) -> Variable:
         >>> F.tensordot(np.ones((2, 3, 4)), np.ones((3, 4, 5))).shape
         (2, 5)
     """
-    a, b = together("tensordot", "number", a=a, b=b)
+    a, b = together("tensordot", "number", is_product=True, a=a, b=b)
     if isinstance(axes, (int, np.integer)):
         left, right = tuple(range(a.ndim - axes, a.ndim)), tuple(range(axes))
     else:

@@ -71,3 +71,20 @@ def test_zoneout_outside_of_training_is_the_new_state(installed):
 
     with chainer.using_config("train", False):
         np.testing.assert_array_equal(F.zoneout(X, 2 * X, 0.25).array, 2 * X)
+
+
+def test_products_of_an_array_and_a_variable_have_chainers_types(installed):
+    import chainer
+    import chainer.functions as F
+
+    x, wide = chainer.Variable(X[0]), np.ones((3, 2))
+    for y, dtype in (
+        (F.matmul(x, wide), "d"), (F.matmul(wide, x), "d"), (F.tensordot(x, wide, 1), "d"),
+        (F.einsum("ij,jk", x, wide), "d"), (x @ wide, "f"), (wide @ x, "f"), (F.matmul(x, wide.astype("f")), "f"),
+    ):  # fmt: skip
+        assert y.dtype == np.dtype(dtype)
+        x.cleargrad()
+        F.sum(y).backward()
+        assert x.grad.dtype == np.float32
+    with pytest.raises(TypeError, match="b: expected an array or Variable, got str"):
+        F.matmul(x, "a")

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array.backend import Array, is_floating
-from dbrdist.core.array.chainer_mode import labels
+from dbrdist.core.array.chainer_mode import as_chainer, labels
 from dbrdist.core.array.elementwise import KERNEL_ELEMENTS, at_once, elementwise, fused, kernels
 from dbrdist.core.tape.checks import ArgumentError, Operands
 from dbrdist.core.tape.elementwise_examples import EXAMPLES
@@ -359,11 +359,20 @@ def matched(xs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple([_matched(x, target, is_led) for x in xs])
 
 
-def together(function: str, kind: str = "float", **xs: Any) -> tuple[Variable, ...]:
-    """The operands of a function made of others, as Variables: of the right kind, and in types that go together."""
+def together(function: str, kind: str = "float", is_product: bool = False, **xs: Any) -> tuple[Variable, ...]:
+    """The operands of a function made of others, as Variables: of the right kind, and in types that go together.
+
+    ``is_product``: in a program of Chainer, floating operands of matrix products keep their types.
+    """
     operands = Operands(function, **dict.fromkeys(xs, kind))
     for i, x in enumerate(xs.values()):
         operands.check(i, x)
+    if (
+        is_product
+        and as_chainer[0]
+        and all(getattr(x, "dtype", None) is not None and is_floating(x.dtype) for x in xs.values())
+    ):
+        return tuple([as_variable(x) for x in xs.values()])
     return tuple([as_variable(x) for x in matched(tuple(xs.values()))])
 
 

@@ -451,7 +451,7 @@ class MatMul(FunctionNode):
     """y = a b for matrices, or stacks of matrices that broadcast (N, M, K) (N, K, L)"""
 
     operands = Operands("matmul", a="number", b="number")
-    writes = gives_new = True
+    is_arithmetic = writes = gives_new = True
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_inputs((0, 1))
