@@ -316,13 +316,57 @@ class Pad(FunctionNode):
         return tuple(slice(a, a + n) for n, (a, _) in zip(shape, self.widths))
 
 
+_REPEATING = ("edge", "reflect", "symmetric", "wrap")
+
+
+class ChainerPad(FunctionNode):
+    """y = ``numpy.pad`` of x in any mode; gx = the part of gy within the frame, which Chainer takes for constant"""
+
+    def __init__(self, widths: list[tuple[int, int]], mode: str, keywords: dict[str, Any]) -> None:
+        self.widths, self.mode, self.keywords = widths, mode, keywords
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        y = get_array_module(xs[0]).pad(xs[0], self.widths, mode=self.mode, **self.keywords)
+        return (channels_last(y) if are_images(xs[0]) else y,)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
+        inside = tuple(slice(a, a + n) for n, (a, _) in zip(self.inputs[0].shape, self.widths))
+        return (ops.getitem(gys[0], inside),)
+
+
+def _runs(places: list[int]) -> list[slice]:
+    """Places as slices of consecutive ones, upward or downward."""
+    slices, i = [], 0
+    while i < len(places):
+        step = places[i + 1] - places[i] if i + 1 < len(places) else 1
+        step = step if step in (1, -1) else 1
+        j = i + 1
+        while j < len(places) and places[j] - places[j - 1] == step:
+            j += 1
+        end = places[j - 1] + step
+        slices.append(slice(places[i], None if end < 0 else end, step))
+        i = j
+    return slices
+
+
+def _pad_with_elements(x: Variable, widths: list[tuple[int, int]], mode: str) -> Variable:
+    """x within a frame of its own elements, one axis after the other; gradients reach all places of an element."""
+    for axis, width in enumerate(widths):
+        if any(width):
+            places = np.pad(np.arange(x.shape[axis]), width, mode=mode)  # type: ignore[call-overload]
+            whole = (slice(None),) * axis
+            x = ops.concat([ops.getitem(x, (*whole, run)) for run in _runs(places.tolist())], axis)
+    return x
+
+
 def pad(x: Operand, pad_width: int | tuple[tuple[int, ...], ...], mode: str, **keywords: Any) -> Variable:
-    """x within a frame of a constant.
+    """x within a frame of a constant, or of its own elements.
 
     Args:
         x: array or Variable, any shape.
         pad_width: how many elements to add: a number, a pair (before, after), or a pair for each axis.
-        mode: 'constant'; NumPy's other modes are not supported.
+        mode: 'constant', or 'edge', 'reflect', 'symmetric' or 'wrap', which repeat elements of x as :func:`numpy.pad`
+            does; NumPy's other modes are not supported.
         keywords: ``constant_values``, as in :func:`numpy.pad`: a number (default 0), a pair (before, after), or a pair
             for each axis.
 
@@ -332,15 +376,23 @@ def pad(x: Operand, pad_width: int | tuple[tuple[int, ...], ...], mode: str, **k
     Example:
         >>> F.pad(np.array([1.0, 2.0]), (1, 2), "constant").array
         array([0., 1., 2., 0., 0.])
+        >>> F.pad(np.array([1.0, 2.0, 3.0]), (1, 2), "reflect").array
+        array([2., 1., 2., 3., 2., 1.])
     """
     x = as_variable(x)
-    value = keywords.pop("constant_values", 0)
-    if mode != "constant" or keywords:
-        raise expected("pad", "mode", "'constant' with constant_values", f"{mode!r}, {keywords or value}")
+    is_other = as_chainer[0] and mode != "constant"
+    value = keywords.pop("constant_values", 0) if mode == "constant" else 0
+    if not is_other and (keywords or mode not in ("constant", *_REPEATING)):
+        modes = ", ".join(map(repr, _REPEATING))
+        raise expected("pad", "mode", f"'constant' with constant_values, or {modes}", f"{mode!r}, {keywords or value}")
     try:
         widths = [(operator.index(a), operator.index(b)) for a, b in np.broadcast_to(pad_width, (x.ndim, 2))]
     except ValueError:
         raise expected("pad", "pad_width", f"a number, a pair or {x.ndim} pairs", repr(pad_width)) from None
+    if is_other:
+        return ChainerPad(widths, mode, keywords).apply((x,))[0]
+    if mode != "constant":
+        return _pad_with_elements(x, widths, mode)
     return Pad(widths, value).apply((x,))[0]
 
 

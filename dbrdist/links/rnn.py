@@ -9,6 +9,7 @@ import numpy as np
 
 import dbrdist.functions as F
 from dbrdist.core.array import backend
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.types import Array
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.tape.checks import OperandTypeError, describe, expected
@@ -201,6 +202,8 @@ class StatefulZoneoutLSTM(_Stateful, _LSTMBase):
         self, in_size: int | None, out_size: int | None = None, c_ratio: float = 0.5, h_ratio: float = 0.5,
         **kwargs: Any,
     ) -> None:  # fmt: skip
+        if as_chainer[0]:  # whose forget gates begin half open here
+            kwargs.setdefault("forget_bias_init", 0)
         super().__init__(in_size, out_size, **kwargs)
         self.c_ratio, self.h_ratio = c_ratio, h_ratio
         self.reset_state()

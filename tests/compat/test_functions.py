@@ -88,3 +88,16 @@ def test_products_of_an_array_and_a_variable_have_chainers_types(installed):
         assert x.grad.dtype == np.float32
     with pytest.raises(TypeError, match="b: expected an array or Variable, got str"):
         F.matmul(x, "a")
+
+
+def test_pad_takes_all_modes_with_chainers_gradient(installed):
+    import chainer
+    import chainer.functions as F
+
+    for mode, keywords in (("reflect", {}), ("linear_ramp", {"end_values": 3}), ("reflect", {"reflect_type": "odd"})):
+        x = chainer.Variable(X[0])
+        y = F.pad(x, ((1, 0), (2, 1)), mode, **keywords)
+        np.testing.assert_array_equal(y.array, np.pad(X[0], ((1, 0), (2, 1)), mode=mode, **keywords))
+        y.grad = np.arange(18, dtype="f").reshape(3, 6)
+        y.backward()
+        np.testing.assert_array_equal(x.grad, y.grad[1:, 2:-1])
