@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import importlib.machinery
 import importlib.util
@@ -18,7 +19,7 @@ from typing import Any
 import numpy
 
 from dbrdist import functions
-from dbrdist.compat import absent, names, nodes
+from dbrdist.compat import absent, names, node_arguments, nodes
 from dbrdist.core.array.chainer_mode import as_chainer, labels
 from dbrdist.core.array.config import global_config
 from dbrdist.core.array.types import Module
@@ -286,7 +287,10 @@ def install() -> None:
     global_config.stale_parameters = "warn"  # Chainer computes with whatever values parameters have
     as_chainer[0] = True
     labels.update(nodes.chainer_labels())
+    node_arguments.serve()
     spawn.get_preparation_data = _prepare_spawned_with_names  # type: ignore[assignment]
+    with contextlib.suppress(ImportError):  # Chainer imports it, so that programs may say `import PIL; PIL.Image.open`
+        importlib.import_module("PIL.Image")
 
 
 def uninstall() -> None:
@@ -296,6 +300,7 @@ def uninstall() -> None:
         global_config.stale_parameters = "refuse"
         as_chainer[0] = False
         labels.clear()
+        node_arguments.withdraw()
         for (room, name), value in _replaced.items():
             setattr(room, name, value)
         _replaced.clear()

@@ -7,7 +7,8 @@ this file, which tries them as they are and does what NumPy 1.23 did only where 
 - ``np.array`` of sequences of different lengths is an array of objects, also inside ``np.random.permutation``;
 - ``float32 array * numpy.float64 scalar`` stays in float32, see :mod:`numpy_types`;
 - ``np.array(a, copy=False)`` copies where it must; ``np.fromstring`` reads bytes; ``a.tostring()``, ``a.itemset()``,
-  ``a.ptp()`` and ``a.newbyteorder()`` are there.
+  ``a.ptp()`` and ``a.newbyteorder()`` are there;
+- StopIteration within a generator ends it, as before Python 3.7.
 """
 
 from __future__ import annotations
@@ -163,6 +164,26 @@ class _Change(ast.NodeTransformer):
         if any(isinstance(part, (ast.Slice, ast.Starred)) for part in ast.walk(target.slice)):
             return node
         return ast.copy_location(ast.Expr(_call(put, [node.value, target.value, target.slice], node)), node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
+        self.generic_visit(node)
+        if _yields(node):  # before Python 3.7, StopIteration within a generator ended it
+            handler = ast.ExceptHandler(ast.Name("StopIteration", ast.Load()), None, [ast.Return(None)])
+            body = ast.Try(node.body, [handler], [], [])
+            node.body = [ast.copy_location(body, node.body[0])]
+        return node
+
+
+def _yields(node: ast.FunctionDef) -> bool:
+    """Whether a function is a generator, leaving out the functions within it."""
+    parts: list[ast.AST] = list(node.body)
+    while parts:
+        part = parts.pop()
+        if isinstance(part, (ast.Yield, ast.YieldFrom)):
+            return True
+        if not isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            parts.extend(ast.iter_child_nodes(part))
+    return False
 
 
 def _is_numpy(node: ast.expr) -> bool:

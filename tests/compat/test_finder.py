@@ -271,3 +271,11 @@ def test_modules_that_chainers_modules_import(installed):
     link = L.Linear(2, 2)
     with cuda.get_device_from_id(link._device_id):  # of programs for Chainer 3
         assert link._device_id is None
+
+
+def test_pillow_is_there_as_after_an_import_of_chainer(tmp_path):
+    pytest.importorskip("PIL", reason="Pillow is not installed")
+    script = tmp_path / "open_image.py"
+    script.write_text("import chainer\nimport PIL\nprint(PIL.Image.new('L', (2, 3)).size)\n")
+    done = subprocess.run([sys.executable, "-m", "dbrdist.compat", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "(2, 3)\n"

@@ -101,3 +101,11 @@ def test_pad_takes_all_modes_with_chainers_gradient(installed):
         y.grad = np.arange(18, dtype="f").reshape(3, 6)
         y.backward()
         np.testing.assert_array_equal(x.grad, y.grad[1:, 2:-1])
+
+
+def test_gates_of_stateful_zoneout_begin_without_biases(installed):
+    import chainer.links as L
+
+    link = L.StatefulZoneoutLSTM(3, 4)
+    assert not link.upward.b.array.any()
+    assert L.StatelessLSTM(3, 4).upward.b.array.sum() == 4

@@ -402,3 +402,29 @@ def test_devices_of_other_names_are_refused(installed):
     for wrong in ("@cupy", "@foo", ("native", 0)):
         with pytest.raises((TypeError, ValueError)):
             chainer.get_device(wrong)
+
+
+def test_nodes_of_a_graph_have_chainers_attributes(installed):
+    import chainer
+    import chainer.functions as F
+
+    link, x = chainer.links.Linear(3, 2), chainer.Variable(np.ones((1, 3), "f"))
+    h = link(x)
+    y = F.exp(h)
+    inputs = h.creator.inputs
+    assert inputs[0].data is x.array and inputs[1].data is link.W.array
+    assert inputs[0].get_variable() is x and inputs[1].get_variable() is link.W
+    assert y.node.data is y.array  # its function retained it
+    assert h.node.data is None and h.node.get_variable_or_none() is None
+    h.retain_data()
+    assert h.node.data is h.array and h.node.get_variable().array is h.array
+    assert (h.node.label, h.node.rank, h.node.grad) == ("(1, 2), float32", 1, None)
+    F.sum(y).backward(retain_grad=True)
+    assert h.node.grad is h.grad and h.node.grad_var.array is h.grad
+    x.data = np.zeros((4, 2), "d")
+    assert x.node.data is x.array and x.node.shape == (4, 2)
+    node, shared = h.node, h.node.get_variable()
+    del h
+    assert node.get_variable().node is node is shared.node
+    node.unchain()
+    assert node.creator is None

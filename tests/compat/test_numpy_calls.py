@@ -114,3 +114,30 @@ def test_no_warning_without_cause():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert value("np.array([[1], [2]])").shape == (2, 1)
+
+
+def test_stop_iteration_ends_a_generator_as_before_python_3_7():
+    source = """
+def pairs(it):
+    "Two at a time."
+    while True:
+        yield next(it), next(it)
+
+def first(n):
+    for i in range(9):
+        if i == n:
+            raise StopIteration()
+        yield i
+
+def plain(it):
+    def inner():
+        yield 1
+    return next(it)
+"""
+    names = execute(source)
+    assert list(names["pairs"](iter(range(5)))) == [(0, 1), (2, 3)] and list(names["first"](2)) == [0, 1]
+    assert list(names["first"](20)) == list(range(9))
+    with pytest.raises(StopIteration):
+        names["plain"](iter(()))
+    with pytest.raises(RuntimeError, match="generator raised StopIteration"):
+        exec(source, own := {}) or list(own["pairs"](iter(())))

@@ -52,6 +52,55 @@ class VariableNode:
         creator = self.creator_node
         return None if creator is None or not creator.inputs else creator
 
+    @property
+    def label(self) -> str:
+        """Shape and type, as in graphs: ``(2, 3), float32``."""
+        return f"{self.shape}, {self.dtype}" if self.shape is not None else "(None)"
+
+    @property
+    def grad(self) -> Any:
+        """The gradient as an array, or None."""
+        return getattr(self.gradient, "array", self.gradient)
+
+    @property
+    def grad_var(self) -> Any:
+        """The gradient as a Variable, or None."""
+        return self.get_variable().grad_var
+
+    @property
+    def data(self) -> Any:
+        """The array if it is known, else None: of a Variable that a program of Chainer made, or a retained one."""
+        variable = self.get_variable_or_none()
+        if variable is not None:
+            return variable.array
+        creator = self.living_creator()
+        if creator is not None and creator._keep_outputs and self.index in creator._keep_outputs:
+            return creator._kept_ys[creator._keep_outputs.index(self.index)]
+        return retained_arrays.get(self)
+
+    @data.setter
+    def data(self, array: Any) -> None:
+        retained_arrays[self] = array
+        self.shape, self.dtype = array.shape, array.dtype
+
+    def get_variable(self) -> Any:
+        """The Variable of this node, or another one that shares it."""
+        variable = self.get_variable_or_none()
+        return revive(self, self.data) if variable is None else variable
+
+    def get_variable_or_none(self) -> Any:
+        """The Variable of this node that a program of Chainer made, while it lives."""
+        reference = made_variables.get(self)
+        return None if reference is None else reference()
+
+    def set_creator_node(self, creator_node: Any) -> None:
+        """Make this the first output of a function."""
+        self.creator_node, self.rank = creator_node, creator_node.rank + 1
+
+    def unchain(self) -> None:
+        """Cut the graph here: the node becomes a leaf."""
+        self.creator_node = None
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _NODE}
 
@@ -73,6 +122,11 @@ def make_node(creator: Any, index: int, rank: int, requires_grad: bool, shape: A
     node.assigned = 0
     return node
 
+
+revive: Any = None  # call.revive, bound by the package (__init__.py)
+# For programs of Chainer: the Variables that they made, and arrays that they gave to nodes.
+made_variables: weakref.WeakKeyDictionary[VariableNode, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+retained_arrays: weakref.WeakKeyDictionary[VariableNode, Any] = weakref.WeakKeyDictionary()
 
 # The parameters that were assigned, by their nodes, for backward passes that take the new values.
 assigned_parameters: weakref.WeakKeyDictionary[VariableNode, weakref.ref[Value]] = weakref.WeakKeyDictionary()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -19,9 +20,10 @@ from dbrdist.core.array.backend import (
     on,
     to_device,
 )
+from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.tape.arithmetic import Arithmetic
 from dbrdist.core.tape.fusion import settle, waiting
-from dbrdist.core.tape.node import make_node
+from dbrdist.core.tape.node import made_variables, make_node
 from dbrdist.core.tape.variable_words import NoArray, as_float, not_assigned, not_compared, statistics, warn_of_zerograd
 from dbrdist.core.usage.foreign_names import add_hints
 
@@ -95,6 +97,8 @@ class Variable(Arithmetic):
         self._array = data
         shape, dtype = (None, None) if data is None else (data.shape, data.dtype)
         self.node = make_node(None, 0, 0, requires_grad and (data is None or data.dtype.kind in "fcV"), shape, dtype)
+        if as_chainer[0]:
+            made_variables[self.node] = weakref.ref(self)
         if name is not None:
             self.node.name = name
         if grad is not None:
@@ -268,7 +272,8 @@ class Variable(Arithmetic):
             fill(self.array, to_device(var.array, self.device))
 
     def retain_data(self) -> None:
-        """Accepted for compatibility with Chainer: the Variable always keeps its array."""
+        """Let the node in the graph keep the array, too, as ``node.data``."""
+        self.node.data = self.array
 
     def set_creator(self, gen_func: FunctionNode) -> None:
         """As :meth:`set_creator_node`, for ``gen_func``."""
