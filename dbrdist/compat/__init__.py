@@ -8,6 +8,6 @@ the names that dbrdist has. A name that it does not have raises an error that sa
 """
 
 from dbrdist.compat.finder import install, uninstall
-from dbrdist.compat.numpy_names import restore_numpy_names
+from dbrdist.compat.numpy_1.numpy_names import restore_numpy_names
 
 __all__ = ["install", "restore_numpy_names", "uninstall"]

@@ -8,7 +8,7 @@ import sys
 
 from dbrdist.compat import absent, program
 from dbrdist.compat.finder import call_here_and_in_spawned, install
-from dbrdist.compat.numpy_names import restore_numpy_names
+from dbrdist.compat.numpy_1.numpy_names import restore_numpy_names
 from dbrdist.compat.python_names import restore_python_names
 
 USAGE = """usage: python -m dbrdist.compat [--numpy2] script.py [argument ...]

@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-from dbrdist.compat import numpy_calls
+from dbrdist.compat.numpy_1 import numpy_calls
 
 # Where installed packages are; files elsewhere belong to the program.
 _INSTALLED = tuple(

@@ -15,7 +15,8 @@ import dbrdist.comm.links
 import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import compat
-from dbrdist.compat import finder, numpy_names
+from dbrdist.compat import finder
+from dbrdist.compat.numpy_1 import numpy_names
 
 ROOT = Path(__file__).parents[2]
 

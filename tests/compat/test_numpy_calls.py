@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
-from dbrdist.compat import numpy_calls
+from dbrdist.compat.numpy_1 import numpy_calls
 
 
 def execute(source, **names):

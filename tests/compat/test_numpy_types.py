@@ -5,7 +5,7 @@ import operator
 import numpy as np
 import pytest
 
-from dbrdist.compat import numpy_calls, numpy_types
+from dbrdist.compat.numpy_1 import numpy_calls, numpy_types
 
 # The type of the array, the scalar, the type of their sum. None: as NumPy 2.
 SUMS = [

@@ -59,6 +59,7 @@ _MODULES = {
     ),
     "comm.data": "audit datasets evaluator iterators virtual_evaluator",
     "comm.run": "checkpoints extensions parameter_audit snapshots trace",
+    "compat.numpy_1": "numpy_names",
 }
 # Chainer's paths of modules that have another place here: `from dbrdist.variable import Variable`.
 _OF_CHAINER = {

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.compat.numpy_types import FUNCTIONS, OPERATORS, of_two, operate
+from dbrdist.compat.numpy_1.numpy_types import FUNCTIONS, OPERATORS, of_two, operate
 from dbrdist.core.array.types import Array
 
 _PREFIX = "_dbrdist_compat_"
