@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
 
 import dbrdist
@@ -16,11 +18,13 @@ RECIPE = (ROOT / "packaging/conda/meta.yaml").read_text()
 CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text())
 
 
-def recipe() -> dict:
-    """The recipe as conda reads it, with its template expressions replaced."""
-    text = re.sub(r"^{%.*%}$", "", RECIPE, flags=re.M)
-    text = text.replace("{{ compiler('c') }}", "compiler_c").replace("{{ PYTHON }}", "python")
-    return yaml.safe_load(text.replace("{{ name|lower }}", "dbrdist").replace("{{ version }}", "0"))
+@pytest.fixture(scope="module")
+def replay():
+    """The program that runs the commands of the packaging files."""
+    spec = importlib.util.spec_from_file_location("replay", ROOT / "packaging/replay.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def name_of(requirement: str) -> str:
@@ -35,13 +39,34 @@ def test_every_file_has_the_same_version():
     assert f"dbrdist[mpich,image]=={version}" in (ROOT / "packaging/Dockerfile").read_text()
 
 
-def test_the_conda_recipe_requires_what_pip_requires():
+def test_the_conda_recipe_requires_what_pip_requires(replay):
+    recipe = replay.recipe
     pip = {name_of(r) for r in PROJECT["project"]["dependencies"]}
     assert {name_of(r) for r in recipe()["requirements"]["run"]} - {"python"} == pip
     built = {name_of(r) for r in PROJECT["build-system"]["requires"]}
     assert {name_of(r) for r in recipe()["requirements"]["host"]} - {"python", "pip"} == built
     points = {f"{name} = {target}" for name, target in PROJECT["project"]["scripts"].items()}
     assert set(recipe()["build"]["entry_points"]) == points
+
+
+def test_every_command_of_the_packaging_files_is_replayed(replay, tmp_path):
+    docker, apptainer, conda = replay.docker(), replay.apptainer(), replay.conda()
+    text = (ROOT / "packaging/Dockerfile").read_text()
+    assert sum(not command.startswith(("cp ", "mpiexec ")) for command in docker) == text.count("RUN ") + text.count(
+        "&&"
+    )
+    assert docker[-1].startswith("mpiexec -n 2 dbrdist-train --overwrite /opt/dbrdist/digits.yaml")
+    definition = (ROOT / "packaging/dbrdist.def").read_text()
+    body = definition[definition.index("%post") : definition.index("%runscript")]
+    lines = [line for line in body.splitlines() if line.startswith("    ")]
+    assert len(apptainer) == len(lines) + 1 and apptainer[0] == "cp -r . /src"
+    assert [c for c in conda if "pip install . " in c] and conda[-1] == "dbrdist-launch --help"
+    ours = {c.split()[0] for c in docker + apptainer if replay.is_left_out(c)}
+    assert ours == {"apt-get", "useradd", "rm"}
+    assert replay.local("rm -rf /wheels", tmp_path) == f"rm -rf {tmp_path}/wheels"
+    assert not re.search(
+        r"(?<!\w)/(src|wheels)", replay.local("pip wheel -w /wheels /src", Path("X")).replace("X/", "")
+    )
 
 
 def test_the_source_archive_holds_everything_that_a_user_reads():

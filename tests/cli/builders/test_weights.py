@@ -17,6 +17,7 @@ from PIL import Image
 
 import dbrdist
 import dbrdist.links as L
+from dbrdist import models
 from dbrdist.cli.builders import weights
 from dbrdist.cli.builders import weights as weights_of
 from dbrdist.cli.configuration.load import check
@@ -322,3 +323,83 @@ def test_all_normalizations_of_a_file_in_pytorchs_names_have_its_eps(tmp_path):
     kept = network.gn.eps
     weights.begin_with(settings, network, SimpleNamespace(where=lambda path: "run.yaml"))
     assert (network.ln.eps, network.gn.eps, network.rms.eps) == (1e-5, kept, before)
+
+
+def torch_resnet(torch, counts, is_deep):
+    """A residual network of PyTorch's modules with torchvision's names: with bottlenecks if deep."""
+    nn = torch.nn
+
+    class Block(nn.Module):
+        def __init__(self, inputs, width, stride, is_bottleneck):
+            super().__init__()
+            sizes = [(inputs, width, 1, 1), (width, width, 3, stride), (width, 4 * width, 1, 1)]
+            sizes = sizes if is_bottleneck else [(inputs, width, 3, stride), (width, width, 3, 1)]
+            self.num = len(sizes)
+            for k, (i, o, kernel, s) in enumerate(sizes, 1):
+                setattr(self, f"conv{k}", nn.Conv2d(i, o, kernel, s, kernel // 2, bias=False))
+                setattr(self, f"bn{k}", nn.BatchNorm2d(o))
+            self.downsample = None
+            if stride != 1 or inputs != sizes[-1][1]:
+                shortcut = nn.Conv2d(inputs, sizes[-1][1], 1, stride, bias=False)
+                self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(sizes[-1][1]))
+
+        def forward(self, x):
+            h = x
+            for k in range(1, self.num + 1):
+                h = getattr(self, f"bn{k}")(getattr(self, f"conv{k}")(h))
+                h = torch.relu(h) if k < self.num else h
+            return torch.relu(h + (x if self.downsample is None else self.downsample(x)))
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
+            inputs = 64
+            for stage, num in enumerate(counts, 1):
+                blocks = []
+                for i in range(num):
+                    width = 64 * 2 ** (stage - 1)
+                    blocks.append(Block(inputs, width, 2 if stage > 1 and i == 0 else 1, is_deep))
+                    inputs = 4 * width if is_deep else width
+                setattr(self, f"layer{stage}", nn.Sequential(*blocks))
+            self.fc = nn.Linear(inputs, 10)
+
+        def forward(self, x):
+            h = nn.functional.max_pool2d(torch.relu(self.bn1(self.conv1(x))), 3, 2, 1)
+            for stage in range(1, 5):
+                h = getattr(self, f"layer{stage}")(h)
+            return self.fc(h.mean((2, 3)))
+
+    return Net().eval()
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@each(**{"make, counts, is_deep": [
+    (models.ResNet18, (2, 2, 2, 2), False), (models.ResNet34, (3, 4, 6, 3), False),
+    (models.ResNet50, (3, 4, 6, 3), True), (models.ResNet101, (3, 4, 23, 3), True), (models.ResNet152, (3, 8, 36, 3), True),
+]})  # fmt: skip
+def test_residual_networks_go_to_pytorch_and_back_with_torchvisions_names(make, counts, is_deep, tmp_path):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    torch.manual_seed(0)
+    theirs = torch_resnet(torch, counts, is_deep)
+    for module in theirs.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            torch.nn.init.uniform_(module.running_mean, -0.1, 0.1)
+            torch.nn.init.uniform_(module.running_var, 0.8, 1.2)
+            torch.nn.init.uniform_(module.weight, 0.4, 0.6)
+    state = {name: value.numpy() for name, value in theirs.state_dict().items()}
+    safetensors.save(str(tmp_path / "theirs.safetensors"), {n: a for n, a in state.items() if a.ndim})
+    ours = make(10)
+    settings = checked("", f"init_from={tmp_path / 'theirs.safetensors'}").init_from
+    weights.begin_with(settings, ours, check(BASE.encode(), "run.yaml")[1])
+    x = np.random.default_rng(0).normal(size=(2, 3, 64, 64)).astype(np.float32)
+    with torch.no_grad(), dbrdist.using_config("train", False):
+        expected, found = theirs(torch.from_numpy(x)).numpy(), ours(x).array
+        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5 * np.abs(expected).max())
+        entries = {n: get() for n, (get, _) in weights._targets(ours)}
+        back = torch_resnet(torch, counts, is_deep)
+        names = weights.to_torch(entries)
+        missing, unexpected = back.load_state_dict({n: torch.from_numpy(a) for n, a in names.items()}, strict=False)
+        assert unexpected == [] and all(name.endswith("num_batches_tracked") for name in missing)
+        np.testing.assert_array_equal(back(torch.from_numpy(x)).numpy(), expected)
