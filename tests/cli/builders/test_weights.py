@@ -377,7 +377,8 @@ def torch_resnet(torch, counts, is_deep):
 @pytest.mark.slow
 @each(**{"make, counts, is_deep": [
     (models.ResNet18, (2, 2, 2, 2), False), (models.ResNet34, (3, 4, 6, 3), False),
-    (models.ResNet50, (3, 4, 6, 3), True), (models.ResNet101, (3, 4, 23, 3), True), (models.ResNet152, (3, 8, 36, 3), True),
+    (models.ResNet50, (3, 4, 6, 3), True), (models.ResNet101, (3, 4, 23, 3), True),
+    (models.ResNet152, (3, 8, 36, 3), True),
 ]})  # fmt: skip
 def test_residual_networks_go_to_pytorch_and_back_with_torchvisions_names(make, counts, is_deep, tmp_path):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
