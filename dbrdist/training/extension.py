@@ -69,8 +69,13 @@ class Extension:
 
 def subject_of(extension: Extension) -> str:
     """What an extension's state is about."""
+    return str(extension.subject or class_of(extension))
+
+
+def class_of(extension: Extension) -> str:
+    """The name of an extension's class, or of the function that it was made of."""
     inner = what_is_called(extension)
-    return str(extension.subject or getattr(inner, "__name__", type(inner).__name__))
+    return str(getattr(inner, "__name__", type(inner).__name__))
 
 
 class _FunctionExtension(Extension):

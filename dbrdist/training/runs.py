@@ -24,6 +24,8 @@ _MODEL_PATH = "updater/model:main/"
 _AVERAGE_PATH = "extensions/WeightAverage/weights/"
 CONSTANTS = "constants"
 _CONSTANTS_PATH = f"extensions/LocalState/{CONSTANTS}"
+DATA = "data"
+_DATA_PATH = f"extensions/LocalState/{DATA}"
 
 
 def load(
@@ -120,9 +122,11 @@ def trained_weights(entries: Mapping[str, Array]) -> dict[str, Array]:
     return weights
 
 
-def load_weights(path: str, link: Link, part: str = "") -> None:
-    """As :func:`fill_weights`, from the snapshot at `path`."""
-    fill_weights(path, read_npz(path), link, part)
+def load_weights(path: str, link: Link, part: str = "") -> dict[str, Any]:
+    """As :func:`fill_weights`, from the snapshot at `path`; returns what it says of the data."""
+    entries = read_npz(path)
+    fill_weights(path, entries, link, part)
+    return saved_data(entries)
 
 
 def fill_weights(path: str, entries: Mapping[str, Array], link: Link, part: str = "") -> None:
@@ -170,7 +174,16 @@ def saved_constants(entries: Mapping[str, Array]) -> dict[str, float]:
         return {}
 
 
-# ---- the classes that a network has learned ----
+# ---- the data that a network has learned ----
+
+
+def saved_data(entries: Mapping[str, Array]) -> dict[str, Any]:
+    """What a snapshot's entries say of the data: `classes` and `num_test_examples`; empty in one of another version."""
+    try:
+        found = json.loads(str(entries[_DATA_PATH]))
+    except (KeyError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def other_classes(learned: Sequence[str] | None, found: Sequence[str] | None) -> str | None:

@@ -17,7 +17,7 @@ from dbrdist.core.files.serializer import AbstractSerializer, is_about, saved_en
 from dbrdist.core.model.reporter import Reporter, as_number
 from dbrdist.core.usage.foreign_names import refuse_unknown
 from dbrdist.core.usage.mistakes import given_a_class
-from dbrdist.training.extension import Extension, as_extension, subject_of, what_is_called
+from dbrdist.training.extension import Extension, as_extension, class_of, subject_of, what_is_called
 from dbrdist.training.first_look import see_triggers
 from dbrdist.training.triggers import can_fire, get_trigger, position_if_each_step
 
@@ -244,7 +244,7 @@ class Trainer:
             self.stop_trigger.serialize(serializer["stop_trigger"])
         for name, entry in self._extensions.items():  # a name may be another extension's at the next start
             place = serializer["extensions"][name]
-            if is_about(place["__class__"], subject_of(entry.extension)):
+            if is_about(place["__class__"], subject_of(entry.extension), class_of(entry.extension)):
                 entry.extension.serialize(place)
             if hasattr(entry.trigger, "serialize"):
                 place = serializer["extension_triggers"][name]

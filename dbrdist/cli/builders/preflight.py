@@ -20,6 +20,7 @@ from dbrdist.cli.configuration.load import Origin
 from dbrdist.cli.configuration.schema import Config
 from dbrdist.core.array.backend import to_cpu
 from dbrdist.core.array.types import Array
+from dbrdist.core.usage.mistakes import warn
 from dbrdist.errors import ConfigError
 
 _ENTROPIES = ("softmax_cross_entropy", "binary_cross_entropy")  # losses of classes
@@ -93,11 +94,25 @@ def _labels(look: Look, made: Parts, inputs: Array | None, labels: Array) -> Non
         )
     if smallest < 0 and look.config.loss.name == "binary_cross_entropy":
         raise look.mistake("data", f"a {look.words} label is {smallest}; binary_cross_entropy counts classes from 0")
-    if getattr(outputs, "ndim", 0) == labels.ndim + 1 and largest >= outputs.shape[1]:
+    if getattr(outputs, "ndim", 0) != labels.ndim + 1:
+        return
+    if largest >= outputs.shape[1]:
         raise look.mistake(
             "model",
             f"the network has {outputs.shape[1]} outputs, but a {look.words} label is {largest}; labels are counted "
             f"from 0, so it needs {largest + 1}",
+        )
+    if look.config.loss.name == "softmax_cross_entropy" and labels.ndim == 1:
+        _ignored(look.words, every[-1])
+
+
+def _ignored(part: str, labels: Array) -> None:
+    """Warn of labels that softmax_cross_entropy ignores: -1 and 1 for two classes are the usual ones elsewhere."""
+    number = int(np.count_nonzero(labels == -1))
+    if number:
+        warn(
+            f"{number} of {labels.size} {part} labels are -1, which softmax_cross_entropy leaves out of the loss; if "
+            "-1 is one of your classes, count them from 0"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Sequence
 
 from dbrdist.cli.inspection import page
@@ -40,6 +41,17 @@ def _pictures(run: RunRecord, folder: str) -> list[str]:
         plotting.draw_grid(axes, True)
         if any(s.name for s in series):
             axes.legend()
-        paths.append(os.path.join(folder, f"{name}.png"))
+        paths.append(os.path.join(folder, f"{_short(name)}.png"))
         plotting.save_figure(figure, paths[-1])
     return paths
+
+
+_MAX_NAME = 200  # bytes; file systems allow 255, and a file is written under a longer name first
+
+
+def _short(name: str) -> str:
+    """A name that a file can have; where it is cut, a checksum of the whole tells it from others."""
+    whole = name.encode(errors="surrogateescape")
+    if len(whole) <= _MAX_NAME:
+        return name
+    return f"{whole[:_MAX_NAME].decode(errors='ignore')}_{zlib.crc32(whole):08x}"

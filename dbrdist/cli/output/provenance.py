@@ -23,16 +23,20 @@ if TYPE_CHECKING:
 def facts(comm: CommunicatorBase) -> dict[str, Any]:
     """What the summary says of this start. Collective."""
     hosts = comm.allgather_obj(socket.gethostname())
+    try:
+        directory: str | None = os.getcwd()
+    except OSError:  # it was removed
+        directory = None
     return {
         "command": shlex.join([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
-        "directory": os.getcwd(),
+        "directory": directory,
         "pid": os.getpid(),
         "hosts": dict(Counter(hosts)),  # with the number of ranks on each
         "communicator": name_of(comm),
         "num_ranks": comm.size,
         "version": __version__,
         "versions": {"python": platform.python_version(), "numpy": np.__version__},
-        "commit": commit(os.getcwd()),
+        "commit": None if directory is None else commit(directory),
     }
 
 

@@ -8,12 +8,17 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from dbrdist.cli.output.console import Console
 
 if TYPE_CHECKING:
     from dbrdist.comm.communicators.communicator import CommunicatorBase
 
-_OWN_FILES = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_OWN_FILES = (
+    os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep,
+    os.path.dirname(os.path.abspath(click.__file__)) + os.sep,  # which calls the command
+)
 _MAX_WARNINGS = 1000  # that are told apart
 
 

@@ -30,7 +30,9 @@ def evaluate(config: Config, origin: Origin, comm: CommunicatorBase, run_dir: st
         check_classes(os.path.join(folder_of(run_dir), RECIPE), made.data.classes, origin)
         preflight.check_test(config, origin, made)
         weights.warn_of_other_network(run_dir, made.recipe, f"--evaluate {run_dir}")
-    path = _load_newest(run_dir, made.task, comm)
+    path, learned = _load_newest(run_dir, made.task, comm)
+    with alike(comm):
+        compare_classes(learned.get("classes"), made.data.classes, origin)
     evaluation = evaluator(config, made, comm)
     evaluation.name = "validation"
     means = evaluation(None)
@@ -39,27 +41,35 @@ def evaluate(config: Config, origin: Origin, comm: CommunicatorBase, run_dir: st
         print(strict_json.dumps({"snapshot": path, **{key: float(value) for key, value in means.items()}}), flush=True)
 
 
-def _load_newest(run_dir: str, task: Any, comm: CommunicatorBase) -> str:
-    """Fill the network with the weights of the snapshot that rank 0 finds; its path. Collective."""
+def _load_newest(run_dir: str, task: Any, comm: CommunicatorBase) -> tuple[str, dict[str, Any]]:
+    """Fill the network with the weights of the snapshot that rank 0 finds; its path, and what it says of the data.
+
+    Collective.
+    """
     while True:
         with alike(comm):
             path = find_snapshot(run_dir) if comm.rank == 0 else None
         path = comm.bcast_obj(path)
-        is_there = True
+        is_there, learned = True, {}
         with alike(comm):
             try:
-                load_weights(path, task)
+                learned = load_weights(path, task)
             except FileNotFoundError:  # the run continues, and has removed it
                 is_there = path == run_dir
                 if is_there:
                     raise
         if all(comm.allgather_obj(is_there)):
-            return str(path)
+            return str(path), learned
 
 
 def check_classes(recipe: str, classes: list[str] | None, origin: Origin) -> None:
     """Raise ConfigError where the data has other classes than those in a run's recipe."""
-    words = other_classes(read_json(recipe).get("classes"), classes)
+    compare_classes(read_json(recipe).get("classes"), classes, origin)
+
+
+def compare_classes(learned: list[str] | None, classes: list[str] | None, origin: Origin) -> None:
+    """Raise ConfigError where the data has other classes than those that the network was trained on."""
+    words = other_classes(learned, classes)
     if words:
         raise ConfigError(
             f"{origin.where(('data',))}: data: {words}; give the network the data with its own classes, or train "

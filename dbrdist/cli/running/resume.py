@@ -129,7 +129,19 @@ def apply(found: list[Change], optimizer: GradientMethod, config: Config) -> Non
 
 
 # What an observed value is measured by, beside the weights.
-_MEASURES = {"loss": r"loss(\..*)?", "metrics": r"metrics", "test": r"(transforms\.test|evaluation\.flip)(\..*)?"}
+_NUM_TEST = "number of test examples"
+_MEASURES = {
+    "loss": r"loss(\..*)?",
+    "metrics": r"metrics",
+    "test": rf"(transforms\.test|evaluation\.flip)(\..*)?|data\.(name|test)|{_NUM_TEST}",
+}
+
+
+def data_changes(saved: dict[str, Any], now: dict[str, Any]) -> Iterator[Change]:
+    """How the data differs from that of a snapshot, where the configuration need not say so."""
+    before, after = saved.get("num_test_examples"), now["num_test_examples"]
+    if before is not None and before != after:
+        yield Change(_NUM_TEST, before, after)
 
 
 def forget_best(found: list[Change], config: Config, best: Any, goal: Any) -> Iterator[str]:

@@ -38,7 +38,7 @@ from dbrdist.cli.output.warned import Warned
 from dbrdist.cli.output.words import counted, said
 from dbrdist.cli.running import batch_finder, loggers, resume
 from dbrdist.cli.running.endings import INTERRUPTED, STOPPED, as_ending, reason_of
-from dbrdist.cli.running.evaluation import check_classes
+from dbrdist.cli.running.evaluation import check_classes, compare_classes
 from dbrdist.cli.running.lr_finder import FEWEST_STEPS, RangeTest
 from dbrdist.cli.running.meter import Meter
 from dbrdist.cli.running.periods import (
@@ -111,7 +111,7 @@ class TrainingRun:
         check_shares(comm, self.iterator)
         comm.bcast_data(self.parts.task)
         self.log = extensions.LogReport(trigger=None)
-        self.local = LocalState(comm, self.parts.task, self.iterator)
+        self.local = LocalState(comm, self.parts.task, self.iterator, self._data_facts())
         self.agreement = StepAgreement(comm, self.iterator, shares_time=uses_time(config.snapshot.every))
         self.average = average_of(config, self.parts.task, len(self.parts.data.train))
         self.saver = SharedSnapshot(
@@ -128,6 +128,11 @@ class TrainingRun:
 
     def _save(self, trainer: Trainer) -> None:
         self.saver.save(trainer)
+
+    def _data_facts(self) -> dict[str, Any]:
+        """What a snapshot says of the data that the network has learned."""
+        data = self.parts.data
+        return {"classes": data.classes, "num_test_examples": None if data.test is None else len(data.test)}
 
     def _trainer(self) -> Trainer:
         config, comm, end = self.config, self.comm, end_of(self.config, self.range_test)
@@ -151,8 +156,8 @@ class TrainingRun:
             self._evaluation(trainer, end)
         else:
             trainer.extend(self.range_test)
-        for extension, trigger in build.extensions(config, self.origin):
-            trainer.extend(extension, trigger=trigger)
+        for extension, trigger, name in build.extensions(config, self.origin):
+            trainer.extend(extension, name, trigger=trigger)
         if comm.rank == 0:
             self._reports(trainer, AnyTrigger(interval(config.log.every), end))
         if self.range_test is None:
@@ -248,9 +253,11 @@ class TrainingRun:
                         snapshots.load(path, self.trainer)
                     except CheckpointError as error:
                         raise CheckpointError(f"{error}{resume.unfit(changes)}") from error
+                    compare_classes(self.local.saved_data.get("classes"), self.parts.data.classes, self.origin)
                     resume.apply(changes, self.optimizer, self.config)
                     goal = self.trainer.stop_trigger
-                    forgotten = list(resume.forget_best(changes, self.config, self.best_trigger, goal))
+                    measured = [*changes, *resume.data_changes(self.local.saved_data, self._data_facts())]
+                    forgotten = list(resume.forget_best(measured, self.config, self.best_trigger, goal))
                     if not any(re.match(r"model\b", change.key) for change in changes):
                         set_constants(self.parts.task, self.local.saved_constants)
                 if self._is_over(changes):
@@ -327,7 +334,7 @@ class TrainingRun:
         tracer = trace.Trace(self.comm) if traces else None
         if tracer is not None:
             tracer.start()
-        began, ending, code = time.time(), ("failed", "the run did not finish"), 0
+        began, ending, code = time.monotonic(), ("failed", "the run did not finish"), 0
         try:
             # what overflows shows in the loss, which is looked at after each step; a warning would not say more
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -352,12 +359,12 @@ class TrainingRun:
                 if tracer is not None:
                     tracer.stop()
                 self.warned.say_own()
-                self._end(*ending, time.time() - began, {})
+                self._end(*ending, time.monotonic() - began, {})
         if tracer is not None:
             self._write_trace(tracer)
         skipped = self._skipped()
         self.warned.gather(self.comm)
-        self._end(*ending, time.time() - began, skipped)
+        self._end(*ending, time.monotonic() - began, skipped)
         return code
 
     def _ends_a_test(self, error: BaseException) -> bool:
@@ -454,7 +461,9 @@ class TrainingRun:
         best = self.config.snapshot.best
         is_training = self.range_test is None and self.config.batch_finder is None
         if best is not None and is_training and not os.path.exists(self.folder.file(BEST)):
-            self.say(f"snapshot.best: no {BEST} was saved, because nothing was observed as {best!r}")
+            is_nan = any(best in line for line in self.log.log)
+            reason = f"{best!r} was NaN each time" if is_nan else f"nothing was observed as {best!r}"
+            self.say(f"snapshot.best: no {BEST} was saved, because {reason}")
         epochs = counted(f"{summary['epochs']:.4g}", "epoch")
         done = f"{epochs}, {counted(summary['iterations'], 'step')}"
         done = f": {done}" if self.config.batch_finder is None else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from dbrdist.training import PRIORITY_WRITER, Extension
 from dbrdist.training.extensions import snapshots
 from dbrdist.training.extensions.snapshots import PRIORITY_SNAPSHOT, Snapshot
 from dbrdist.training.extensions.weight_average import WeightAverage
-from dbrdist.training.runs import CONSTANTS, constants_of
+from dbrdist.training.runs import CONSTANTS, DATA, constants_of
 
 if TYPE_CHECKING:
     from dbrdist.core.model.link import Link
@@ -34,7 +34,8 @@ _MOST_ROWS_BYTES, _MOST_ROWS = 1_000_000, 0.1  # of all ranks' statistics; and o
 class LocalState(Extension):
     """The state in which ranks differ: running statistics of the network, and the examples left out.
 
-    It also saves the constants that belong to the network's weights (:func:`dbrdist.training.runs.constants_of`).
+    It also saves the constants that belong to the network's weights (:func:`dbrdist.training.runs.constants_of`), and
+    what `data` says of the data that it is trained on.
 
     It is gathered on rank 0 for a snapshot, which one rank writes: one array for each value, with a row for each rank.
     A run that is resumed on as many ranks gives each its own again; on another number all get the means. Where the rows
@@ -46,9 +47,11 @@ class LocalState(Extension):
         comm: the ranks.
         model: the network.
         iterator: the training iterator; what it has in ``skipped``, if anything, is kept too.
+        data: facts about the data as plain values: what a later start compares with its own.
     """
 
-    def __init__(self, comm: CommunicatorBase, model: Any, iterator: Any):
+    def __init__(self, comm: CommunicatorBase, model: Any, iterator: Any, data: Mapping[str, Any] | None = None):
+        self._data = dict(data or {})
         self._comm = comm
         self._model = model
         self._iterator = iterator
@@ -58,6 +61,7 @@ class LocalState(Extension):
         self._skipped_of_ranks: list[list[str]] = []
         self._size = 0  # of the ranks that were gathered
         self.saved_constants: dict[str, float] = {}  # of a loaded snapshot
+        self.saved_data: dict[str, Any] = {}
 
     trigger = None
 
@@ -102,6 +106,8 @@ class LocalState(Extension):
     def serialize(self, serializer: AbstractSerializer) -> None:
         constants = described(serializer, CONSTANTS, json.dumps(constants_of(self._model)))
         self.saved_constants = json.loads(constants) if serializer.is_loading and constants else {}
+        data = described(serializer, DATA, json.dumps(self._data))
+        self.saved_data = json.loads(data) if serializer.is_loading and data else {}
         size = int(serializer("size", self._size))
         if not serializer.is_loading:
             serializer(

@@ -91,14 +91,16 @@ class Deserializer(AbstractSerializer):
 SUBJECT = "__subject__"
 
 
-def is_about(serializer: AbstractSerializer, subject: str) -> bool:
+def is_about(serializer: AbstractSerializer, subject: str, *before: str) -> bool:
     """Save with a state what it is about; when loading, whether the saved state is about the same.
+
+    `before` has what earlier versions said of the same.
 
     ``if is_about(serializer, key): self.best = serializer('best', self.best)`` keeps the best value of one key from
     becoming that of another. A state that was saved without a subject counts as the same.
     """
     saved = described(serializer, SUBJECT, subject)
-    return saved is None or saved == subject
+    return saved is None or saved in (subject, *before)
 
 
 def loads(serializer: AbstractSerializer) -> bool:

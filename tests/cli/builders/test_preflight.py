@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dbrdist.cli.builders import preflight
-from dbrdist.errors import ConfigError
+from dbrdist.errors import ConfigError, UsageWarning
 from tests.each import each
 
 
@@ -28,7 +28,7 @@ class Look:
 
 @each(
     case=[
-        (np.array([0, 1, 2, -1]), {}, None),
+        (np.array([[0, 1, 2, -1]]), {"outputs": (1, 3, 4)}, None),
         (np.array([0, 1, 3]), {}, "model: the network has 3 outputs, but a training label"),
         (np.array([-2, 1]), {}, "data: a training label is -2; classes are counted from 0"),
         (np.array([-2, 1]), {"loss": "hinge"}, None), (np.array([5]), {"outputs": (4,)}, None),
@@ -45,6 +45,12 @@ def test_labels_fit_loss_and_network(case):
     else:
         with pytest.raises(ConfigError, match=expected):
             preflight._labels(Look(**look), made, None, labels)
+
+
+def test_ignored_labels_of_a_classification_are_counted():
+    made = SimpleNamespace(task=SimpleNamespace(predictor=None))
+    with pytest.warns(UsageWarning, match="1 of 4 training labels are -1"):
+        preflight._labels(Look(), made, None, np.array([0, 1, 2, -1]))
 
 
 ORIGIN = SimpleNamespace(where=lambda path: f"run.yaml:{'.'.join(map(str, path))}")

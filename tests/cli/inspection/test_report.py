@@ -179,3 +179,10 @@ def test_pictures_show_the_curves_and_mark_a_single_point(monkeypatch, tmp_path)
     ]  # fmt: skip
     plotting.is_installed = lambda: False
     assert report._pictures(one, str(tmp_path)) == []
+
+
+def test_long_names_of_metrics_fit_into_names_of_files():
+    names = ["m" * 250 + end for end in "ab"] + ["é" * 150]
+    assert report._short("loss") == "loss"
+    cut = [report._short(name) for name in names]
+    assert len(set(cut)) == 3 and all(len(name.encode()) < 220 for name in cut)

@@ -46,3 +46,10 @@ def test_the_facts_of_a_start(monkeypatch, tmp_path):
         "command": "dbrdist-train 'a b.yaml' seed=1", "directory": str(tmp_path), "pid": os.getpid(),
         "hosts": {"here": 1}, "communicator": "naive", "num_ranks": 1,
     }  # fmt: skip
+
+
+def test_a_removed_directory_has_no_name(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    found = provenance.facts(create_communicator("single"))
+    assert found["directory"] is None and found["commit"] is None

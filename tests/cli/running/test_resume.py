@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -219,7 +223,85 @@ def test_two_extensions_of_a_class_do_not_exchange_their_states(run, folder):
     _, out, _ = run("run.yaml", "--resume", "epochs=2", counters(1, 100))
     assert "counted 1 30\n" in out and "counted 100 3000\n" in out
     _, out, _ = run("run.yaml", "--resume", "epochs=3", counters(100, 1))
-    assert "counted 1 15\n" in out and "counted 100 1500\n" in out  # anew, and nothing of the other's
+    assert "counted 1 45\n" in out and "counted 100 4500\n" in out  # each finds its own, in another order
+
+
+def test_an_extension_with_other_arguments_begins_anew(run, folder):
+    (folder / "counters.py").write_text(COUNTERS)
+    (folder / "run.yaml").write_text(DIGITS)
+    assert run("run.yaml", counters(1))[0] == 0
+    assert "counted 100 1500\n" in run("run.yaml", "--resume", "epochs=2", counters(100))[1]
+    assert "counted 100 3000\n" in run("run.yaml", "--resume", "epochs=3", counters(100))[1]
+
+
+NAMED = """
+import numpy as np
+
+from dbrdist.datasets import TupleDataset
+
+
+def blobs(names="abc", num_test=6, lowest=0):
+    t = (np.arange(24) % 3 + lowest).astype(np.int32)
+    train = TupleDataset(np.eye(3, dtype=np.float32)[t - lowest], t)
+    train.num_classes, train.classes = 3, list(names)
+    return train, TupleDataset(np.eye(3, dtype=np.float32)[t[:num_test] - lowest], t[:num_test])
+
+
+def nothing(outputs, labels):
+    return float("nan")
+"""
+BLOBS = "model: {name: mlp, units: [4]}\ndata: {name: 'named:blobs'}\nbatch: 8\nepochs: 1\nout: result\n"
+
+
+@pytest.fixture
+def named(folder):
+    (folder / "named.py").write_text(NAMED)
+    (folder / "run.yaml").write_text(BLOBS)
+    yield
+    sys.modules.pop("named", None)
+
+
+@pytest.mark.parametrize("of_recipe", [None, "{", "{}"])
+def test_classes_are_those_of_the_snapshot_where_the_recipe_has_none(run, named, of_recipe):
+    assert run("run.yaml")[0] == 0
+    recipe = Path("result/model.json")
+    recipe.unlink() if of_recipe is None else recipe.write_text(of_recipe)
+    for words in (["--resume", "epochs=2"], ["--evaluate", "result"]):
+        code, _, err = run("run.yaml", *words, "data.args.names=bac")
+        assert code == 2 and "class 0 was 'a', now 'b'; class 1 was 'b', now 'a'" in err
+    assert run("run.yaml", "--evaluate", "result")[0] == 0
+    assert run("run.yaml", "--resume", "epochs=2")[0] == 0
+
+
+@pytest.mark.parametrize("words", ["data.args.num_test=5", "data.args.num_test=7"])
+def test_a_best_value_on_other_test_data_is_forgotten(run, named, words):
+    best = "snapshot.best=validation/main/loss"
+    assert run("run.yaml", best)[0] == 0
+    _, out, _ = run("run.yaml", best, "--resume", "epochs=2", words)
+    assert "the best validation/main/loss so far was measured with another number of test examples" in out
+    _, out, _ = run("run.yaml", best, "--resume", "epochs=3", words)
+    assert "begins anew" not in out
+
+
+def test_the_end_says_that_the_best_value_was_nan(run, named):
+    _, out, _ = run("run.yaml", "metrics=['named:nothing']", "snapshot.best=validation/main/nothing")
+    assert "no snapshot_best was saved, because 'validation/main/nothing' was NaN each time" in out
+
+
+@pytest.mark.filterwarnings("default::dbrdist.errors.UsageWarning")
+def test_ignored_labels_are_counted(run, named):
+    words = " ".join("".join(run("run.yaml", "data.args.lowest=-1")[1:]).split())
+    assert "8 of 24 training labels are -1, which softmax_cross_entropy leaves out of the loss" in words
+    assert "click" not in words  # which calls the command: the user has no line there
+    assert "labels are -1" not in "".join(run("run.yaml", "out=other")[1:])
+
+
+def test_seconds_do_not_depend_on_the_clock(run, named, monkeypatch):
+    clock = itertools.count(2e9, -50)
+    monkeypatch.setattr(time, "time", lambda: float(next(clock)))
+    code, out, _ = run("run.yaml")
+    assert code == 0 and re.search(r"finished: 1 epoch, 3 steps in \d", out)
+    assert json.loads(Path("result/summary.json").read_text())["seconds"] >= 0
 
 
 @each(rule=["adabound", "amsbound"])

@@ -471,7 +471,7 @@ def test_an_evaluation_ends_what_it_began(monkeypatch, capsys):
     monkeypatch.setattr(evaluation.build, "find_images", lambda *arguments: None)
     monkeypatch.setattr(evaluation, "parts", lambda *arguments: made)
     monkeypatch.setattr(evaluation, "find_snapshot", lambda folder: f"{folder}/snapshot")
-    monkeypatch.setattr(evaluation, "load_weights", lambda *arguments: happened.append(arguments))
+    monkeypatch.setattr(evaluation, "load_weights", lambda *arguments: happened.append(arguments) or {})
     monkeypatch.setattr(evaluation, "evaluator", lambda *arguments: Evaluation())
     config = SimpleNamespace(model_copy=lambda update: None)
     evaluation.evaluate(config, None, create_communicator("naive"), "run")

@@ -168,7 +168,7 @@ def test_large_statistics_of_many_ranks_are_saved_as_their_means(monkeypatch, nu
     entries = saved_by(num_ranks)
     rows = {key: value for key, value in entries.items() if key.startswith("rows/")}
     assert len(rows) == 6 and {len(value) for value in rows.values()} == {3 if num_ranks == 3 else 1}
-    assert len(entries) == 6 + 3  # and the constants, the size, what was skipped
+    assert len(entries) == 6 + 4  # and the constants, the data, the size, what was skipped
 
     def body(comm):
         model = network(100 + comm.rank)
