@@ -24,6 +24,10 @@ class StopRequested(DbrdistError):
         self.signal = signal
 
 
+class CaptureError(DbrdistError, RuntimeError):
+    """A step cannot be captured as a CUDA graph; the message says what stands in the way. It runs eagerly."""
+
+
 class StaleParametersError(DbrdistError, RuntimeError):
     """Backward needs values of parameters that were assigned new ones after forward."""
 

@@ -39,7 +39,8 @@ EXTRAS = os.environ.get("EXTRAS", "mpich,image,dev")
 # Own CUDA kernels, compiled by g++, and what cuDNN is asked for.
 ON_HOST = ("gpu_all_kernels", "gpu_cudnn", "gpu_mixed", "host_cudnn", "host_ops", "gpu_normalization", "gpu_sums")
 # Complete steps of these under the tape.
-ON_WHOLE = ("gpu_whole", "gpu_models", "gpu_waits", "gpu_layout", "gpu_links", "gpu_optimizers")
+ON_WHOLE = ("gpu_whole", "gpu_models", "gpu_waits", "gpu_layout", "gpu_links", "gpu_optimizers", "gpu_capture",
+            "gpu_graphs", "gpu_cli")  # fmt: skip
 OF_WHEEL = ("cli", "comm", "contracts", "core", "functions", "kernels", "links", "models", "optimizers", "training")
 # As root, and with more ranks than cores, Open MPI wants these.
 OPENMPI = {

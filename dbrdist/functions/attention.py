@@ -99,7 +99,8 @@ def _seen(
         mask = ops.cast(as_variable(mask), dtype)
         given = mask.array != -np.inf
         added = ops.where(given, mask, dtype.type(0))
-    return Seen(None if given.all() else given, added, is_causal)
+    sees_all = isinstance(given, np.ndarray) and bool(given.all())  # a GPU would be waited for
+    return Seen(None if sees_all else given, added, is_causal)
 
 
 def _as_arrays(seen: Seen) -> Seen:

@@ -7,13 +7,15 @@ Legend: L queries, S keys and their values, E and V numbers in each; a block is 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from dbrdist import kernels
-from dbrdist.core.array.backend import Array, empty, get_array_module
+from dbrdist.core.array.backend import Array, Device, current_device, empty, get_array_module
+from dbrdist.core.array.declared import keep
 from dbrdist.core.array.random import Lines
 from dbrdist.core.array.types import DType, Module
 from dbrdist.core.tape import ops
@@ -28,6 +30,13 @@ _BLOCK_QUERIES = 512
 # AVX-512 and 64 numbers in a query: 43 ms and 41 for 12 heads of 512 queries, 330 and 319 for 6 of 2,048; with 128
 # queries 17 and 13 ms.
 _LEAST_SCORES = 1 << 18
+
+
+@lru_cache(maxsize=16)
+def _keys_before(num: int, size: int, device: Device) -> Array:
+    """On a GPU: whether query i sees key k, which is none after it."""
+    mask: Array = device.send(np.tri(num, size, dtype=bool))
+    return mask
 
 
 class Seen(NamedTuple):
@@ -47,7 +56,7 @@ class Seen(NamedTuple):
         """As ``keys``, with the causal ones among them; for L queries and S keys."""
         if not self.is_causal:
             return self.keys
-        before = xp.asarray(np.tri(num, size, dtype=bool))
+        before = np.tri(num, size, dtype=bool) if xp is np else keep(_keys_before(num, size, current_device()))
         return before if self.keys is None else self.keys & before
 
     def softmax(self, scores: Array, head: tuple[int, ...], block: slice, shape: tuple[int, ...]) -> Array:
@@ -212,11 +221,15 @@ def weights_of(scores: Variable, seen: Seen) -> Variable:
     keys = seen.all_keys(num, size, xp)
     if keys is None:
         return _softmax(scores)
+    if seen.keys is None:  # each query sees the first key, at least
+        return _softmax(ops.where(keys, scores, scores.dtype.type(-np.inf)))
     keys = xp.broadcast_to(keys, scores.shape)
     sees_some = keys.any(axis=-1, keepdims=True)
     lowest = xp.where(sees_some, -np.inf, 0.0).astype(scores.dtype)  # no finite number is below all scores
     weights = _softmax(ops.where(keys, scores, lowest))
-    return weights if bool(sees_some.all()) else ops.where(keys, weights, scores.dtype.type(0))
+    if isinstance(keys, np.ndarray) and bool(sees_some.all()):  # a GPU would be waited for
+        return weights
+    return ops.where(keys, weights, scores.dtype.type(0))
 
 
 def _softmax(scores: Variable) -> Variable:

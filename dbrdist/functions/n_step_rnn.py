@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dbrdist import kernels
-from dbrdist.core.array.array_operations import summed_to
+from dbrdist.core.array.array_operations import product, summed_to
 from dbrdist.core.array.backend import Array, get_array_module
 from dbrdist.core.array.types import DType
 from dbrdist.core.tape import ops
@@ -174,7 +174,7 @@ def _blocks(z: Variable, n: int) -> list[Variable]:
 
 def _product(a: Array, b: Array) -> Array:
     """The product of two matrices by the fastest kernel where they are of one type."""
-    return kernels.matmul(a, b) if type(a) is np.ndarray and a.dtype == b.dtype else a.dot(b)
+    return kernels.matmul(a, b) if type(a) is np.ndarray and a.dtype == b.dtype else product(a, b)
 
 
 class RecurrentLayer(FunctionNode):

@@ -21,7 +21,7 @@ from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config
 from dbrdist.core.array.elementwise import elementwise, fused
 from dbrdist.core.array.observed import observed
-from dbrdist.core.array.random import Lines, drawn, next_draw, raw_words
+from dbrdist.core.array.random import Draw, Lines, drawn, next_draw, raw_words
 from dbrdist.core.array.types import DType
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating
@@ -124,7 +124,7 @@ def _on_device(a: Array, ratio: float) -> tuple[Array | None, Array | None]:
     return made
 
 
-def _dropped(a: Array, ratio: float, length: int, draw: tuple[int, ...]) -> tuple[Array, Array] | None:
+def _dropped(a: Array, ratio: float, length: int, draw: Draw) -> tuple[Array, Array] | None:
     scale = float(a.dtype.type(1.0 / (1.0 - ratio)))
     return kernels.dropout(a, length, draw, int(np.uint32(ratio * 2.0**32)), scale) if a.size else None
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from dbrdist.core.array.backend import places_of
 from dbrdist.core.array.config import config
+from dbrdist.core.array.random import Draw
 from dbrdist.core.array.types import Array
 from dbrdist.kernels.geometry import ConvGeometry
 from dbrdist.kernels.table import kernel, key_of, planned, server_of
@@ -67,7 +68,7 @@ def recurrent_backward(
 
 
 @kernel(is_light=True)
-def dropout(x: Array, length: int, draw: tuple[int, ...], threshold: int, scale: float) -> tuple[Array, Array] | None:
+def dropout(x: Array, length: int, draw: Draw, threshold: int, scale: float) -> tuple[Array, Array] | None:
     """x times a mask, and the mask: lines of ``length`` elements, each 0 where its 32 bits are below the threshold.
 
     ``draw`` names the bits, as ``core.random.next_draw`` does; ``scale`` is what the mask holds elsewhere.

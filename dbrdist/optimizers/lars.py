@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from dbrdist import kernels
+from dbrdist.core.array import declared
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module
 from dbrdist.core.model.flat import Run, Shard
 from dbrdist.core.names.limits import decay, not_negative, rate
@@ -26,7 +27,7 @@ def norm(a: Array) -> Any:
     """
     if not isinstance(a, np.ndarray):
         wide = a.astype(accumulation_dtype(a.dtype), copy=False)
-        return np.sqrt(wide.dot(wide))
+        return np.sqrt((wide * wide).sum())
     total = 0.0
     for piece in pieces(a):
         wide = a[piece].astype(np.float64)
@@ -59,9 +60,12 @@ class LARSRule(UpdateRule):
         data, grad = run.data, run.grad
         if not isinstance(data, np.ndarray) and not isinstance(run, Shard):
             layers = tuple((w.start, w.stop, p.ndim > 1 or not hp.skip_vectors) for p, w in run.layers())
-            numbers = (layers, hp.lr, hp.momentum, hp.weight_decay, hp.trust_coefficient, hp.eps)
+            numbers: tuple[Any, ...] = (layers, *_rates(hp))
+            if (block := declared.current()) is not None:
+                numbers = layers, block.declare(lambda: _rates(self.hyperparam.in_numbers()), 5, np.float64)
             if kernels.update("lars", (data, grad, *state), numbers):
                 return
+        declared.refuse_in_capture("LARS has no kernel for these arrays")
         self._step_layers(hp, t, run, state[0])
 
     def _step_layers(self, hp: Any, t: int, run: Run, v: Array) -> None:
@@ -79,6 +83,10 @@ class LARSRule(UpdateRule):
 
     def _move(self, hp: Any, t: int, decay: float, trust: Any) -> Callable[..., None]:
         return functools.partial(_move, t, hp.momentum, decay, hp.lr * trust)
+
+
+def _rates(hp: Any) -> tuple[float, ...]:
+    return hp.lr, hp.momentum, hp.weight_decay, hp.trust_coefficient, hp.eps
 
 
 def _trust(hp: Any, p_norm: Any, g_norm: Any) -> Any:

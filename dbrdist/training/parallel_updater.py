@@ -50,6 +50,7 @@ class ParallelUpdater(StandardUpdater):
     Args:
         iterator, optimizer, converter, loss_func, loss_scale, auto_new_epoch: as for StandardUpdater. `loss_func` is
             called for every block; None calls the block's model.
+        capture: False; a step on several devices is not captured as a CUDA graph.
         models: models by name; "main" is the optimizer's target. None copies that to every device.
         devices: devices by the same names, in any spelling, one of them "main"; a device may come twice. None leaves
             the models where they are.
@@ -73,7 +74,14 @@ class ParallelUpdater(StandardUpdater):
         loss_func: Callable[..., Any] | None = None,
         loss_scale: float | None = None,
         auto_new_epoch: bool = True,
+        *,
+        capture: bool = False,
     ):
+        if capture:
+            raise ValueError(
+                f"{type(self).__name__}: capture: a CUDA graph is of one device, and a step here uses several; leave "
+                "capture out, or run one process for each GPU"
+            )
         super().__init__(iterator, optimizer, converter, None, loss_func, loss_scale, auto_new_epoch)
         main = self._optimizers["main"].target
         self._devices = _devices_of(type(self).__name__, models, devices)

@@ -17,6 +17,7 @@ import threading
 from typing import Any
 
 _numbers = itertools.count(1)
+capture: Any = None  # of a stream, see capture.py
 _host: dict[int, int] = {}  # what the host has waited for, by stream
 
 
@@ -53,7 +54,32 @@ class Stream:
         self.clock[self.number] = self.clock.get(self.number, 0) + 1
         return self.clock[self.number]
 
+    def begin_capture(self, mode: int | None = None) -> None:
+        """From now on nothing is done on this stream, but noted; see capture.py."""
+        global capture
+        import capture as captures
+
+        assert capture is None, "another stream is captured"
+        if self.ptr == 0:
+            raise RuntimeError("cudaErrorStreamCaptureUnsupported: the legacy stream cannot be captured")
+        self.begin()
+        capture = captures.Capture(self)
+
+    def end_capture(self) -> Any:
+        """The graph of what was noted."""
+        global capture
+        assert capture is not None and capture.stream is self, "this stream is not captured"
+        capture, ended = None, capture
+        return ended.end()
+
+    def is_capturing(self) -> bool:
+        return capture is not None and capture.stream is self
+
     def wait_event(self, event: Event) -> None:
+        if capture is not None:
+            if self is not capture.stream or event.capture is not capture:
+                capture.refuse("a wait for work outside of the capture")
+            return
         if event.clock is not None:
             self.begin()
             _merge(self.clock, event.clock)
@@ -64,6 +90,8 @@ class Stream:
         return event
 
     def synchronize(self) -> None:
+        if capture is not None:
+            capture.refuse("a wait for a stream")
         self.begin()
         _merge(_host, self.clock)
 
@@ -89,14 +117,22 @@ class Event:
 
     def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
         self.clock: dict[int, int] | None = None
+        self.capture: Any = None  # in which it was recorded
 
     def record(self, stream: Any = None) -> None:
         stream = current_stream() if stream is None else stream
+        self.capture = capture
+        if capture is not None:
+            if stream is not capture.stream:
+                capture.refuse("an event on another stream")
+            return
         assert stream.device_id == _thread.device, "an event of another device than the current one"
         stream.begin()
         self.clock = dict(stream.clock)
 
     def synchronize(self) -> None:
+        if capture is not None:
+            capture.refuse("a wait for an event")
         if self.clock is not None:
             _merge(_host, self.clock)
 
@@ -145,6 +181,7 @@ class Block:
         self.written: tuple[int, int] | None = None
         self.read: dict[int, int] = {}
         self.memory: Any = None  # where somebody gives it some, see whole.py
+        self.free: Any = None  # where it is put when it is freed
 
 
 class Lease:
@@ -159,23 +196,40 @@ class Lease:
             return
         if block.memory is not None:
             block.memory.use(0)
-        _free.setdefault((block.device, block.owner, block.num_bytes), []).append(block)
+        (_free if block.free is None else block.free).setdefault(
+            (block.device, block.owner, block.num_bytes), []
+        ).append(block)
 
 
 _free: dict[tuple[int, int, int], list[Block]] = {}
+
+
+class _Pools(threading.local):
+    current: Any = None  # a private one, see capture.py
+
+
+pools = _Pools()
 
 
 def allocate(num_bytes: int) -> Lease:
     """Memory on the current device, for the current stream, as CuPy's pool gives it."""
     stream = current_stream()
     num_bytes = -(-max(num_bytes, 1) // 512) * 512
-    free = _free.get((_thread.device, stream.number, num_bytes))
+    pool = pools.current
+    if capture is not None and pool is None:
+        capture.refuse("memory of the default pool, which gives it to others before the graph is replayed,")
+    free = (_free if pool is None else pool.free).get((_thread.device, stream.number, num_bytes))
     block = free.pop() if free else Block(num_bytes, _thread.device, stream.number)
+    if pool is not None and block.free is None:
+        block.free = pool.free
+        pool.blocks.append(block)
     return Lease(block)
 
 
 def begin_anew() -> None:
     """Wait for everything, forget freed memory, and make device 0 the current one: each test begins so."""
+    global capture
+    capture, pools.current = None, None
     for streams in _streams.values():
         for stream in streams:
             _merge(_host, stream.clock)
@@ -189,6 +243,9 @@ def begin_anew() -> None:
 def touch(reads: Any, writes: Any, stream: Stream | None = None) -> None:
     """A piece of work on the current stream, or another one, that reads and writes these leases."""
     stream = current_stream() if stream is None else stream
+    if capture is not None:
+        capture.look(reads, writes, stream)
+        return
     time = stream.begin()
     for lease in reads:
         block = lease.block

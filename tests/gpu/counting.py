@@ -104,7 +104,7 @@ def _arrays(*xs: Any) -> Iterator[Any]:
 _KNOWN = {"call": "name", "__array_ufunc__": "ufunc"}
 
 
-def _work(out: Any, *inputs: Any) -> None:
+def _work(out: Any, *inputs: Any, again: Any = None) -> None:
     """In the place of the stand-in's: a kernel of CuPy's."""
     if _counts is None:
         return

@@ -91,6 +91,8 @@ class Waits:
 
     def declare(self) -> None:
         """Called by what waits."""
+        if clocks.capture is not None:
+            clocks.capture.refuse("a read or a wait of the host")
         if not self.allowed:
             raise RuntimeError("the host waits for the device here")
         self.count += 1
@@ -151,9 +153,26 @@ def _reads(*xs: Any) -> list[Any]:
     return found
 
 
-def _work(out: Any, *inputs: Any) -> None:
-    """A kernel of the current stream reads the inputs and writes ``out``."""
+def _work(out: Any, *inputs: Any, again: Any = None) -> None:
+    """A kernel of the current stream reads the inputs and writes ``out``; ``again`` does it once more."""
     clocks.touch(_reads(*inputs), _reads(out))
+    if clocks.capture is not None:
+        assert again is not None, "the stand-in cannot replay this"
+        clocks.capture.add("CuPy's", (out, inputs), again)
+
+
+def _into(made: Any, compute: Any) -> Any:
+    """A function that computes once more, into memory of ``made``."""
+    if isinstance(made, (tuple, list)):
+        hosts = [m.host for m in made]
+        return lambda: [np.copyto(host, value, "unsafe") for host, value in zip(hosts, compute())]
+    host = made.host
+    return lambda: np.copyto(host, compute(), "unsafe")
+
+
+def _refuse_cublas() -> None:
+    if clocks.capture is not None:
+        raise NotImplementedError("calling cuBLAS API during stream capture is currently unsupported")
 
 
 def _plain(x: Any) -> Any:
@@ -225,15 +244,17 @@ class ndarray:
                 if np.may_share_memory(seen, self.host):
                     return _view(seen, self)
                 made = ndarray(seen, self.device_id)
-                _work(made, self)
+                _work(made, self, again=_into(made, lambda: method(*args, **kwargs)))
                 return made
             if name == "take":
                 kwargs["mode"] = "wrap"
             if name != "copy":  # which brings the array to the current device
                 _plain(self)
-            result = method(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()})
+            plain, named = _plain(args), {k: _plain(v) for k, v in kwargs.items()}
+            result = method(*plain, **named)
             made = self if name == "fill" else out if out is not None else _wrap(result, name in KEEPS_ORDER)
-            _work(made, self, args)
+            again = _again_of(made if result is not None and out is None else None, method, plain, named)
+            _work(made, self, args, again=again)
             return None if name == "fill" else made
 
         return call
@@ -270,13 +291,15 @@ class ndarray:
         assert casting is None and subok is None, "CuPy supports neither casting nor subok"
         if not copy and self.host.dtype == dtype:
             return self
-        made = ndarray(_plain(self).astype(dtype, order))
-        _work(made, self)
+        host = _plain(self)
+        made = ndarray(host.astype(dtype, order))
+        _work(made, self, again=_into(made, lambda: host.astype(dtype, order)))
         return made
 
     def dot(self, b: ndarray, out: ndarray | None = None) -> ndarray:
         if not isinstance(b, ndarray):
             raise TypeError(f"Argument 'b' has incorrect type (expected an array on the device, got {type(b)})")
+        _refuse_cublas()
         if out is None:
             made = _wrap(_plain(self).dot(_plain(b)))
             _work(made, self, b)
@@ -290,7 +313,7 @@ class ndarray:
     # what waits for the device
 
     def get(self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True) -> np.ndarray:
-        if blocking:
+        if blocking or clocks.capture is not None:
             waits.declare()
         queue = clocks.current_stream(self.device_id) if stream is None else stream
         clocks.touch([self.lease], [], queue)
@@ -308,6 +331,8 @@ class ndarray:
             raise TypeError(f"{self.dtype} {self.shape} cannot be set from {type(arr)}")
         if not (self.host.flags.c_contiguous or self.host.flags.f_contiguous):
             raise RuntimeError("Cannot set to non-contiguous array")
+        if clocks.capture is not None:
+            clocks.capture.refuse("a copy of the host's memory")
         clocks.touch([], [self.lease], clocks.current_stream(self.device_id) if stream is None else stream)
         self.host[...] = arr
 
@@ -367,8 +392,14 @@ class ndarray:
             isinstance(slices, tuple) and any(isinstance(s, (ndarray, np.ndarray, list)) for s in slices)
         ):
             with _Device(self.device_id):  # CuPy gathers on the current device
-                made = ndarray(a)
-                _work(made, self, slices)
+                made, host = ndarray(a), self.host
+
+                def gather() -> Any:
+                    at = _index(slices, host.shape)  # with the indices that are there now
+                    at = at if isinstance(at, tuple) else (at,)
+                    return host[at if is_open else (*at, ...)]
+
+                _work(made, self, slices, again=_into(made, gather))
             return made
         return _view(a, self)
 
@@ -379,9 +410,12 @@ class ndarray:
                 raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
         if _masks(slices):
             waits.declare()  # whatever the value is
-        host = _plain(self)
-        host[_index(slices, self.shape)] = _plain(value) if isinstance(value, ndarray) else value
-        _work(self, value, slices)
+        host, at = _plain(self), _index(slices, self.shape)
+        given = _plain(value) if isinstance(value, ndarray) else value
+        if isinstance(given, np.ndarray) and given is value and clocks.capture is not None:
+            clocks.capture.refuse("a copy of the host's memory")
+        host[at] = given
+        _work(self, value, slices, again=lambda: host.__setitem__(_index(slices, host.shape), given))
 
     # NumPy's protocols
 
@@ -393,8 +427,13 @@ class ndarray:
         if method == "at":
             if ufunc.__name__ not in SCATTERS:
                 raise NotImplementedError(f"`{ufunc.__name__}.at` is not supported yet")
-            ufunc.at(_plain(inputs[0]), _index(inputs[1], inputs[0].shape), *map(_plain, inputs[2:]))
-            _work(inputs[0], inputs)
+            host, values = _plain(inputs[0]), [_plain(v) for v in inputs[2:]]
+
+            def scatter() -> None:
+                ufunc.at(host, _index(inputs[1], host.shape), *values)
+
+            scatter()
+            _work(inputs[0], inputs, again=scatter)
             return None
         if method == "reduce" and ufunc.__name__ not in REDUCES:
             raise NotImplementedError(f"`{ufunc.__name__}.reduce` is not supported yet")
@@ -405,15 +444,30 @@ class ndarray:
         plain = [_plain(x) for x in inputs]
         if out is not None:
             kwargs["out"] = tuple(_plain(o) for o in out)
+        if ufunc is np.matmul:
+            _refuse_cublas()
+        run = getattr(ufunc, method)
         with np.errstate(all="ignore"):
-            result = getattr(ufunc, method)(*plain, **kwargs)
+            result = run(*plain, **kwargs)
         made = out[0] if out is not None else _wrap(result)
-        _work(made, inputs)
+        _work(made, inputs, again=_again_of(None if out is not None else made, run, plain, kwargs))
         return made
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         mine = globals()["module"].__dict__.get(func.__name__)
         return NotImplemented if mine is None else mine(*args, **kwargs)
+
+
+def _again_of(made: Any, function: Any, args: Any, kwargs: Any) -> Any:
+    """What calls a function of the host's arrays once more; ``made`` takes the result, unless it is None."""
+    if clocks.capture is None:
+        return None
+
+    def compute() -> Any:
+        with np.errstate(all="ignore"):
+            return function(*args, **kwargs)
+
+    return compute if made is None else _into(made, compute)
 
 
 def _operator(name: str, ufunc: Any) -> None:
@@ -450,6 +504,8 @@ ndarray.__hash__ = None  # type: ignore[assignment]
 
 
 def _from_host(a: Any, dtype: Any = None) -> ndarray:
+    if clocks.capture is not None:
+        clocks.capture.refuse("a copy of the host's memory")
     made = ndarray(np.array(a, dtype, copy=True, order="C"))
     _work(made)
     return made
@@ -460,10 +516,17 @@ def asarray(a: Any, dtype: Any = None, order: Any = None) -> ndarray:
     if isinstance(a, ndarray):
         return a if dtype is None or a.dtype == dtype else a.astype(dtype)
     if isinstance(a, (tuple, list)) and any(isinstance(v, ndarray) for v in a):
-        made = _wrap(np.asarray([v.host for v in a], dtype))
-        _work(made, a)
+        hosts = [v.host for v in a]
+        made = _wrap(np.asarray(hosts, dtype))
+        _work(made, a, again=_into(made, lambda: np.asarray(hosts, dtype)))
         return made
     return _from_host(a, dtype)
+
+
+def ascontiguousarray(a: ndarray, dtype: Any = None) -> ndarray:
+    """As CuPy's: the array itself where it is in C order, else a copy."""
+    dtype = a.dtype if dtype is None else dtype
+    return a if _plain(a).flags.c_contiguous and a.dtype == dtype else a.astype(dtype, "C")
 
 
 def as_strided(x: ndarray, shape: Any = None, strides: Any = None) -> ndarray:
@@ -508,8 +571,11 @@ def _function(name: str) -> Any:
         out = kwargs.get("out")
         if name in VIEWS:
             return _view(numpy_function(args[0].host, *args[1:], **kwargs), args[0])
+        if name in ("dot", "matmul"):
+            _refuse_cublas()
+        plain, named = _plain(args), {k: _plain(v) for k, v in kwargs.items()}
         with np.errstate(all="ignore"):
-            result = numpy_function(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()})
+            result = numpy_function(*plain, **named)
         if name in ("empty", "empty_like"):
             _fresh(result)
         if name == "array_equal":
@@ -518,7 +584,8 @@ def _function(name: str) -> Any:
             result = result.astype(np.float32)
         made = args[0] if name == "copyto" else out if out is not None else _wrap(result, name in KEEPS_ORDER)
         if name not in ("empty", "empty_like"):
-            _work(made, args, list(kwargs.values()))
+            again = _again_of(made if result is not None and out is None else None, numpy_function, plain, named)
+            _work(made, args, list(kwargs.values()), again=again)
         return None if name == "copyto" else made
 
     return call
@@ -526,6 +593,7 @@ def _function(name: str) -> Any:
 
 def einsum(*operands: Any, out: Any = None, optimize: Any = False) -> ndarray:
     """The sum of products; as with CuPy, a view where nothing is summed."""
+    _refuse_cublas()
     made = _wrap(np.einsum(*map(_plain, operands), out=_plain(out), optimize=optimize), True)
     _work(made if out is None else out, operands)
     return made
@@ -537,6 +605,7 @@ def _of_matrices(function: Any) -> Any:
     def call(a: ndarray) -> ndarray:
         if a.dtype.char not in "fdFD":
             raise TypeError(f"array type {a.dtype} is unsupported in linalg and fft")
+        _refuse_cublas()
         result = function(_plain(a))
         return tuple(map(_wrap, result)) if isinstance(result, tuple) else _wrap(result)
 
@@ -566,7 +635,7 @@ def _make() -> Any:
     m: Any = types.ModuleType("cupy")
     m.__version__ = "stand-in"
     m.ndarray, m.asarray, m.array = ndarray, asarray, _from_host
-    m.ascontiguousarray = lambda a, dtype=None: _wrap(_plain(a).astype(dtype or a.dtype, copy=False))
+    m.ascontiguousarray = ascontiguousarray
     m.asnumpy = lambda a: a.get() if isinstance(a, ndarray) else np.asarray(a)
     # What lies in host memory takes none of a device.
     m.get_default_memory_pool = lambda: types.SimpleNamespace(used_bytes=lambda: 0, total_bytes=lambda: 0)
@@ -614,7 +683,10 @@ def _special(name: str) -> Any:
 
         if not any(isinstance(x, ndarray) for x in xs):
             raise TypeError(f"{name} takes arrays of this module")
-        return _wrap(getattr(special, name)(*map(_plain, xs)))
+        plain, function = [_plain(x) for x in xs], getattr(special, name)
+        made = _wrap(function(*plain))
+        _work(made, xs, again=_again_of(made, function, plain, {}))
+        return made
 
     return call
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import warnings
 
 import pytest
 
@@ -52,3 +53,21 @@ def test_float16(train, on):
     half = train("half", f"device={'cpu' if on == 'numpy' else 'gpu'}", "dtype=float16", "iterations=5")
     for a, b in zip(half, train("here", "device=cpu", "iterations=5"), strict=True):
         assert a["main/loss"] == pytest.approx(b["main/loss"], rel=0.02)
+
+
+def test_captured_steps_are_eager_ones(train, on):
+    if on not in ("whole", "cupy"):
+        pytest.skip("needs streams that can be captured")
+    words = "device=gpu", "deterministic=true", "iterations=8", "model.dropout=0"
+    eager, captured = train("eager", *words), train("captured", *words, "graph=true")
+    for a, b in zip(eager, captured, strict=True):
+        assert a["main/loss"] == pytest.approx(b["main/loss"], rel=1e-5)  # products by cuBLAS and cuBLASLt
+
+
+def test_graphs_on_a_cpu_say_that_there_are_none(train, capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        train("there", "device=cpu", "graph=true", "iterations=3")
+    found = [line for line in capsys.readouterr().err.splitlines() if "CUDA graph" in line]
+    assert len(found) == 1, found
+    assert "runs eagerly: the model is in host memory" in found[0]

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import atexit
 import bisect
+import contextlib
 import ctypes
 import math
 import sys
 import types
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
+import capture
 import clocks
 import host_cuda
 import host_cudnn
@@ -24,7 +27,7 @@ import numpy as np
 import stand_in
 from stand_in import ndarray
 
-from dbrdist.kernels.gpu import cuda_source
+from dbrdist.kernels.gpu import cublaslt, cuda_source
 
 _ZONE = 512  # bytes before and behind a block that nobody may touch
 
@@ -105,7 +108,36 @@ def _lease(num_bytes: int, device: int | None = None) -> Any:
         bisect.insort(_starts, memory.start)
     memory.use(num_bytes)
     _blocks[memory.start] = weakref.ref(lease)
+    if clocks.capture is not None:
+        clocks.capture.allocated(lease, num_bytes)
     return lease
+
+
+class Address(int):
+    """An address, and what holds its memory."""
+
+    lease: Any = None
+
+    @classmethod
+    def of(cls, number: int) -> Address:
+        """Of a number that is in an array."""
+        made = cls(number)
+        made.lease = lease_at(number)
+        return made
+
+
+@contextlib.contextmanager
+def all_of(blocks: Any) -> Iterator[None]:
+    """Within the block all memory of these blocks may be used, as what a graph replays has freed it before."""
+    blocks = [block for block in blocks if block.memory is not None]
+    if guard is not None:
+        for block in blocks:
+            guard.memory.unpoison(block.memory.start, block.num_bytes)
+    yield
+    if guard is not None:
+        for block in blocks:
+            guard.memory.poison(block.memory.start, block.num_bytes)
+            guard.memory.unpoison(block.memory.start, block.memory.used)
 
 
 def lease_at(address: int) -> Any:
@@ -171,6 +203,15 @@ def _compiled(device: int, file: str, name: str) -> Any:
         run(grid, block, arguments, shared_mem)
         assert guard is not None
         guard.check(name)
+        if clocks.capture is not None:
+            plain = tuple([np.uint64(a.data.ptr) if isinstance(a, ndarray) else a for a in arguments])
+            clocks.capture.add(
+                name, (grid, block, shared_mem, *arguments), lambda: again(grid, block, plain, shared_mem)
+            )
+
+    def again(*launch: Any) -> None:
+        run(*launch)
+        guard.check(name)
 
     return kernel
 
@@ -187,14 +228,50 @@ def _execute(graph: Any, addresses: Any, workspace: int, handle: Any) -> None:
     room = [lease_at(workspace)] if workspace else []
     clocks.touch(leases[:2], [*leases[2:], *room])
     _computed(graph, addresses, workspace, handle)
+    if clocks.capture is not None:
+        at = {uid: int(address) for uid, address in addresses.items()}
+        clocks.capture.add(
+            f"cuDNN's {graph.kind}", [Address.of(a) for a in (*at.values(), *[workspace] * bool(workspace))],
+            lambda: _replayed(graph, at, workspace, handle),
+        )  # fmt: skip
+
+
+def _replayed(graph: Any, *call: Any) -> None:
+    graph.is_replayed = True
+    _computed(graph, *call)
+    graph.is_replayed = False
 
 
 _computed = host_cudnn.Graph.execute
 
 
+def load_cublaslt() -> Any:
+    """In the place of ``cublaslt._load``: a library for host memory."""
+    text = (host_cuda.HERE / "fake_cublaslt.cpp").read_text()
+    return ctypes.CDLL(host_cuda.built_once("cublaslt", text, ())._name)
+
+
+def _multiply(planned: Any, a: Any, b: Any, y: Any, room: Any, stream: int) -> None:
+    """In the place of ``cublaslt._run``: looks at clocks first."""
+    assert stream == clocks.current_stream().ptr
+    clocks.touch([a.lease, b.lease], [y.lease, *[room.mem] * (room is not None)])
+    at = a.data.ptr, b.data.ptr, y.data.ptr, 0 if room is None else room.ptr, 0
+    planned.run(*at)
+    products.append((a.shape, b.shape))
+    if clocks.capture is not None:
+        arguments = a, b, y, *[Address.of(room.ptr)] * (room is not None)
+        clocks.capture.add("cuBLASLt's product", arguments, lambda: planned.run(*at))
+
+
+products: list[Any] = []  # shapes of what cuBLASLt has multiplied
+
+
 def install() -> None:
     """Let dbrdist take the stand-in for CuPy, with kernels and cuDNN of the host."""
     global guard
+    cublaslt._load, cublaslt._run = load_cublaslt, _multiply
+    for module in (stand_in, clocks, capture):  # lines in them are CuPy's
+        module.__dict__["__name__"] = f"cupy.{module.__name__}"
     host_cuda.is_sanitized = True
     guard = Guard()
     take_place()
@@ -208,7 +285,8 @@ def take_place() -> None:
     ndarray.__init__ = _init
     ndarray.flags = property(_flags)
     ndarray.data = property(_data)
-    stand_in.module.cuda.alloc = alloc
+    cuda = stand_in.module.cuda
+    cuda.alloc, cuda.MemoryPool, cuda.using_allocator = alloc, capture.Pool, capture.using_allocator
     sys.modules["cupy"] = stand_in.module
     sys.modules["cupyx.scipy"] = stand_in.cupyx_scipy
     sys.modules["cudnn"] = host_cudnn.module

@@ -277,7 +277,9 @@ def updater(
     """What does a step: the user's own, called with iterator, optimizer, converter and device, or the standard one."""
     settings = config.updater
     if settings is None:
-        return StandardUpdater(iterator, made, convert, input_device=device)
+        return StandardUpdater(iterator, made, convert, input_device=device, capture=config.graph)
+    if config.graph:
+        raise _mistake(origin, ("graph",), "the updater is your own; let it call StandardUpdater(..., capture=True)")
     own = resolve.call(settings, ("updater",), origin, iterator, made, convert, device)
     if not isinstance(own, StandardUpdater):
         raise _mistake(

@@ -312,6 +312,8 @@ class Config(Settings):
     """`cpu`, `gpu` (the visible one whose number is the rank's within its host, modulo their number) or `gpu:N`."""
     deterministic: bool = False
     """Whether a GPU computes the same bits each time, which takes it longer; a CPU always does."""
+    graph: bool = False
+    """Whether a GPU's step is captured as a CUDA graph; where it cannot be, it runs eagerly, and one line says why."""
     workers: Annotated[int, Field(ge=0, le=256)] = 0
     """Processes per rank that load and transform examples; 0 does it in the rank itself."""
     threads: Annotated[int, Field(ge=0, le=256)] = 0

@@ -86,6 +86,13 @@ class JointSteps(HandsOn):
     def exposed_seconds(self, value: float) -> None:
         self._policy.exposed_seconds = value
 
+    @property
+    def optimizer_of_one_rank(self) -> GradientMethod | None:
+        """The wrapped optimizer, where the next step is one of its own: a single rank, and nothing is carried over."""
+        is_alone = self.communicator.size == 1 and not self._way.carries and not self._policy.is_sum
+        target = self.actual_optimizer.target
+        return self.actual_optimizer if is_alone and self._is_in_step(target) and self._carried.loaded is None else None
+
     def are_synchronized(self) -> None:
         """The ranks have their parameters, each its own maybe: no rank's are given to the others."""
         self._is_synchronized = True

@@ -11,6 +11,7 @@ import numpy as np
 from dbrdist.core.array.backend import (
     Array,
     accumulation_dtype,
+    capturing,
     channels_last,
     get_array_module,
     lies_as_images,
@@ -224,7 +225,9 @@ def product(a: Array, b: Array, out: Array | None = None) -> Array:
         dtype = np.result_type(a.dtype, b.dtype)
         wide = accumulation_dtype(dtype)
         if wide != dtype and (isinstance(a, np.ndarray) or not a.ndim == b.ndim == 2):
-            return get_array_module(a).matmul(a.astype(wide), b.astype(wide)).astype(dtype)
+            return product(a.astype(wide), b.astype(wide)).astype(dtype)
+    if type(a) is not np.ndarray and capturing.product is not None and min(a.ndim, b.ndim) > 1:
+        return capturing.product(a, b, out)
     if a.ndim == 2 and b.ndim == 2:
         return a.dot(b, out) if out is not None and out.dtype == a.dtype == b.dtype else a.dot(b)
     if a.ndim > 2 and b.ndim > 2 and a.size * b.shape[-1] >= _LARGE_STACK and np.matmul in kernels:

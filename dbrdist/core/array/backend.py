@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -46,6 +47,7 @@ from dbrdist.core.array.memory import zeros_as as zeros_as
 from dbrdist.core.array.types import Array as Array
 from dbrdist.core.array.types import DType as DType
 from dbrdist.core.array.types import HostArray, Module, Number
+from dbrdist.errors import CaptureError
 
 if TYPE_CHECKING:
     from dbrdist.core.tape.variable import Operand
@@ -414,6 +416,14 @@ def copyto(dst: Array, src: Array) -> None:
         device.xp.copyto(dst, moved)
 
 
+class _Capturing(threading.local):
+    is_on = False  # whether this thread captures a step, see declared.py
+    product: Any = None  # what multiplies matrices on a GPU in place of CuPy, which refuses it in a capture
+
+
+capturing = _Capturing()
+
+
 def to_device(a: Any, device: Device) -> Any:
     """``a`` on ``device``: itself if it is there, else one copy, channels-last where it has four axes."""
     if device.module == "numpy":
@@ -432,6 +442,8 @@ def to_device(a: Any, device: Device) -> Any:
     if is_there:
         there = _from_gpu_to_gpu(memory, cupy.cuda, device.index)
     else:
+        if capturing.is_on:
+            raise CaptureError("it copies an array from the host, which a graph would repeat as it is now")
         with device.device:  # type: ignore[attr-defined]
             there = cupy.asarray(memory, order="C")
     return there.transpose(0, 3, 1, 2) if a.ndim == 4 else there

@@ -169,14 +169,28 @@ def raw_words(
     return words.reshape(num_rows, blocks * _WORDS_PER_BLOCK)[:, :words_per_row]
 
 
-def next_draw(num_rows: int, words_per_row: int) -> tuple[int, ...]:
-    """Which words :func:`raw_words` would draw next, for a device that makes them itself and then calls ``drawn``.
+class Draw(tuple[int, ...]):
+    """Which words one draw takes: the first counter, less 1, and what follows it; the key."""
 
-    The first counter, less 1, and what follows it; the key.
-    """
+    blocks_per_row: int
+
+    @classmethod
+    def at(cls, row: int, blocks_per_row: int, draw: int, iteration: int, epoch: int, seed: int) -> Draw:
+        """The words of a draw that begins with a row of the global batch."""
+        made = cls((row * blocks_per_row, draw, iteration, epoch, operator.index(seed) & _MASK, _FORWARD))
+        made.blocks_per_row = blocks_per_row
+        return made
+
+    def of_this_step(self) -> Draw:
+        """The same draw of the step that this thread is in."""
+        s = _stream
+        return Draw.at(s.row, self.blocks_per_row, self[1], s.iteration, s.epoch, s.seed)
+
+
+def next_draw(num_rows: int, words_per_row: int) -> Draw:
+    """Which words :func:`raw_words` would draw next, for a device that makes them itself and then calls ``drawn``."""
     s = _stream
-    blocks = -(-words_per_row // _WORDS_PER_BLOCK)
-    return s.row * blocks, s.draw, s.iteration, s.epoch, operator.index(s.seed) & _MASK, _FORWARD
+    return Draw.at(s.row, -(-words_per_row // _WORDS_PER_BLOCK), s.draw, s.iteration, s.epoch, s.seed)
 
 
 def drawn() -> None:
@@ -201,10 +215,10 @@ class Lines:
         s.draw += 1
 
     @property
-    def draw(self) -> tuple[int, ...]:
+    def draw(self) -> Draw:
         """Which words these are, as of :func:`next_draw`."""
         seed, draw, iteration, epoch = self._at
-        return self._first * self._blocks_per_row, draw, iteration, epoch, operator.index(seed) & _MASK, _FORWARD
+        return Draw.at(self._first, self._blocks_per_row, draw, iteration, epoch, seed)
 
     def bits(self, row: int, start: int, stop: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
         """Those of the lines from ``start`` to ``stop`` of a row, shape (stop - start, length)."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from dbrdist.core.array.backend import copy, get_array_module, on
 from dbrdist.core.array.config import config, using_config
+from dbrdist.core.array.declared import DeclaredNumber
 from dbrdist.core.tape import fusion, ops
 from dbrdist.core.tape.call import hooked, variable
 from dbrdist.core.tape.deferred import plain
@@ -262,7 +263,7 @@ def _check_nan(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, 
             )
 
 
-def _seed(node: VariableNode, array: Any, given: Any, scale: float | None, higher: bool) -> Any:
+def _seed(node: VariableNode, array: Any, given: Any, scale: float | DeclaredNumber | None, higher: bool) -> Any:
     if type(array) is np.ndarray:
         if given is None and scale is None and not higher and not array.ndim:  # a loss, nearly always
             one = node.gradient = np.array(1.0, array.dtype)
@@ -272,7 +273,7 @@ def _seed(node: VariableNode, array: Any, given: Any, scale: float | None, highe
         return _seed_here(node, array, given, scale, higher)
 
 
-def _seed_here(node: VariableNode, array: Any, given: Any, scale: float | None, higher: bool) -> Any:
+def _seed_here(node: VariableNode, array: Any, given: Any, scale: float | DeclaredNumber | None, higher: bool) -> Any:
     """The gradient with which a pass starts: what was given, or one for a single element."""
     if given is None:
         given = node.gradient = _one(array)
@@ -285,7 +286,8 @@ def _seed_here(node: VariableNode, array: Any, given: Any, scale: float | None, 
     if given.dtype != array.dtype:  # kernels take the gradient to be of the output's type
         given = ops.cast(given, array.dtype)
     if scale is not None:
-        given = ops.mul(given, given.dtype.type(scale))
+        kind = given.dtype
+        given = ops.mul(given, scale.as_type(kind) if isinstance(scale, DeclaredNumber) else kind.type(scale))
     return _as_variable(given) if higher else given
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from dbrdist.core.array.backend import Array, on
 from dbrdist.core.array.current_device import number_of
+from dbrdist.core.array.declared import DeclaredNumber
 from dbrdist.core.model.flat import Run
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.update.elementwise_hook import HookOfRun, Spans, spans_of
@@ -47,7 +48,7 @@ class Part:
         """The run in the type in which it is updated."""
         return self.run if self.wide is None else self.wide
 
-    def begin(self, loss_scale: float | None) -> None:
+    def begin(self, loss_scale: float | DeclaredNumber | None) -> None:
         """Prepare the gradients: widen them if the update runs in float32, and divide by the loss scale."""
         run, wide = self.run, self.wide
         self._follow_values()
@@ -55,7 +56,8 @@ class Part:
             wide.grad[...] = run.grad
         if loss_scale is not None:
             grad = self.joint.grad
-            grad *= grad.dtype.type(1.0 / loss_scale)
+            kind = grad.dtype
+            grad *= loss_scale.inverse(kind) if isinstance(loss_scale, DeclaredNumber) else kind.type(1.0 / loss_scale)
             if wide is not None:
                 run.grad[...] = wide.grad
 
@@ -157,7 +159,7 @@ def update_all(parts: Iterable[Part]) -> None:
             part.update(True)
 
 
-def begin_all(parts: Iterable[Part], loss_scale: float | None) -> None:
+def begin_all(parts: Iterable[Part], loss_scale: float | DeclaredNumber | None) -> None:
     """Prepare the gradients of all parameters."""
     for part in parts:
         if part.is_on_gpu:

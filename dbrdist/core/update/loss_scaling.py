@@ -6,8 +6,10 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from dbrdist.core.array import declared
 from dbrdist.core.array.backend import Array, get_array_module, on
 from dbrdist.core.model.parameter import Parameter
+from dbrdist.errors import CaptureError
 
 _MAX_LOSS_SCALE = 65504.0  # the largest float16
 
@@ -67,6 +69,9 @@ class LossScaling:
         self._is_safe = True
         if self._loss_scale_growth is None:
             return
+        if (block := declared.current()) is not None:
+            self._declare_overflow(block)
+            return
         names: dict[Parameter, str] = {}
         for name, p in self.target.namedparams():
             names.setdefault(p, name)
@@ -80,6 +85,22 @@ class LossScaling:
                     stacklevel=2,
                 )
         self._agree_on_safety()
+
+    def _declare_overflow(self, block: declared.DeclaredBlock) -> None:
+        """Set the overflow flag of a captured step on the device, where kernels of the update read it."""
+        flag = block.declare_overflow()
+        for run in self.runs():
+            xp = get_array_module(run.grad)
+            xp.logical_or(flag, xp.logical_not(xp.isfinite(run.grad).all()), out=flag)
+
+    def runs(self) -> Iterable[Any]:
+        """The runs of flat memory that an update covers; gradients elsewhere have no overflow flag on a device."""
+        raise CaptureError(f"{type(self).__name__} looks for overflows on the host")
+
+    def scale_of_step(self) -> Any:
+        """The loss scale; in a captured step what that declares, so that each replay has its own."""
+        block = None if self._loss_scale is None else declared.current()
+        return self._loss_scale if block is None else block.number(lambda: float(self._loss_scale or 1.0))
 
     def _are_finite(self, params: Iterable[Parameter]) -> bool:
         """True where one look tells that all gradients are finite; False where each has to be looked at."""

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Protocol
 
+from dbrdist.core.array import declared
 from dbrdist.core.array.backend import Array, on, zeros
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.model import flat, pickles_of_chainer
@@ -254,7 +255,7 @@ class GradientMethod(Optimizer):
         if lossfun is not None:
             loss = loss_of(type(self).__name__, self._target, lossfun, args, kwds)
             self._target.cleargrads()
-            loss.backward(loss_scale=self._loss_scale)
+            loss.backward(loss_scale=None if self._loss_scale is None else self.scale_of_step())
             del loss
         if self._first_updates is not None:
             self._begin_first_updates(lossfun is not None)
@@ -276,7 +277,7 @@ class GradientMethod(Optimizer):
         parts = self._plan()
         nodes, num_assigned = self._nodes, assignments[0]
         assigned = [node.assigned for node in nodes]
-        begin_all(parts, self._loss_scale)
+        begin_all(parts, self.scale_of_step())
         for p in self._alone:
             if p.is_initialized and p.grad is None:
                 p.grad = zeros(p.shape, p.dtype, p.array)
@@ -294,7 +295,7 @@ class GradientMethod(Optimizer):
                     p.update_rule.update(p)
         if self._hooks.post:
             self.call_hooks("post")
-        if is_dynamic:
+        if is_dynamic and declared.current() is None:
             self.update_loss_scale()
         if assignments[0] != num_assigned:
             for node, count in zip(nodes, assigned):

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from dbrdist.core.array import declared
 from dbrdist.core.array.backend import (
     Array,
     accumulation_dtype,
@@ -122,6 +123,7 @@ class UpdateRule:
         data = run.data
         if (data.size > SMALL_ELEMENTS or type(data) is not np.ndarray) and self._run_kernel(hp, t, run, state):
             return
+        declared.refuse_in_capture(f"{type(self).__name__} has no kernel of its own for {data.dtype} on a GPU")
         if data.size <= CHUNK_ELEMENTS and data.itemsize != 2:
             self.step(hp, t, data, run.grad, *state)
         else:
@@ -161,7 +163,13 @@ class UpdateRule:
         if found is None or update is None:
             return False
         name, numbers = found
+        if type(run.data) is not np.ndarray and (block := declared.current()) is not None:
+            numbers = self._declared_numbers(block, state, len(numbers))
         return bool(update(name, (run.data, run.grad, *state), numbers, before))
+
+    def _declared_numbers(self, block: declared.DeclaredBlock, state: list[Array], count: int) -> Any:
+        """The numbers of :meth:`kernel` in a captured step: those of each replay."""
+        return block.declare(lambda: self.kernel(self._hyperparam.in_numbers(), self.t, state)[1], count, np.float64)  # type: ignore[index]
 
     def init_state(self, param: Parameter) -> None:
         """Make the state of ``param``; the default makes zeros for ``state_names``, in float32 for 16 bits."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from dbrdist.core.array import backend
+from dbrdist.core.array import backend, declared
 from dbrdist.core.array.types import Array
 from dbrdist.kernels.cpu.onednn import Unsupported
 from dbrdist.kernels.gpu import cuda_source
@@ -87,18 +87,24 @@ def relu_backward_of_sum(y: Array, a: Array, b: Array, out: Array | None = None)
 # ---- linear
 
 
+def multiply(a: Array, b: Array, out: Array | None = None) -> Array:
+    """The product of two matrices of one type by cuBLAS, or as a step is captured by cuBLASLt."""
+    product = backend.capturing.product
+    return a.dot(b, out) if product is None else product(a, b, out)
+
+
 def matmul(a: Array, b: Array, out: Array | None = None) -> Plan:
     """The product of two matrices; CuPy adds 16-bit products in float32. Beside a 16-bit one float32 is narrowed."""
     require(a, b, out)
     if a.dtype == b.dtype and (out is None or (out.dtype == a.dtype and out.flags.c_contiguous)):
-        return lambda a, b, out=None: a.dot(b, out)
+        return multiply
     narrow = [x.dtype for x in (a, b) if x.dtype.itemsize == 2]
     if not narrow or any(x.dtype not in (narrow[0], np.float32) for x in (a, b)):
         raise Unsupported("several types")
     dtype, own = narrow[0], a.dtype
 
     def plan(a: Array, b: Array, out: Array | None = None) -> Array:
-        y = a.astype(dtype, copy=False).dot(b.astype(dtype, copy=False))
+        y = multiply(a.astype(dtype, copy=False), b.astype(dtype, copy=False))
         if out is None:
             return y.astype(own, copy=False)
         out[...] = y
@@ -118,7 +124,7 @@ def linear(x: Array, W: Array, b: Array | None) -> Plan:
     launches: dict[Any, Callable[..., None]] = {}  # by type of the bias
 
     def plan(x: Array, W: Array, b: Array | None) -> Array:
-        y = x.dot(W.T if is_same else W.astype(dtype).T)
+        y = multiply(x, W.T if is_same else W.astype(dtype).T)
         if b is not None:
             launch = launches.get(b.dtype)
             if launch is None:
@@ -206,6 +212,18 @@ def cross_entropy_backward(x: Array, t: Array, saved: tuple[Array, ...], gy: Arr
 # ---- updates of flat memory
 
 
+_NULL = 0  # the null pointer
+
+
+def _numbers_of(numbers: Any) -> tuple[Any, ...]:
+    """The arguments of a kernel for its numbers: as they are, or where a captured step declares them."""
+    block = declared.current()
+    if block is None:
+        return *map(float, numbers), _NULL, _NULL
+    skip = _NULL if block.overflow is None else block.overflow
+    return *(0.0,) * len(numbers), numbers, skip
+
+
 _UPDATES = "sgd", "momentum_sgd", "corrected_momentum_sgd", "nesterov_ag", "ada_grad", "rmsprop", "adam", "lars"
 
 
@@ -223,12 +241,12 @@ def update(rule: str, arrays: tuple[Array, ...], numbers: tuple[float, ...], bef
     types = (p.dtype, wide) if state else (p.dtype,)
     launch = cuda_source.kernel("update", rule, *types)
 
-    largest = (0,) if rule == "adam" and len(state) == 2 else ()  # the null pointer for the largest v, not kept
+    largest = (_NULL,) if rule == "adam" and len(state) == 2 else ()  # the largest v, which is not kept
 
-    def plan(rule: str, arrays: tuple[Array, ...], numbers: tuple[float, ...], before: tuple[Any, ...] = ()) -> bool:
+    def plan(rule: str, arrays: tuple[Array, ...], numbers: Any, before: tuple[Any, ...] = ()) -> bool:
         size = arrays[0].size
         grid, block = over(size)
-        launch(grid, block, (*arrays, *largest, size, *map(float, numbers)))
+        launch(grid, block, (*arrays, *largest, size, *_numbers_of(numbers)))
         return True
 
     return plan
@@ -240,12 +258,14 @@ def _lars(dtype: DTypeLike, wide: Any) -> Plan:
 
     def plan(rule: str, arrays: tuple[Array, ...], numbers: tuple[Any, ...], before: tuple[Any, ...] = ()) -> bool:
         p, g, v = arrays
-        layers, *rates = numbers
-        of_piece, of_layer = _tables(layers, backend.device_of(p))
+        layers, rates = numbers[0], numbers[1:]
+        if declared.current() is not None:
+            [rates] = rates
+        of_piece, of_layer = map(declared.keep, _tables(layers, backend.device_of(p)))
         grid = (len(of_piece),)
         squares = backend.empty((2 * len(of_piece),), wide, p)
         norms(grid, (512,), (p, g, squares, of_piece))
-        move(grid, (512,), (p, g, v, squares, of_piece, of_layer, *map(float, rates)))
+        move(grid, (512,), (p, g, v, squares, of_piece, of_layer, *_numbers_of(rates)))
         return True
 
     return plan

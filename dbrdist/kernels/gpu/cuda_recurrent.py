@@ -13,6 +13,7 @@ import numpy as np
 from dbrdist.core.array import backend
 from dbrdist.core.array.types import Array
 from dbrdist.kernels.gpu import cuda_source
+from dbrdist.kernels.gpu.cuda_ops import multiply
 from dbrdist.kernels.unsupported import Unsupported
 
 Rows = list[tuple[int, int]]
@@ -63,7 +64,7 @@ def _plan_forward(kind: str, steps: Rows, zx: Array, V: Array, d: Array, states:
         bias = [d] if kind == "gru" else []
         for start, n in steps:
             here = slice(start, start + n)
-            states[0][:n].dot(V, zh[:n])
+            multiply(states[0][:n], V, zh[:n])
             launch(n, zx[here], zh, *bias, *states, *[a[here] for a in kept], y[here])
         return y, states, kept
 
@@ -83,7 +84,7 @@ def _plan_backward(kind: str, steps: Rows, kept: list[Array], V: Array, gy: Arra
         for start, n in reversed(steps):
             here = slice(start, start + n)
             launch(n, gates[here], cells[here], None if gy is None else gy[here], gh, gc, gz[here])
-            gz[here].dot(V, gh[:n])
+            multiply(gz[here], V, gh[:n])
         return gz
 
     def gru(steps: Rows, kept: list[Array], V: Array, gy: Array | None, gs: list[Array], gz: Array) -> Array:
@@ -94,7 +95,7 @@ def _plan_backward(kind: str, steps: Rows, kept: list[Array], V: Array, gy: Arra
             here = slice(start, start + n)
             launch(n, gates[here], before[here], None if gy is None else gy[here], gh, gz[here], gzh[here])
             through = gh[:n]
-            through += gzh[here].dot(V)
+            through += multiply(gzh[here], V)
         return gzh
 
     walk = lstm if kind == "lstm" else gru

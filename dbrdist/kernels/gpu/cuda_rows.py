@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.array import backend
+from dbrdist.core.array import backend, declared
+from dbrdist.core.array.random import Draw
 from dbrdist.core.array.types import Array
 from dbrdist.kernels.gpu import cuda_source
 from dbrdist.kernels.unsupported import Unsupported
@@ -107,7 +108,7 @@ def _plan_ln_backward(x: Array, gamma: Array, mean: Array, var: Array, gy: Array
 # ---- dropout
 
 
-def _plan_dropout(x: Array, length: int, draw: tuple[int, ...], threshold: int, scale: float) -> Any:
+def _plan_dropout(x: Array, length: int, draw: Draw, threshold: int, scale: float) -> Any:
     """See device_dispatch.dropout."""
     cuda_source.require(x)
     if x.flags.c_contiguous:
@@ -120,10 +121,14 @@ def _plan_dropout(x: Array, length: int, draw: tuple[int, ...], threshold: int, 
     lines = x.size // length
     grid, block = cuda_source.over(lines * -(-length // 8))
 
-    def dropout(x: Array, length: int, draw: tuple[int, ...], threshold: int, scale: float) -> tuple[Array, Array]:
+    def dropout(x: Array, length: int, draw: Draw, threshold: int, scale: float) -> tuple[Array, Array]:
         y, mask = new(), new()
-        numbers = [np.uint64(n) for n in draw]
-        run(grid, block, (x, y, mask, lines, length, *numbers, np.uint32(threshold), float(scale)))
+        step = declared.current()
+        if step is None:
+            numbers, place = [np.uint64(n) for n in draw], 0
+        else:
+            numbers, place = [np.uint64(0)] * len(draw), step.declare(draw.of_this_step, len(draw), np.uint64)
+        run(grid, block, (x, y, mask, lines, length, *numbers, np.uint32(threshold), float(scale), place))
         return y, mask
 
     return dropout

@@ -339,6 +339,7 @@ def test_the_keys_of_a_run():
             "loss_scale",
             "device",
             "deterministic",
+            "graph",
             "workers",
             "threads",
             "audit",

@@ -173,11 +173,17 @@ __device__ Words philox(Words c, unsigned long long key, unsigned long long purp
 }
 
 // Lines of `length` elements: 0 where 32 random bits are below the threshold, else `scale`. Each line begins with words of
-// its own, those after the counter `first`; a thread makes 8 elements.
+// its own, those after the counter `first`; a thread makes 8 elements. The six numbers from `first` on come from
+// `declared` in a captured step, where that is written before each replay.
 template <typename T, typename A>
 __global__ void dropout(const T* x, T* y, T* mask, long long lines, long long length, unsigned long long first,
                         unsigned long long draw, unsigned long long iteration, unsigned long long epoch,
-                        unsigned long long key, unsigned long long purpose, unsigned threshold, double scale) {
+                        unsigned long long key, unsigned long long purpose, unsigned threshold, double scale,
+                        const unsigned long long* declared) {
+    if (declared) {
+        first = declared[0], draw = declared[1], iteration = declared[2], epoch = declared[3];
+        key = declared[4], purpose = declared[5];
+    }
     const long long blocks = (length + 7) / 8;
     const T kept = T(A(scale)), dropped = T(A(0));
     for (long long t = blockIdx.x * (long long)blockDim.x + threadIdx.x; t < lines * blocks;

@@ -3,17 +3,27 @@
 template <typename T> struct Wide { typedef float type; };
 template <> struct Wide<double> { typedef double type; };
 
+// Numbers come as arguments; in a captured step from `declared`, which is written before each replay. Nothing is done
+// where `skip` is set, because gradients hold NaN or infinity.
+#define TAKE(k, number) if (declared) number = declared[k]
+
 #define EACH(i, n) \
     for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < (n); i += (long long)gridDim.x * blockDim.x)
 
 template <typename T>
-__global__ void sgd(T* p, const T* g, long long size, double lr) {
+__global__ void sgd(T* p, const T* g, long long size, double lr, const double* declared, const bool* skip) {
+    if (skip && *skip) return;
+    TAKE(0, lr);
     typedef typename Wide<T>::type A;
     EACH(i, size) p[i] = T(static_cast<A>(p[i]) - static_cast<A>(g[i]) * A(lr));
 }
 
 template <typename T, typename A>
-__global__ void momentum_sgd(T* p, const T* g, A* v, long long size, double lr, double momentum) {
+__global__ void momentum_sgd(T* p, const T* g, A* v, long long size, double lr, double momentum,
+                             const double* declared, const bool* skip) {
+    if (skip && *skip) return;
+    TAKE(0, lr);
+    TAKE(1, momentum);
     EACH(i, size) {
         A moved = A(momentum) * v[i] - static_cast<A>(g[i]) * A(lr);
         v[i] = moved;
@@ -22,7 +32,11 @@ __global__ void momentum_sgd(T* p, const T* g, A* v, long long size, double lr, 
 }
 
 template <typename T, typename A>
-__global__ void nesterov_ag(T* p, const T* g, A* v, long long size, double lr, double momentum) {
+__global__ void nesterov_ag(T* p, const T* g, A* v, long long size, double lr, double momentum,
+                            const double* declared, const bool* skip) {
+    if (skip && *skip) return;
+    TAKE(0, lr);
+    TAKE(1, momentum);
     EACH(i, size) {
         A step = static_cast<A>(g[i]) * A(lr), moved = A(momentum) * v[i] - step;
         v[i] = moved;
@@ -31,7 +45,11 @@ __global__ void nesterov_ag(T* p, const T* g, A* v, long long size, double lr, d
 }
 
 template <typename T, typename A>
-__global__ void corrected_momentum_sgd(T* p, const T* g, A* v, long long size, double lr, double momentum) {
+__global__ void corrected_momentum_sgd(T* p, const T* g, A* v, long long size, double lr, double momentum,
+                                       const double* declared, const bool* skip) {
+    if (skip && *skip) return;
+    TAKE(0, lr);
+    TAKE(1, momentum);
     EACH(i, size) {
         A moved = A(momentum) * v[i] - static_cast<A>(g[i]);
         v[i] = moved;
@@ -47,7 +65,11 @@ __device__ A scaled(A step, A square, double lr, double eps) {
 }
 
 template <typename T, typename A>
-__global__ void ada_grad(T* p, const T* g, A* h, long long size, double lr, double eps) {
+__global__ void ada_grad(T* p, const T* g, A* h, long long size, double lr, double eps,
+                         const double* declared, const bool* skip) {
+    if (skip && *skip) return;
+    TAKE(0, lr);
+    TAKE(1, eps);
     EACH(i, size) {
         A gradient = static_cast<A>(g[i]);
         A squares = h[i] + gradient * gradient;
@@ -57,7 +79,13 @@ __global__ void ada_grad(T* p, const T* g, A* h, long long size, double lr, doub
 }
 
 template <typename T, typename A>
-__global__ void rmsprop(T* p, const T* g, A* ms, long long size, double lr, double alpha, double rest, double eps) {
+__global__ void rmsprop(T* p, const T* g, A* ms, long long size, double lr, double alpha, double rest, double eps,
+                        const double* declared, const bool* skip) {
+    if (skip && *skip) return;
+    TAKE(0, lr);
+    TAKE(1, alpha);
+    TAKE(2, rest);
+    TAKE(3, eps);
     EACH(i, size) {
         A gradient = static_cast<A>(g[i]);
         A mean = A(alpha) * ms[i] + A(rest) * (gradient * gradient);
@@ -69,7 +97,15 @@ __global__ void rmsprop(T* p, const T* g, A* ms, long long size, double lr, doub
 // largest: of v so far, or null; kept: the factor of p for its decay; alpha: with the correction of both biases
 template <typename T, typename A>
 __global__ void adam(T* p, const T* g, A* m, A* v, A* largest, long long size, double beta1, double rest1, double beta2,
-                     double rest2, double alpha, double eps, double kept) {
+                     double rest2, double alpha, double eps, double kept, const double* declared, const bool* skip) {
+    if (skip && *skip) return;
+    TAKE(0, beta1);
+    TAKE(1, rest1);
+    TAKE(2, beta2);
+    TAKE(3, rest2);
+    TAKE(4, alpha);
+    TAKE(5, eps);
+    TAKE(6, kept);
     EACH(i, size) {
         A gradient = static_cast<A>(g[i]);
         A first = A(beta1) * m[i] + A(rest1) * gradient;
@@ -119,7 +155,14 @@ __global__ void lars_norms(const T* p, const T* g, A* squares, const long long* 
 
 template <typename T, typename A>
 __global__ void lars(T* p, const T* g, A* v, const A* squares, const long long* of_piece, const long long* of_layer,
-                     double lr, double momentum, double decay, double trust, double eps) {
+                     double lr, double momentum, double decay, double trust, double eps,
+                     const double* declared, const bool* skip) {
+    if (skip && *skip) return;
+    TAKE(0, lr);
+    TAKE(1, momentum);
+    TAKE(2, decay);
+    TAKE(3, trust);
+    TAKE(4, eps);
     const long long* piece = of_piece + 3 * blockIdx.x;
     const long long* layer = of_layer + 3 * piece[0];
     A rate = A(lr), wd = 0;
