@@ -1,9 +1,12 @@
-"""Elementwise functions, activations and losses against PyTorch eager: forward and backward of 2^20 float32.
+"""Elementwise functions, activations, losses and reductions against PyTorch: forward and backward of 2^20 float32.
 
-One thread; each function alternates with the peer. Goal: each at most 1.2 of PyTorch's time, the median at most 0.85.
+One thread; each function alternates with the peers. Goal: each at most 1.2 of PyTorch's time, the median at most 0.85;
+the median at most 1.0 of the time of ``torch.compile``.
 
     python benchmarks/elementwise.py --torch-python TORCH_VENV/bin/python --record
     python benchmarks/elementwise.py --torch-python TORCH_VENV/bin/python --only leaky_relu huber_loss
+    python benchmarks/elementwise.py --torch-python TORCH_VENV/bin/python --compile-only    # once: fills its cache
+    python benchmarks/elementwise.py --torch-python TORCH_VENV/bin/python --compiled --record
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -116,7 +120,95 @@ CASES: dict[str, tuple[int, str, str, str]] = {
     "sum": (1, "any", "F.sum(a)", "a.sum()"),
     "mean": (1, "any", "F.mean(a)", "a.mean()"),
     "max": (1, "any", "F.max(a, 1)", "a.amax(1)"),
+    "add_three": (3, "any", "F.add(a, b, c)", "a + b + c"),
+    "add_number": (1, "any", "a + 2.5", "a + 2.5"),
+    "mul_number": (1, "any", "a * 2.5", "a * 2.5"),
+    "number_div": (1, "positive", "2.5 / a", "2.5 / a"),
+    "number_pow": (1, "any", "2.0 ** a", "2.0 ** a"),
+    "add_rows": (2, "any", "a + b[0]", "a + b[0]"),
+    "mul_rows": (2, "any", "a * b[0]", "a * b[0]"),
+    "mul_columns": (2, "any", "a * b[:, :1]", "a * b[:, :1]"),
+    "bias": (2, "any", "F.bias(a, b[0])", "a + b[0]"),
+    "scale": (2, "any", "F.scale(a, b[0])", "a * b[0]"),
+    "linear_interpolate": (3, "any", "F.linear_interpolate(a, b, c)", "a * b + (1 - a) * c"),
+    "erfcinv": (1, "unit", "F.erfcinv(a)", "torch.erfinv(1 - a)"),
+    "erfcx": (1, "any", "F.erfcx(a)", "torch.exp(a * a) * torch.erfc(a)"),
+    "polygamma": (1, "positive", "F.polygamma(1, a)", "torch.polygamma(1, a)"),
+    "cumprod": (1, "unit", "F.cumprod(a, 1)", "torch.cumprod(a, 1)"),
+    "cumsum_columns": (1, "any", "F.cumsum(a, 0)", "torch.cumsum(a, 0)"),
+    "cumprod_columns": (1, "unit", "F.cumprod(a, 0)", "torch.cumprod(a, 0)"),
+    "prod": (1, "unit", "F.prod(a, 1)", "torch.prod(a, 1)"),
+    "prod_columns": (1, "unit", "F.prod(a, 0)", "torch.prod(a, 0)"),
+    "sum_rows": (1, "any", "F.sum(a, 0)", "a.sum(0)"),
+    "sum_columns": (1, "any", "F.sum(a, 1)", "a.sum(1)"),
+    "mean_rows": (1, "any", "F.mean(a, 0)", "a.mean(0)"),
+    "mean_columns": (1, "any", "F.mean(a, 1)", "a.mean(1)"),
+    "average": (2, "positive", "F.average(a, 1, b)", "(a * b).sum(1) / b.sum(1)"),
+    "min": (1, "any", "F.min(a, 1)", "a.amin(1)"),
+    "max_rows": (1, "any", "F.max(a, 0)", "a.amax(0)"),
+    "max_all": (1, "any", "F.max(a)", "a.amax()"),
+    "softmax_columns": (1, "any", "F.softmax(a, 0)", "f.softmax(a, 0)"),
+    "log_softmax_columns": (1, "any", "F.log_softmax(a, 0)", "f.log_softmax(a, 0)"),
+    "logsumexp_all": (1, "any", "F.logsumexp(a)", "torch.logsumexp(a, (0, 1))"),
+    "sigmoid_focal_loss": (
+        1, "any", "F.sigmoid_focal_loss(a, u)",
+        "focal(a, u.float())",
+    ),
+    "huber_loss_mean": (2, "any", "F.huber_loss(a, b, 0.6)", "f.huber_loss(a, b, reduction='none', delta=0.6).sum(1)"),
+    "laplace_nll": (
+        3, "any", "F.laplace_nll(a, b, c)", "((a - b).abs() * (-c).exp() + c + 0.6931471805599453).sum()",
+    ),
+    "contrastive": (2, "any", "F.contrastive(a, b, u[0])", "contrastive(a, b, u[0].float())"),
+    "triplet": (3, "any", "F.triplet(a, b, c)", "triplet(a, b, c)"),
+    "cross_covariance": (2, "any", "F.cross_covariance(a, b)", "covariance(a, b).square().sum() * 0.5"),
+    "decov": (1, "any", "F.decov(a)", "decov(a)"),
+    "batch_l2_norm_squared": (1, "any", "F.batch_l2_norm_squared(a)", "a.square().sum(1)"),
+    "gumbel_softmax": (1, "any", "F.gumbel_softmax(a, 0.5)", "f.gumbel_softmax(a, 0.5)"),
+    "zoneout": (2, "any", "F.zoneout(a, b)", "torch.where(torch.rand_like(a) < 0.5, a, b)"),
+    "layer_normalization": (
+        3, "any", "F.layer_normalization(a, b[0], c[0])", "f.layer_norm(a, (1024,), b[0], c[0])",
+    ),
+    "rms_normalization": (2, "any", "F.rms_normalization(a, b[0])", "f.rms_norm(a, (1024,), b[0], 1e-5)"),
+    "group_normalization": (
+        3, "any", "F.group_normalization(a, 8, b[0], c[0])", "f.group_norm(a, 8, b[0], c[0])",
+    ),
+    "batch_normalization": (
+        3, "any", "F.batch_normalization(a, b[0], c[0])", "f.batch_norm(a, None, None, b[0], c[0], training=True)",
+    ),
+    "lstm": (2, "any", "F.lstm(a[:, :256], b)[1]", "lstm(a[:, :256], b)"),
+    "slstm": (2, "any", "F.slstm(a[:, :128], a[:, 128:256], b[:, :512], b[:, 512:])[1]", "slstm(a, b)"),
+    "concat": (2, "any", "F.concat((a, b))", "torch.cat((a, b), 1)"),
+    "stack": (2, "any", "F.stack((a, b))", "torch.stack((a, b))"),
+    "repeat": (1, "any", "F.repeat(a, 2, 1)", "a.repeat_interleave(2, 1)"),
+    "tile": (1, "any", "F.tile(a, (1, 2))", "a.tile((1, 2))"),
+    "pad": (1, "any", "F.pad(a, 1, 'constant')", "f.pad(a, (1, 1, 1, 1))"),
+    "cast": (1, "any", "F.cast(a, 'float64')", "a.double()"),
+    "flip": (1, "any", "F.flip(a, 1)", "a.flip(1)"),
+    "transpose_add": (2, "any", "a + b.T", "a + b.T"),
+    "get_item": (1, "any", "F.get_item(a, slice(None, None, 2))", "a[::2]"),
+    "select_item": (1, "any", "F.select_item(a, t)", "a.gather(1, t[:, None])[:, 0]"),
+    "broadcast_to": (1, "any", "F.broadcast_to(a[0], (1024, 1024))", "a[0].expand(1024, 1024)"),
 }  # fmt: skip
+
+
+# Public functions of the same files that have a gradient and no case, and why.
+LEFT_OUT = {
+    "no arithmetic of their own: views, copies, and other cases by another name": (
+        "broadcast copy diagonal dstack expand_dims flatten fliplr flipud hstack identity moveaxis permutate "
+        "reshape rollaxis separate split_axis squeeze sum_to swapaxes transpose vstack scatter_add"
+    ),
+    "steps: the gradient is zero": "ceil fix floor sign argmax argmin",
+    "PyTorch has none, and what users write instead differs": (
+        "binary_cross_entropy discriminative_margin_based_clustering_loss zeta local_response_normalization"
+    ),
+    "masks of one matrix per example, 4 GB at this size": "simplified_dropconnect",
+    "products and decompositions of matrices, see products.py": (
+        "batch_det batch_inv batch_matmul cholesky det einsum fft ifft inv matmul tensordot"
+    ),
+    "statistics and sequences, see convnets.py and language_models.py": (
+        "batch_renormalization fixed_batch_normalization fixed_batch_renormalization tree_lstm"
+    ),
+}
 
 
 def operands(count: int, kind: str) -> list[Any]:
@@ -158,65 +250,141 @@ def dbrdist_case(name: str) -> Callable[[], Any]:
     return step
 
 
-def torch_case(name: str) -> Callable[[], Any]:
-    """The same with PyTorch."""
+def torch_scope() -> dict[str, Any]:
+    """What PyTorch has no single function for, as its users write it."""
+    import torch
+    from torch.nn import functional as f
+
+    def focal(x: Any, t: Any) -> Any:
+        p, loss = torch.sigmoid(x), f.binary_cross_entropy_with_logits(x, t, reduction="none")
+        return ((t * 0.25 + (1 - t) * 0.75) * (1 - (p * t + (1 - p) * (1 - t))) ** 2 * loss).mean()
+
+    def contrastive(a: Any, b: Any, y: Any) -> Any:
+        squares = (a - b).square().sum(1)
+        return (y * squares + (1 - y) * (1 - squares.sqrt()).clamp(min=0).square()).mean() * 0.5
+
+    def triplet(a: Any, b: Any, c: Any) -> Any:
+        return ((a - b).square().sum(1) - (a - c).square().sum(1) + 0.2).clamp(min=0).mean()
+
+    def decov(a: Any) -> Any:
+        d = a - a.mean(0)
+        c = d.T @ d / len(a)
+        return (c.square().sum() - c.diagonal().square().sum()) * 0.5
+
+    def covariance(a: Any, b: Any) -> Any:
+        return (a - a.mean(0)).T @ (b - b.mean(0)) / len(a)
+
+    def lstm(c: Any, x: Any) -> Any:
+        a, i, g, o = x.reshape(len(x), -1, 4).unbind(2)
+        return torch.tanh(torch.tanh(a) * torch.sigmoid(i) + c * torch.sigmoid(g)) * torch.sigmoid(o)
+
+    def slstm(a: Any, b: Any) -> Any:
+        (a1, i1, f1, o1), (a2, i2, f2, o2) = (x.reshape(len(x), -1, 4).unbind(2) for x in (b[:, :512], b[:, 512:]))
+        cells = torch.tanh(a1) * torch.sigmoid(i1) + torch.tanh(a2) * torch.sigmoid(i2)
+        cells = cells + a[:, :128] * torch.sigmoid(f1) + a[:, 128:256] * torch.sigmoid(f2)
+        return torch.tanh(cells) * torch.sigmoid(o1 + o2)
+
+    return {"torch": torch, "f": f, **{k: v for k, v in locals().items() if callable(v) and k != "f"}}
+
+
+def torch_case(name: str, is_compiled: bool = False) -> Callable[[], Any]:
+    """The same with PyTorch; ``is_compiled``: by ``torch.compile``, which compiles forward and backward at first."""
     import torch
 
     torch.set_num_threads(1)
     count, kind, _, expression = CASES[name]
     tensors = [torch.from_numpy(a).requires_grad_() for a in operands(count, kind)]
     t, u = (torch.from_numpy(a) for a in labels())
-    sign = torch.ones(ROWS, COLUMNS).scatter_(1, t[:, None], -1.0)
-    scope = {"torch": torch, "f": torch.nn.functional, "t": t, "u": u, "sign": sign, **dict(zip("abc", tensors))}
-    code = compile(expression, name, "eval")
-    gy = torch.ones_like(eval(code, scope))
+    scope = {**torch_scope(), "t": t, "u": u, "sign": torch.ones(ROWS, COLUMNS).scatter_(1, t[:, None], -1.0)}
+    exec(f"def forward({', '.join('abc'[:count])}): return {expression}", scope)
+    forward: Any = scope["forward"]
+    if is_compiled:
+        forward = torch.compile(forward, dynamic=False)
+    gy = torch.ones_like(forward(*tensors))
 
     def step() -> None:
         for x in tensors:
             x.grad = None
-        eval(code, scope).backward(gy)
+        forward(*tensors).backward(gy)
 
     return step
+
+
+def compiled_case(name: str) -> Callable[[], Any]:
+    """With ``torch.compile``."""
+    return torch_case(name, is_compiled=True)
+
+
+SIDES = {"dbrdist": dbrdist_case, "torch": torch_case, "compiled": compiled_case}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--torch-python", required=False, help="interpreter of an environment that has PyTorch")
+    parser.add_argument("--compiled", action="store_true", help="also compare with torch.compile, which needs g++")
+    parser.add_argument(
+        "--compile-only", action="store_true", help="let torch.compile fill its cache, and time nothing"
+    )
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES), help="these functions alone")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.08, help="of each sample")
     parser.add_argument("--record", action="store_true", help="write the result to benchmarks/records")
-    parser.add_argument("--worker", choices=["dbrdist", "torch"], help=argparse.SUPPRESS)
+    parser.add_argument("--worker", choices=list(SIDES), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        harness.serve({"function": dbrdist_case if args.worker == "dbrdist" else torch_case})
+        harness.serve({"function": SIDES[args.worker]})
         return
-    workers = {"dbrdist": harness.Worker(sys.executable, __file__, "dbrdist")}
-    if args.torch_python:
-        workers["torch"] = harness.Worker(args.torch_python, __file__, "torch")
+    if args.compile_only:
+        fill_cache(args.torch_python, args.only)
+        return
+    workers = {"dbrdist": harness.Worker(sys.executable, __file__, "dbrdist", installed=harness.is_installed())}
+    peers = ["torch", *(["compiled"] if args.compiled else [])] if args.torch_python else []
+    workers |= {peer: harness.Worker(args.torch_python, __file__, peer) for peer in peers}
     results: dict[str, Any] = {}
-    ratios = {}
+    ratios: dict[str, dict[str, float]] = {peer: {} for peer in peers}
     for name in args.only:
-        measured = harness.compare(
+        measured: dict[str, Any] = harness.compare(
             workers, "function", num_rounds=args.rounds, min_seconds=args.seconds, arguments={"name": name}
         )
-        results[name] = measured
         words = [f"{label} {r['median_seconds'] * 1e3:7.2f} ms" for label, r in measured.items()]
-        if "torch" in measured:
-            pairs = zip(measured["dbrdist"]["samples"], measured["torch"]["samples"])
-            ratios[name] = results[name]["ratio"] = statistics.median(a / b for a, b in pairs)
-            words.append(f"ratio {ratios[name]:5.2f}")
+        results[name] = measured
+        for peer in peers:
+            pairs = zip(measured["dbrdist"]["samples"], measured[peer]["samples"])
+            ratio = ratios[peer][name] = statistics.median(a / b for a, b in pairs)
+            measured["ratio" if peer == "torch" else f"ratio_to_{peer}"] = ratio
+            words.append(f"of {peer} {ratio:5.2f}")
         print(f"{name:<24}", "  ".join(words), flush=True)
-    if ratios:
-        results["median_ratio"] = statistics.median(ratios.values())
-        results["above_goal"] = {n: r for n, r in ratios.items() if r > 1.2}
-        print(f"median ratio {results['median_ratio']:.2f}; above 1.2: {', '.join(results['above_goal']) or 'none'}")
+    results |= summary(ratios)
     about = {label: w.ask("about")["versions"] for label, w in workers.items()}
     for w in workers.values():
         w.close()
     if args.record:
         settings = {"rows": ROWS, "columns": COLUMNS, "num_rounds": args.rounds, "min_seconds": args.seconds}
         print(harness.record("elementwise", settings, results, about))
+
+
+def fill_cache(python: str, names: list[str]) -> None:
+    """Compile functions, which torch.compile keeps on disk for later processes."""
+    with harness.Worker(python, __file__, "compiled") as worker:
+        for name in names:
+            start = time.perf_counter()
+            try:
+                worker.make("function", name=name)
+                print(f"{name:<24} {time.perf_counter() - start:6.1f} s", flush=True)
+            except RuntimeError as e:
+                print(f"{name:<24} {e}", flush=True)
+
+
+def summary(ratios: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """The median for each peer and what lies above the goal for PyTorch eager, printed too."""
+    found: dict[str, Any] = {}
+    for peer, of_peer in ratios.items():
+        end = "" if peer == "torch" else f"_to_{peer}"
+        found[f"median_ratio{end}"] = statistics.median(of_peer.values())
+        found[f"above_goal{end}"] = {n: r for n, r in of_peer.items() if r > 1.2}
+        above = ", ".join(f"{n} {r:.2f}" for n, r in found[f"above_goal{end}"].items()) or "none"
+        print(f"median of {peer}: {found[f'median_ratio{end}']:.2f}; above 1.2: {above}")
+    return found
 
 
 if __name__ == "__main__":

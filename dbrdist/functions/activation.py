@@ -227,12 +227,23 @@ class Swish(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_inputs((0, 1))
+        x, beta = xs
+        if beta.shape[1:] == x.shape[1:] and beta.ndim == x.ndim:
+            made = kernels.of_rows("swish_rows", (x, beta), beta.size)
+            if made is not None:
+                self.s = None
+                return (made[0].reshape(x.shape),)
         self.s = fused(lambda x, beta: sigmoid.primitive(x * beta), *xs)
         return (elementwise(np.multiply, xs[0], self.s),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         (x, beta), gy = self.retained_inputs(), gys[0]
-        s = sigmoid.primitive(ops.mul(x, beta)) if self._on_variables else self.s
+        if self.s is None and not self._on_variables:
+            made = kernels.of_rows("swish_rows_backward", (x, gy, beta), beta.size)
+            if made is not None:
+                gx, products = (a.reshape(x.shape) for a in made)
+                return tuple(ops.sum_to(products, beta.shape) if i else gx for i in wanted)
+        s = sigmoid.primitive(ops.mul(x, beta)) if self._on_variables or self.s is None else self.s
         e = _in_steps(lambda gy, x, s: ops.mul(ops.mul(ops.mul(gy, s), ops.sub(1.0, s)), x), gy, x, s)
         rules = (
             lambda: _in_steps(lambda gy, s, e, beta: ops.add(ops.mul(gy, s), ops.mul(e, beta)), gy, s, e, beta),
@@ -291,9 +302,11 @@ mish = function(
 )
 hardswish = function(
     "hardswish",
-    lambda x: x * np.minimum(np.maximum(x / 6 + 0.5, 0.0), 1.0),
+    lambda x: x * np.minimum(np.maximum(x * (1 / 6) + 0.5, 0.0), 1.0),
     lambda gy, x: ops.where(
-        _lies_within(x, -3.0, 3.0), ops.mul(gy, ops.add(ops.div(x, 3.0), 0.5)), ops.where(_is_at_most(x, -3.0), 0.0, gy)
+        _lies_within(x, -3.0, 3.0),
+        ops.mul(gy, ops.add(ops.mul(x, 1 / 3), 0.5)),
+        ops.where(_is_at_most(x, -3.0), 0.0, gy),
     ),
     "x times x / 6 + 1 / 2 held between 0 and 1, elementwise: a cheap silu (Howard et al. 2019).",
     domain=(-4.0, 4.0),
@@ -365,6 +378,9 @@ class CReLU(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_outputs((0,))
         (x,), axis, xp = xs, self.axis, get_array_module(xs[0])
+        made = kernels.of_rows("crelu", (x,), math.prod(x.shape[axis:]))
+        if made is not None:
+            return (made[0].reshape(*x.shape[:axis], -1, *x.shape[axis + 1 :]),)
         y = empty_as(x, (*x.shape[:axis], 2 * x.shape[axis], *x.shape[axis + 1 :]), x.dtype)
         above, below = self.halves(y)
         zero = x.dtype.type(0)
@@ -374,7 +390,13 @@ class CReLU(FunctionNode):
         return (y,)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
-        parts = zip(self.halves(as_array(self.retained_outputs()[0])), self.halves(gys[0]))
+        y = as_array(self.retained_outputs()[0])
+        if not self._on_variables:
+            shape = self.inputs[0].shape
+            made = kernels.of_rows("crelu_backward", (y, gys[0]), math.prod(shape[self.axis :]))
+            if made is not None:
+                return (made[0].reshape(shape),)
+        parts = zip(self.halves(y), self.halves(gys[0]))
         above, below = (call(ReLUGradient(y), gy) for y, gy in parts)
         return (ops.sub(above, below),)
 

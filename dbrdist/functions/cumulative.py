@@ -7,6 +7,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+from dbrdist import kernels
 from dbrdist.core.array.array_operations import are_images
 from dbrdist.core.array.backend import Array, accumulation_dtype, channels_last, get_array_module
 from dbrdist.core.tape import ops
@@ -14,6 +15,24 @@ from dbrdist.core.tape.checks import floating
 from dbrdist.core.tape.function_node import FunctionNode, call
 from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.math import checked_axis
+
+
+def _by_loop(name: str, axis: int, arrays: tuple[Any, ...], *numbers: int, end: str = "") -> Array | None:
+    """What a compiled loop makes of arrays of one shape along their first or last axis; None: NumPy has to do.
+
+    The arrays lie in C order, perhaps after the first axis has been moved to the end.
+    """
+    shape: tuple[int, ...] = arrays[0].shape
+    n, columns = shape[axis], math.prod(shape) // max(shape[axis], 1)
+    if axis:
+        made = kernels.of_rows(f"{name}_of_rows{end}", arrays, n, *numbers)
+        return None if made is None else made[0].reshape(shape)
+    if arrays[0].flags.c_contiguous:
+        made = kernels.of_rows(f"{name}_of_columns{end}", arrays, n, columns, *numbers)
+        return None if made is None else made[0].reshape(shape)
+    turned = tuple([a.transpose((*range(1, a.ndim), 0)) for a in arrays])
+    y = kernels.of_rows(f"{name}_of_rows{end}", turned, n, *numbers)
+    return None if y is None else y[0].reshape(turned[0].shape).transpose((-1, *range(len(shape) - 1)))
 
 
 class CumSum(FunctionNode):
@@ -27,6 +46,11 @@ class CumSum(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         (x,) = xs
+        y = None
+        if self.axis in (0, x.ndim - 1):
+            y = _by_loop("cumsum", self.axis, (x,), -1 if self.backwards else 1)
+        if y is not None:
+            return (y,)
         order = (*(slice(None),) * self.axis, slice(None, None, -1 if self.backwards else 1))
         wide = x.astype(accumulation_dtype(x.dtype), copy=False)
         y = wide[order].cumsum(axis=self.axis)[order].astype(x.dtype, copy=False)
@@ -96,13 +120,17 @@ class CumProd(FunctionNode):
         self.retain_inputs((0,))
         self.retain_outputs((0,))
         x = xs[0]
+        y = _by_loop("cumprod", 0, xs, 1)
+        if y is not None:
+            return (y,)
         return (x.astype(accumulation_dtype(x.dtype), copy=False).cumprod(axis=0).astype(x.dtype, copy=False),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         (x,), (y,) = self.retained_inputs(), self.retained_outputs()
         if not x.shape[0]:
             return gys
-        return (ops.mul(_shifted(y), _accumulated(x, gys[0])),)
+        gx = None if self._on_variables else _by_loop("cumprod", 0, (x, y, gys[0]), end="_backward")
+        return (ops.mul(_shifted(y), _accumulated(x, gys[0])) if gx is None else gx,)
 
 
 def cumprod(x: Operand, axis: int | None = None) -> Variable:
@@ -138,16 +166,32 @@ class Prod(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_inputs((0,))
         x = xs[0]
+        made = self._by_loop("", x)
+        if made is not None:
+            return (made,)
         return (x.astype(accumulation_dtype(x.dtype), copy=False).prod(axis=0).astype(x.dtype, copy=False),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         (x,) = self.retained_inputs()
         if not x.shape[0]:
             return (ops.mul(x, 0.0),)
+        gx = None if self._on_variables else self._by_loop("_backward", x, gys[0])
+        if gx is not None:
+            return (gx.reshape(x.shape) if x.flags.c_contiguous else gx.reshape(-1, len(x)).T,)
         turned = slice(None, None, -1)
         before = _shifted(call(CumProd(), x))
         behind = ops.getitem(_shifted(call(CumProd(), ops.getitem(x, turned))), turned)
         return (ops.mul(ops.mul(before, behind), gys[0]),)
+
+    def _by_loop(self, end: str, x: Array, *gys: Array) -> Array | None:
+        """What a compiled loop makes of x, which lies in C order as it is or turned; None: NumPy has to do."""
+        if not x.size:
+            return None
+        if x.flags.c_contiguous:
+            made = kernels.of_rows(f"prod_of_columns{end}", (x, *gys), *x.shape)
+        else:
+            made = kernels.of_rows(f"prod_of_rows{end}", (x.T, *gys), len(x))
+        return None if made is None else made[0]
 
 
 def prod(x: Operand, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Variable:

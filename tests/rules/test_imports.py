@@ -72,6 +72,7 @@ WITHIN["kernels.gpu"] = {*WITHIN["kernels.cpu"], "kernels.cpu"}
 WITHIN["kernels.providers"] = {*WITHIN["kernels.gpu"], "kernels.gpu"}
 WITHIN["kernels.table"] = {*WITHIN["kernels.providers"], "kernels.providers"}
 WITHIN["kernels.dispatch"] = {*WITHIN["kernels.table"], "kernels.table"}
+WITHIN["kernels.host_dispatch"] = {*WITHIN["kernels.table"], "kernels.table"}
 WITHIN["kernels.device_dispatch"] = {*WITHIN["kernels.table"], "kernels.table"}
 WITHIN["cli.inspection"] = WITHIN["cli.data"] = {*WITHIN["cli.builders"], "cli.builders"}
 WITHIN["cli.running"] = {*WITHIN["cli.inspection"], "cli.inspection"}

@@ -38,6 +38,11 @@ LOOP(distance_gradient, OUT(0, gx) IN(1, a) IN(2, b) IN(3, gy), , {
     gx[i] = gy[i] * sign;
 })
 
+LOOP(absolute_gradient, OUT(0, gx) IN(1, x) IN(2, gy), , {
+    Real sign = x[i] > 0 ? 1 : x[i] < 0 ? -1 : x[i] == 0 ? 0 : x[i];
+    gx[i] = gy[i] * sign;
+})
+
 LOOP(clipped_gradient, OUT(0, gx) IN(1, x) IN(2, gy), NUMBER(0, high), {
     gx[i] = x[i] > 0 && x[i] < high ? gy[i] : 0;
 })
@@ -53,16 +58,19 @@ LOOP(leaky_relu_gradient, OUT(0, gx) IN(1, x) IN(2, gy), NUMBER(0, slope), {
 })
 
 LOOP(hardswish, OUT(0, y) IN(1, x), , {
-    Real gate = x[i] / 6 + (Real)0.5;
+    Real gate = x[i] * (Real)(1.0 / 6) + (Real)0.5;
     gate = LARGER(gate, 0);
     y[i] = x[i] * SMALLER(gate, 1);
 })
 
 LOOP(hardswish_gradient, OUT(0, gx) IN(1, x) IN(2, gy), , {
-    Real inside = gy[i] * (x[i] / 3 + (Real)0.5);
+    Real inside = gy[i] * (x[i] * (Real)(1.0 / 3) + (Real)0.5);
     Real outside = x[i] <= -3 ? 0 : gy[i];
     gx[i] = x[i] > -3 && x[i] < 3 ? inside : outside;
 })
+
+/* As np.maximum with 0: no zero has a sign, and NaN stays. */
+LOOP(relu_forward, OUT(0, y) IN(1, x), , y[i] = x[i] > 0 || x[i] != x[i] ? x[i] : 0;)
 
 /* What passes a ReLU backwards: gy where its output is not 0, else a zero with the sign of gy, as from a product. */
 #define PASSED(y, gy) ((y) != 0 ? (gy) : ZERO_OF(gy))
@@ -86,6 +94,14 @@ LOOP(relu_backward_of_sum_over, OUT(0, a) IN(1, y) IN(2, b), , {
 LOOP(reciprocal_gradient, OUT(0, gx) IN(1, x) IN(2, gy), , {
     Real r = 1 / x[i];
     gx[i] = gy[i] * -(r * r);
+})
+
+LOOP(root, OUT(0, y) IN(1, x), , y[i] = ROOT(x[i]);)
+
+/* gy times the derivative of the square root */
+LOOP(root_gradient, OUT(0, gx) IN(1, x) IN(2, gy), , {
+    Real slope = (Real)0.5 / ROOT(x[i]);
+    gx[i] = gy[i] * slope;
 })
 
 /* ---- of float alone: what takes exponentials or logarithms, by elementary.h */
@@ -231,50 +247,4 @@ FLOAT_LOOP(box_muller, OUT(0, y) IN(1, radius_bits) IN(2, angle_bits), , {
     double u = ((double)bits_of(radius_bits[i]) + 0.5) * 2.3283064365386963e-10;
     double v = ((double)(int32_t)bits_of(angle_bits[i]) + 0.5) * 4.6566128730773926e-10;
     y[i] = (float)(sqrt(-2.0 * wide_log(u)) * cos_of_half_turns(v));
-})
-
-/* ---- rows: i counts them */
-
-enum { LANES = 32 }; /* a sum is one of so many parts, whatever the processor; fewer would be no loop, but steps one by one */
-
-INSIDE float row_max(const float *restrict x, ptrdiff_t n, ptrdiff_t whole) {
-    float lanes[LANES], largest = -INFINITY;
-    for (int k = 0; k < LANES; ++k) lanes[k] = -INFINITY;
-    for (ptrdiff_t j = 0; j < whole; j += LANES)
-        for (int k = 0; k < LANES; ++k) lanes[k] = LARGER(x[j + k], lanes[k]);
-    for (ptrdiff_t j = whole; j < n; ++j) largest = LARGER(x[j], largest);
-    for (int k = 0; k < LANES; ++k) largest = LARGER(lanes[k], largest);
-    return largest;
-}
-
-INSIDE float row_sum(const float *restrict x, ptrdiff_t n, ptrdiff_t whole) {
-    float lanes[LANES] = {0};
-    double sum = 0;
-    for (ptrdiff_t j = 0; j < whole; j += LANES)
-        for (int k = 0; k < LANES; ++k) lanes[k] += x[j + k];
-    for (ptrdiff_t j = whole; j < n; ++j) sum += x[j];
-    for (int k = 0; k < LANES; ++k) sum += lanes[k];
-    return (float)sum;
-}
-
-#define ROW_LENGTH const ptrdiff_t n = (ptrdiff_t)numbers[0]; const ptrdiff_t whole = n - n % LANES;
-
-FLOAT_LOOP(log_softmax, OUT(0, to) IN(1, from), ROW_LENGTH, {
-    const float *restrict x = from + i * n;
-    float *restrict y = to + i * n;
-    float largest = row_max(x, n, whole);
-    for (ptrdiff_t j = 0; j < n; ++j) y[j] = exp_of(x[j] - largest);
-    float sum = row_sum(y, n, whole);
-    float log_of_sum = (float)wide_log(sum);
-    log_of_sum = sum == sum ? log_of_sum : sum;
-    for (ptrdiff_t j = 0; j < n; ++j) y[j] = (x[j] - largest) - log_of_sum;
-})
-
-FLOAT_LOOP(log_softmax_backward, OUT(0, to) IN(1, of_y) IN(2, of_gy),
-           ROW_LENGTH, {
-    const float *restrict y = of_y + i * n;
-    const float *restrict gy = of_gy + i * n;
-    float *restrict gx = to + i * n;
-    float sum = row_sum(gy, n, whole);
-    for (ptrdiff_t j = 0; j < n; ++j) gx[j] = gy[j] - exp_of(y[j]) * sum;
 })

@@ -66,14 +66,16 @@ def _when(holds: bool, *numbers: float) -> tuple[float, ...] | None:
     return numbers if holds else None
 
 
-# By the name of a row; by that name and the place of an operand, for the gradient of that operand.
-TABLE: dict[Any, CompiledLoop] = {
+# By the name of a row; by that name and the place of an operand, for the gradient of that operand. Of several loops,
+# the first that is meant for the numbers.
+TABLE: dict[Any, CompiledLoop | tuple[CompiledLoop, ...]] = {
     "hard_sigmoid": CompiledLoop("hard_sigmoid", ("x",)),
     ("hard_sigmoid", 0): CompiledLoop("hard_sigmoid_gradient", ("x", "gy")),
     "huber": CompiledLoop("huber", ("x", "t"), lambda delta: _when(delta >= 0, delta)),
     ("huber", 0): CompiledLoop("huber_gradient", ("x", "t", "gy"), lambda delta: _when(delta >= 0, delta)),
     "distance": CompiledLoop("distance", ("a", "b")),
     ("distance", 0): CompiledLoop("distance_gradient", ("a", "b", "gy")),
+    ("absolute", 0): CompiledLoop("absolute_gradient", ("self", "gy")),
     ("clipped_relu", 0): CompiledLoop("clipped_gradient", ("x", "gy")),
     ("relu6", 0): CompiledLoop("clipped_gradient", ("x", "gy"), lambda: (6.0,)),
     "leaky_relu": CompiledLoop("leaky_relu", ("x",), lambda slope: _when(0 <= slope <= 1, slope)),
@@ -113,7 +115,11 @@ TABLE: dict[Any, CompiledLoop] = {
     ("lgamma", 0): CompiledLoop("digamma_product", ("x", "gy"), beyond=lambda x, gy: gy * _scipy("digamma")(x)),
     "digamma": CompiledLoop("digamma", ("x",), beyond=_scipy("digamma")),
     ("digamma", 0): CompiledLoop("trigamma_product", ("x", "gy"), beyond=lambda x, gy: gy * _scipy("zeta")(2, x)),
-    ("pow_number", 0): CompiledLoop("reciprocal_gradient", ("x", "gy"), lambda c: () if c == -1 else None),
+    "pow_number": CompiledLoop("root", ("x",), lambda c: _when(c == 0.5)),
+    ("pow_number", 0): (
+        CompiledLoop("reciprocal_gradient", ("x", "gy"), lambda c: _when(c == -1)),
+        CompiledLoop("root_gradient", ("x", "gy"), lambda c: _when(c == 0.5)),
+    ),
     "box_muller": CompiledLoop("box_muller", ("radius_bits", "angle_bits")),
     "fmod": CompiledLoop("fmod", ("a", "b"), beyond=np.fmod),
     "remainder": CompiledLoop("remainder", ("a", "b"), beyond=np.remainder),
@@ -159,15 +165,20 @@ def _plan_update(rule: str, arrays: tuple[HostArray, ...], numbers: tuple[float,
     return update
 
 
-def _plan_row(key: Any, names: tuple[str, ...], arrays: tuple[HostArray, ...], numbers: tuple[float, ...]) -> Plan:
-    loop = TABLE.get(key)
-    if loop is None or names != loop.operands or not all(type(v) in (int, float) and isfinite(v) for v in numbers):
-        raise onednn.Unsupported("a row, or its numbers")
-    values = loop.numbers(*numbers)
-    if values is None:
-        raise onednn.Unsupported("other numbers than the loop is meant for")
-    run, new = _elementwise_loop(loop.name, *arrays)
+def _chosen_loop(key: Any, names: tuple[str, ...], numbers: tuple[Any, ...]) -> tuple[CompiledLoop, tuple[float, ...]]:
+    """The loop for a row, and the numbers that it takes; Unsupported where there is none."""
+    found = TABLE.get(key, ())
+    for loop in found if type(found) is tuple else (found,):
+        if names == loop.operands and all(type(v) in (int, float) and isfinite(v) for v in numbers):
+            values = loop.numbers(*numbers)
+            if values is not None:
+                return loop, values
+    raise onednn.Unsupported("a row, or its numbers")
 
+
+def _plan_row(key: Any, names: tuple[str, ...], arrays: tuple[HostArray, ...], numbers: tuple[float, ...]) -> Plan:
+    loop, values = _chosen_loop(key, names, numbers)
+    run, new = _elementwise_loop(loop.name, *arrays)
     beyond = loop.beyond
 
     def row(
@@ -188,6 +199,16 @@ def _complete(beyond: Callable[..., HostArray], y: HostArray, *xs: HostArray) ->
     """Compute what a loop has left out of y. Whatever else lies in the arrays changes no bit of it."""
     left_out = np.isnan(y)
     y[left_out] = beyond(*[x[left_out] for x in xs])
+
+
+def _plan_relu_forward(x: HostArray) -> Plan:
+    run, new = _elementwise_loop("relu_forward", x)
+
+    def relu_forward(x: HostArray) -> HostArray:
+        y = new()
+        return y if run((memory_row(y), memory_row(x)), ()) else numpy_.relu_forward(x)
+
+    return relu_forward
 
 
 def _plan_relu_backward(y: HostArray, gy: HostArray) -> Plan:
@@ -251,11 +272,40 @@ def _plan_softmax(name: str, reference: Callable[..., HostArray]) -> Callable[..
     return plan
 
 
+def _plan_of_rows(name: str, arrays: tuple[HostArray, ...], numbers: tuple[int, ...]) -> Plan:
+    """See host_dispatch.of_rows."""
+    kinds = "" if _found is None else _found.ROWS.get(name, "")
+    num_out, length = len(kinds) - len(arrays), numbers[0]
+    if num_out < 1 or length < 1 or any(type(a) is not np.ndarray or not _is_in_c_order(a) for a in arrays):
+        raise onednn.Unsupported("no compiled loop, or other arrays than those in C order")
+    run, dtype = _loop(name, *arrays), arrays[0].dtype
+    of_row = {kind: _of_row(kind, *numbers) for kind in kinds}
+    count = max(a.size // of_row[kind] for kind, a in zip(kinds[num_out:], arrays))
+    new = [backend.plain_allocator((of_row[kind] * (1 if kind in "cm" else count),), dtype) for kind in kinds[:num_out]]
+
+    def of_rows(
+        name: str, arrays: tuple[HostArray, ...], numbers: tuple[int, ...],
+    ) -> tuple[HostArray, ...] | None:  # fmt: skip
+        made = tuple([allocate() for allocate in new])
+        return made if run((*made, *arrays), numbers) else None
+
+    return of_rows
+
+
+def _of_row(kind: str, n: int, columns: int = 0, *_: int) -> int:
+    """The elements of an array for a row of n, by the letters of vector_loops.ROWS."""
+    return {"r": 1, "p": 32, "t": 2 * n, "m": columns, "c": n * columns}.get(kind, n)
+
+
 ROWS = {
     "update": _plan_update,
     "row": _plan_row,
+    "of_rows": _plan_of_rows,
+    "softmax": _plan_softmax("softmax", numpy_softmax.softmax),
+    "softmax_backward": _plan_softmax("softmax_backward", numpy_softmax.softmax_backward),
     "log_softmax": _plan_softmax("log_softmax", numpy_softmax.log_softmax),
     "log_softmax_backward": _plan_softmax("log_softmax_backward", numpy_softmax.log_softmax_backward),
+    "relu_forward": _plan_relu_forward,
     "relu_backward": _plan_relu_backward,
     "relu_backward_over": _plan_relu_backward_over,
     "relu_backward_of_sum": _plan_relu_backward_of_sum,

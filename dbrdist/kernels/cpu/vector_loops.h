@@ -158,15 +158,25 @@ LOOP(hard_clipping, OUT(1, g), NUMBER(0, lower) NUMBER(1, upper), {
 })
 
 #include "elementwise_loops.h"
+#include "row_loops.h"
 
-/* written: a bit for each array that is; is_by_row: the loop is over rows of numbers[0] elements. */
-typedef struct { const char *name; int num_arrays, written, num_numbers, is_by_row; Loop of_float[NUM_LEVELS], of_double[NUM_LEVELS]; } Entry;
+/* written: a bit for each array that is. rows: where the loop is over rows of n = numbers[0] elements, what each array has
+for a row: x n, t 2n, r one, p one for each of its parts, which the loop counts; w n for all of them together.
+Where it is over columns of n elements, of which there are m = numbers[1]: c n m, m one for each. NULL where all arrays are
+of one size. */
+typedef struct {
+    const char *name;
+    int num_arrays, written, num_numbers;
+    const char *rows;
+    Loop of_float[NUM_LEVELS], of_double[NUM_LEVELS];
+} Entry;
 
 #define ENTRY(name, num_arrays, written, num_numbers) \
-    {#name, num_arrays, written, num_numbers, 0, ALL_LEVELS(name##_float), ALL_LEVELS(name##_double)}
+    {#name, num_arrays, written, num_numbers, NULL, ALL_LEVELS(name##_float), ALL_LEVELS(name##_double)}
 #define FLOAT_ENTRY(name, num_arrays, written, num_numbers) \
-    {#name, num_arrays, written, num_numbers, 0, ALL_LEVELS(name##_float), {NULL}}
-#define ROW_ENTRY(name, num_arrays) {#name, num_arrays, 1, 1, 1, ALL_LEVELS(name##_float), {NULL}}
+    {#name, num_arrays, written, num_numbers, NULL, ALL_LEVELS(name##_float), {NULL}}
+#define ROW_ENTRY(name, rows, written, num_numbers) \
+    {#name, sizeof(rows) - 1, written, num_numbers, rows, ALL_LEVELS(name##_float), {NULL}}
 static const Entry ENTRIES[] = {
     ENTRY(sgd, 2, 1, 1),         ENTRY(momentum_sgd, 3, 5, 2), ENTRY(corrected_momentum_sgd, 3, 5, 2),
     ENTRY(nesterov_ag, 3, 5, 2), ENTRY(adam, 4, 13, 7),        ENTRY(amsgrad, 5, 29, 7),
@@ -180,7 +190,7 @@ static const Entry ENTRIES[] = {
     ENTRY(distance, 3, 1, 0),     ENTRY(distance_gradient, 4, 1, 0),
     ENTRY(leaky_relu, 2, 1, 1),   ENTRY(leaky_relu_gradient, 3, 1, 1),
     ENTRY(hardswish, 2, 1, 0),    ENTRY(hardswish_gradient, 3, 1, 0),
-    ENTRY(clipped_gradient, 3, 1, 1),
+    ENTRY(clipped_gradient, 3, 1, 1), ENTRY(absolute_gradient, 3, 1, 0),
     FLOAT_ENTRY(sigmoid, 2, 1, 0),   FLOAT_ENTRY(sigmoid_gradient, 3, 1, 0),
     FLOAT_ENTRY(silu, 2, 1, 1),      FLOAT_ENTRY(silu_gradient, 3, 1, 1),
     FLOAT_ENTRY(softplus, 2, 1, 1),  FLOAT_ENTRY(softplus_gradient, 3, 1, 1),
@@ -195,7 +205,19 @@ static const Entry ENTRIES[] = {
     FLOAT_ENTRY(digamma, 2, 1, 0),   FLOAT_ENTRY(digamma_product, 3, 1, 0),
     FLOAT_ENTRY(lgamma_of_positive, 2, 1, 0), FLOAT_ENTRY(trigamma_product, 3, 1, 0),
     FLOAT_ENTRY(box_muller, 3, 1, 0), ENTRY(reciprocal_gradient, 3, 1, 0),
-    ROW_ENTRY(log_softmax, 2),       ROW_ENTRY(log_softmax_backward, 3),
+    ENTRY(relu_forward, 2, 1, 0),    ENTRY(root, 2, 1, 0),     ENTRY(root_gradient, 3, 1, 0),
+    ROW_ENTRY(log_softmax, "xx", 1, 1),   ROW_ENTRY(log_softmax_backward, "xxx", 1, 1),
+    ROW_ENTRY(softmax, "xx", 1, 1),       ROW_ENTRY(softmax_backward, "xxx", 1, 1),
+    ROW_ENTRY(swish_rows, "xxw", 1, 1),   ROW_ENTRY(swish_rows_backward, "xxxxw", 3, 1),
+    ROW_ENTRY(crelu, "tx", 1, 1),         ROW_ENTRY(crelu_backward, "xtt", 1, 1),
+    ROW_ENTRY(max_of_rows, "rx", 1, 1),   ROW_ENTRY(min_of_rows, "rx", 1, 1),
+    ROW_ENTRY(extremum_backward, "xxrr", 1, 1),
+    ROW_ENTRY(cumsum_of_rows, "xx", 1, 2),    ROW_ENTRY(cumsum_of_columns, "cc", 1, 3),
+    ROW_ENTRY(cumprod_of_rows, "xx", 1, 2),   ROW_ENTRY(cumprod_of_columns, "cc", 1, 3),
+    ROW_ENTRY(cumprod_of_rows_backward, "xxxx", 1, 1), ROW_ENTRY(cumprod_of_columns_backward, "cccc", 1, 2),
+    ROW_ENTRY(prod_of_rows, "rx", 1, 1),      ROW_ENTRY(prod_of_columns, "mc", 1, 2),
+    ROW_ENTRY(prod_of_rows_backward, "xxr", 1, 1), ROW_ENTRY(prod_of_columns_backward, "ccm", 1, 2),
+    ROW_ENTRY(sum_of_rows, "rx", 1, 1),   ROW_ENTRY(sum_of_parts, "px", 1, 1),
     FLOAT_ENTRY(fmod, 3, 1, 0),      FLOAT_ENTRY(remainder, 3, 1, 0),
 };
 enum { NUM_ENTRIES = sizeof(ENTRIES) / sizeof(ENTRIES[0]), LEAST = 1 << 15 };
@@ -278,15 +300,45 @@ static Loop loop_of(const Entry *entry, int is_double) {
     return (is_double ? entry->of_double : entry->of_float)[level];
 }
 
-static void run_loop(const Entry *entry, int is_double, void **arrays, ptrdiff_t size, const double *numbers,
-                     const Before *before, int num_before) {
-    /* elements: no two threads write to one cache line */
-    Work work = {loop_of(entry, is_double), arrays, size, 64, numbers, before, num_before};
+static ptrdiff_t of_row(char kind, const double *numbers) {
+    ptrdiff_t n = (ptrdiff_t)numbers[0];
+    switch (kind) {
+        case 'r': return 1;
+        case 'p': return PARTS;
+        case 't': return 2 * n;
+        case 'm': return (ptrdiff_t)numbers[1];
+        case 'c': return n * (ptrdiff_t)numbers[1];
+        default: return n;
+    }
+}
+
+/* How many elements, rows, parts or columns a loop counts if all arrays have the sizes that it needs, else -1. */
+static ptrdiff_t length_of(const Entry *entry, const ptrdiff_t *sizes, const double *numbers) {
+    ptrdiff_t count = entry->rows ? -1 : sizes[0];
+    for (int i = 0; i < entry->num_arrays; ++i) {
+        char kind = entry->rows ? entry->rows[i] : ' ';
+        ptrdiff_t each = entry->rows ? of_row(kind, numbers) : 1;
+        if (each < 1 || sizes[i] % each) return -1;
+        int is_once = kind == 'w' || kind == 'c' || kind == 'm';
+        if (is_once ? sizes[i] != each : count >= 0 && sizes[i] / each != count) return -1;
+        if (!is_once) count = sizes[i] / each;
+    }
+    if (!entry->rows) return count;
+    char last = entry->rows[entry->num_arrays - 1];
+    return last == 'c' || last == 'm' ? (ptrdiff_t)numbers[1] : entry->rows[0] == 'p' ? count * PARTS : count;
+}
+
+/* length: the number of elements, or of rows; size: the number of elements of the largest array */
+static void run_loop(const Entry *entry, int is_double, void **arrays, ptrdiff_t length, ptrdiff_t size,
+                     const double *numbers, const Before *before, int num_before) {
+    /* elements and columns: no two threads write to one cache line */
+    Work work = {loop_of(entry, is_double), arrays, length, length == size ? 64 : 1, numbers, before, num_before};
+    if (entry->rows && strchr("cm", entry->rows[entry->num_arrays - 1])) work.unit = COLUMN_TURNS;
     int count = gomp_parallel && size > LEAST ? omp_max_threads() : 1;
     if (count > size / LEAST) count = (int)(size / LEAST);
-    if (entry->is_by_row) work.size = size /= (ptrdiff_t)numbers[0], work.unit = 1;
+    if (count > length) count = (int)length;
     if (count < 2) {
-        do_stretch(&work, 0, size);
+        do_stretch(&work, 0, length);
         return;
     }
     gomp_parallel(do_share, &work, (unsigned)count, 0);

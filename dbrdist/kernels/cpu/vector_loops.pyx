@@ -13,7 +13,8 @@ cdef extern from "vector_loops.h" nogil:
     ctypedef void (*Loop)(void **arrays, Py_ssize_t start, Py_ssize_t stop, const double *numbers)
     ctypedef struct Entry:
         const char *name
-        int num_arrays, written, num_numbers, is_by_row
+        int num_arrays, written, num_numbers
+        const char *rows
         Loop *of_double
     const Entry ENTRIES[]
     enum: NUM_ENTRIES
@@ -28,8 +29,9 @@ cdef extern from "vector_loops.h" nogil:
         double numbers[MOST_NUMBERS]
         ptrdiff_t *bounds
         ptrdiff_t num_spans
+    Py_ssize_t length_of(const Entry *entry, const Py_ssize_t *sizes, const double *numbers)
     void run_loop(
-        const Entry *entry, bint is_double, void **arrays, Py_ssize_t size, const double *numbers,
+        const Entry *entry, bint is_double, void **arrays, Py_ssize_t length, Py_ssize_t size, const double *numbers,
         const Before *before, int num_before
     )
 
@@ -49,6 +51,9 @@ PLACES = {
 ARITIES = {ENTRIES[i].name.decode(): (ENTRIES[i].num_arrays, ENTRIES[i].num_numbers) for i in range(NUM_ENTRIES)}
 
 
+ROWS = {ENTRIES[i].name.decode(): ENTRIES[i].rows.decode() for i in range(NUM_ENTRIES) if ENTRIES[i].rows is not NULL}
+
+
 def use_level(int number):
     """Run what was compiled for a set of instructions, from 0 (any processor) on; return the number until now. For tests:
     the processor must have them."""
@@ -61,7 +66,8 @@ def use_level(int number):
 
 
 def run(int place, bint is_double, tuple arrays, tuple numbers, tuple before=()):
-    """Run a loop, by its place, over dense arrays of one size, all float64 or all float32; False if they are not such.
+    """Run a loop, by its place, over dense arrays of the sizes that it needs, all float64 or all float32; False if they
+    are not such.
 
     ``before`` are loops over the first two arrays that run within the same pass, each before the next: their places,
     numbers, and the first and last + 1 element of the stretches that they are for, or None for all. The caller has
@@ -71,7 +77,8 @@ def run(int place, bint is_double, tuple arrays, tuple numbers, tuple before=())
     cdef double values[MOST_NUMBERS]
     cdef Before befores[MOST_BEFORE]
     cdef const Entry *entry = &ENTRIES[place]
-    cdef Py_ssize_t size = 0
+    cdef Py_ssize_t sizes[MOST_ARRAYS]
+    cdef Py_ssize_t length, size = 0
     cdef int i, written = entry.written, count = len(before)
     if len(arrays) != entry.num_arrays:
         raise TypeError(f"{entry.name.decode()}: expected {entry.num_arrays} arrays, got {len(arrays)}")
@@ -79,21 +86,24 @@ def run(int place, bint is_double, tuple arrays, tuple numbers, tuple before=())
         return False
     for i in range(count):
         written |= ENTRIES[<int> before[i][0]].written
-    if not _are_separate(arrays, written, 8 if is_double else 4, starts, &size):
+    if not _are_separate(arrays, written, 8 if is_double else 4, starts, sizes):
         return False
     _take(entry, numbers, values)
-    if entry.is_by_row and (values[0] < 1 or size % <Py_ssize_t> values[0]):
+    length = length_of(entry, sizes, values)
+    if length < 0:
         return False
+    for i in range(entry.num_arrays):
+        size = max(size, sizes[i])
     kept = []  # the memory of the stretches
     for i in range(count):
         _take_before(&befores[i], before[i], is_double, kept)
     with nogil:
-        run_loop(entry, is_double, starts, size, values, befores, count)
+        run_loop(entry, is_double, starts, length, size, values, befores, count)
     return True
 
 
-cdef bint _are_separate(tuple arrays, int written, int itemsize, void **starts, Py_ssize_t *size):
-    """Whether the arrays are dense, of one size, do not overlap, and may be written where a loop does so."""
+cdef bint _are_separate(tuple arrays, int written, int itemsize, void **starts, Py_ssize_t *sizes):
+    """Whether the arrays are dense, do not overlap, and may be written where a loop does so."""
     cdef ArrayFields *a
     cdef Py_ssize_t n
     cdef int i, k, wanted, count = len(arrays)
@@ -107,13 +117,13 @@ cdef bint _are_separate(tuple arrays, int written, int itemsize, void **starts, 
         n = 1
         for k in range(a.nd):
             n *= a.dimensions[k]
-        if i and n != size[0]:
-            return False
-        size[0], starts[i] = n, a.data
-    n = size[0] * itemsize
+        sizes[i], starts[i] = n, a.data
     for i in range(count):
         for k in range(i):
-            if <char *> starts[i] < <char *> starts[k] + n and <char *> starts[k] < <char *> starts[i] + n:
+            if (
+                <char *> starts[i] < <char *> starts[k] + sizes[k] * itemsize
+                and <char *> starts[k] < <char *> starts[i] + sizes[i] * itemsize
+            ):
                 return False
     return True
 

@@ -351,6 +351,7 @@ ROWS |= {
     "bn_forward_and_move": _planner(lambda *_: None),
     "bn_add_relu": _planner(lambda *_: None),
     "bn_backward_of_sum": _planner(lambda *_: None),
+    "of_rows": _planner(lambda *_: None),
     "row": _planner(lambda *_: None),  # the row's own formula is NumPy's kernel
     "update": _planner(lambda *_: False),  # and so is the rule's
 }

@@ -1,0 +1,326 @@
+/* Loops over rows of n = numbers[0] elements: i counts the rows. Included by vector_loops.h, which says what the macros
+mean. Where NumPy adds or multiplies one element after another, several rows take turns, so that no step waits for the one
+before. */
+
+enum { LANES = 32 }; /* a sum is one of so many parts, whatever the processor; fewer would be no loop, but steps one by one */
+
+INSIDE float row_max(const float *restrict x, ptrdiff_t n, ptrdiff_t whole) {
+    float lanes[LANES], largest = -INFINITY;
+    for (int k = 0; k < LANES; ++k) lanes[k] = -INFINITY;
+    for (ptrdiff_t j = 0; j < whole; j += LANES)
+        for (int k = 0; k < LANES; ++k) lanes[k] = LARGER(x[j + k], lanes[k]);
+    for (ptrdiff_t j = whole; j < n; ++j) largest = LARGER(x[j], largest);
+    for (int k = 0; k < LANES; ++k) largest = LARGER(lanes[k], largest);
+    return largest;
+}
+
+INSIDE float row_sum(const float *restrict x, ptrdiff_t n, ptrdiff_t whole) {
+    float lanes[LANES] = {0};
+    double sum = 0;
+    for (ptrdiff_t j = 0; j < whole; j += LANES)
+        for (int k = 0; k < LANES; ++k) lanes[k] += x[j + k];
+    for (ptrdiff_t j = whole; j < n; ++j) sum += x[j];
+    for (int k = 0; k < LANES; ++k) sum += lanes[k];
+    return (float)sum;
+}
+
+/* the sum of y[j] for all j, each computed first; the same sums as row_sum's */
+#define EACH_AND_SUM(y, ...)                                                       \
+    float lanes[LANES] = {0};                                                      \
+    double wide = 0;                                                               \
+    for (ptrdiff_t first = 0; first < whole; first += LANES)                       \
+        for (int k = 0; k < LANES; ++k) {                                          \
+            const ptrdiff_t j = first + k;                                         \
+            __VA_ARGS__                                                            \
+            lanes[k] += y;                                                         \
+        }                                                                          \
+    for (ptrdiff_t j = whole; j < n; ++j) {                                        \
+        __VA_ARGS__                                                                \
+        wide += y;                                                                 \
+    }                                                                              \
+    for (int k = 0; k < LANES; ++k) wide += lanes[k];                              \
+    float sum = (float)wide;
+
+#define ROW_LENGTH const ptrdiff_t n = (ptrdiff_t)numbers[0]; const ptrdiff_t whole = n - n % LANES;
+
+FLOAT_LOOP(log_softmax, OUT(0, to) IN(1, from), ROW_LENGTH, {
+    const float *restrict x = from + i * n;
+    float *restrict y = to + i * n;
+    float largest = row_max(x, n, whole);
+    EACH_AND_SUM(power, float power = exp_of(x[j] - largest);)
+    float log_of_sum = (float)wide_log(sum);
+    log_of_sum = sum == sum ? log_of_sum : sum;
+    for (ptrdiff_t j = 0; j < n; ++j) y[j] = (x[j] - largest) - log_of_sum;
+})
+
+FLOAT_LOOP(log_softmax_backward, OUT(0, to) IN(1, of_y) IN(2, of_gy),
+           ROW_LENGTH, {
+    const float *restrict y = of_y + i * n;
+    const float *restrict gy = of_gy + i * n;
+    float *restrict gx = to + i * n;
+    float sum = row_sum(gy, n, whole);
+    for (ptrdiff_t j = 0; j < n; ++j) gx[j] = gy[j] - exp_of(y[j]) * sum;
+})
+
+FLOAT_LOOP(softmax, OUT(0, to) IN(1, from), ROW_LENGTH, {
+    const float *restrict x = from + i * n;
+    float *restrict y = to + i * n;
+    float largest = row_max(x, n, whole);
+    EACH_AND_SUM(power, float power = exp_of(x[j] - largest); y[j] = power;)
+    float share = 1.0f / sum;
+    for (ptrdiff_t j = 0; j < n; ++j) y[j] = y[j] * share;
+})
+
+FLOAT_LOOP(softmax_backward, OUT(0, to) IN(1, of_y) IN(2, of_gy), ROW_LENGTH, {
+    const float *restrict y = of_y + i * n;
+    const float *restrict gy = of_gy + i * n;
+    float *restrict gx = to + i * n;
+    EACH_AND_SUM(product, float product = y[j] * gy[j];)
+    for (ptrdiff_t j = 0; j < n; ++j) gx[j] = y[j] * (gy[j] - sum);
+})
+
+/* ---- x times sigmoid(beta x), beta a row */
+
+FLOAT_LOOP(swish_rows, OUT(0, to) IN(1, from) IN(2, beta), ROW_LENGTH, {
+    const float *restrict x = from + i * n;
+    float *restrict y = to + i * n;
+    (void)whole;
+    for (ptrdiff_t j = 0; j < n; ++j) y[j] = x[j] * sigmoid_of(x[j] * beta[j]);
+})
+
+/* and x times e, whose sum over the rows is the gradient of beta, e = gy x s (1 - s) */
+FLOAT_LOOP(swish_rows_backward, OUT(0, to) OUT(1, to_xe) IN(2, from) IN(3, of_gy) IN(4, beta), ROW_LENGTH, {
+    const float *restrict x = from + i * n;
+    const float *restrict gy = of_gy + i * n;
+    float *restrict gx = to + i * n;
+    float *restrict xe = to_xe + i * n;
+    (void)whole;
+    for (ptrdiff_t j = 0; j < n; ++j) {
+        float s = sigmoid_of(x[j] * beta[j]), e = gy[j] * s * (1.0f - s) * x[j];
+        gx[j] = gy[j] * s + e * beta[j];
+        xe[j] = e * x[j];
+    }
+})
+
+/* ---- both halves of a CReLU */
+
+FLOAT_LOOP(crelu, OUT(0, to) IN(1, from), ROW_LENGTH, {
+    const float *restrict x = from + i * n;
+    float *restrict above = to + 2 * i * n;
+    float *restrict below = above + n;
+    (void)whole;
+    for (ptrdiff_t j = 0; j < n; ++j) {
+        float v = x[j], negative = 0.0f - v;
+        above[j] = v > 0.0f || v != v ? v : 0.0f;
+        below[j] = negative > 0.0f || negative != negative ? negative : 0.0f;
+    }
+})
+
+FLOAT_LOOP(crelu_backward, OUT(0, to) IN(1, of_y) IN(2, of_gy), ROW_LENGTH, {
+    typedef float Real;
+    const float *restrict y = of_y + 2 * i * n;
+    const float *restrict gy = of_gy + 2 * i * n;
+    float *restrict gx = to + i * n;
+    (void)whole;
+    for (ptrdiff_t j = 0; j < n; ++j) gx[j] = PASSED(y[j], gy[j]) - PASSED(y[j + n], gy[j + n]);
+})
+
+/* ---- the largest or smallest of a row; NaN where there is one */
+
+/* Rows from i to stop of a few elements: where the compiler knows how many, it turns several rows into vectors. */
+#define WITH_KNOWN_LENGTH(f, ...)                      \
+    if (n < LANES) {                                   \
+        if (n == 2) f(__VA_ARGS__, i, stop, 2);        \
+        else if (n == 4) f(__VA_ARGS__, i, stop, 4);   \
+        else if (n == 8) f(__VA_ARGS__, i, stop, 8);   \
+        else f(__VA_ARGS__, i, stop, n);               \
+        i = stop - 1;                                  \
+    }
+#define OF_SHORT_ROWS(name, choose)                                                                                  \
+    INSIDE void name(float *restrict y, const float *restrict x, ptrdiff_t start, ptrdiff_t stop, const ptrdiff_t n) { \
+        for (ptrdiff_t i = start; i < stop; ++i) {                                                                   \
+            float chosen = x[i * n];                                                                                 \
+            for (ptrdiff_t j = 1; j < n; ++j) chosen = choose(x[i * n + j], chosen);                                 \
+            y[i] = chosen;                                                                                           \
+        }                                                                                                            \
+    }
+OF_SHORT_ROWS(max_of_short_rows, LARGER)
+OF_SHORT_ROWS(min_of_short_rows, SMALLER)
+
+#define IS_SAME(x, y) (((x) == (y)) | (((x) != (x)) & ((y) != (y))))
+INSIDE void passed_by_short_rows(float *restrict gx, const float *restrict x, const float *restrict y,
+                                 const float *restrict gy, ptrdiff_t start, ptrdiff_t stop, const ptrdiff_t n) {
+    for (ptrdiff_t i = start; i < stop; ++i)
+        for (ptrdiff_t j = 0; j < n; ++j) gx[i * n + j] = IS_SAME(x[i * n + j], y[i]) ? gy[i] : 0.0f;
+}
+
+INSIDE float row_min(const float *restrict x, ptrdiff_t n, ptrdiff_t whole) {
+    float lanes[LANES], smallest = INFINITY;
+    for (int k = 0; k < LANES; ++k) lanes[k] = INFINITY;
+    for (ptrdiff_t j = 0; j < whole; j += LANES)
+        for (int k = 0; k < LANES; ++k) lanes[k] = SMALLER(x[j + k], lanes[k]);
+    for (ptrdiff_t j = whole; j < n; ++j) smallest = SMALLER(x[j], smallest);
+    for (int k = 0; k < LANES; ++k) smallest = SMALLER(lanes[k], smallest);
+    return smallest;
+}
+
+FLOAT_LOOP(max_of_rows, OUT(0, to) IN(1, from), ROW_LENGTH, {
+    WITH_KNOWN_LENGTH(max_of_short_rows, to, from)
+    else to[i] = row_max(from + i * n, n, whole);
+})
+
+FLOAT_LOOP(min_of_rows, OUT(0, to) IN(1, from), ROW_LENGTH, {
+    WITH_KNOWN_LENGTH(min_of_short_rows, to, from)
+    else to[i] = row_min(from + i * n, n, whole);
+})
+
+/* gy for each element that equals y, as NaN equals NaN */
+FLOAT_LOOP(extremum_backward, OUT(0, to) IN(1, from) IN(2, of_y) IN(3, of_gy), ROW_LENGTH, {
+    (void)whole;
+    WITH_KNOWN_LENGTH(passed_by_short_rows, to, from, of_y, of_gy)
+    else {
+        const float *restrict x = from + i * n;
+        float *restrict gx = to + i * n;
+        float y = of_y[i], gy = of_gy[i];
+        for (ptrdiff_t j = 0; j < n; ++j) gx[j] = IS_SAME(x[j], y) ? gy : 0.0f;
+    }
+})
+
+/* ---- sums and products of what comes before, or after where step is -1 and not 1. They run along rows, several of which
+take turns, or down columns: element j of the r-th of them lies at j * down + r * next. */
+
+enum { ROW_TURNS = 4, COLUMN_TURNS = 64 };
+#define AT(j, r) ((j) * down + (r) * next)
+#define BY_TURNS(turns, f, ...)                        \
+    if (stop - i >= turns) {                           \
+        f(__VA_ARGS__, turns);                         \
+        i += turns - 1;                                \
+    } else {                                           \
+        f(__VA_ARGS__, 1);                             \
+    }
+#define LENGTH const ptrdiff_t n = (ptrdiff_t)numbers[0];
+#define LENGTH_AND_WIDTH LENGTH const ptrdiff_t width = (ptrdiff_t)numbers[1];
+
+#define CUMULATIVE(name, op)                                                                                     \
+    INSIDE void name##_along(float *restrict y, const float *restrict x, ptrdiff_t n, ptrdiff_t down, ptrdiff_t next, \
+                             ptrdiff_t step, int turns) {                                                        \
+        float sofar[COLUMN_TURNS];                                                                               \
+        ptrdiff_t j = step < 0 ? n - 1 : 0;                                                                      \
+        for (int r = 0; r < turns; ++r) y[AT(j, r)] = sofar[r] = x[AT(j, r)];                                    \
+        for (ptrdiff_t left = n - 1; left > 0; --left) {                                                         \
+            j += step;                                                                                           \
+            for (int r = 0; r < turns; ++r) y[AT(j, r)] = sofar[r] = sofar[r] op x[AT(j, r)];                    \
+        }                                                                                                        \
+    }                                                                                                            \
+    FLOAT_LOOP(name##_of_rows, OUT(0, y) IN(1, x), LENGTH const ptrdiff_t step = (ptrdiff_t)numbers[1];,         \
+               BY_TURNS(ROW_TURNS, name##_along, y + i * n, x + i * n, n, 1, n, step))                           \
+    FLOAT_LOOP(name##_of_columns, OUT(0, y) IN(1, x),                                                            \
+               LENGTH_AND_WIDTH const ptrdiff_t step = (ptrdiff_t)numbers[2];,                                   \
+               BY_TURNS(COLUMN_TURNS, name##_along, y + i, x + i, n, width, 1, step))
+
+CUMULATIVE(cumsum, +)
+CUMULATIVE(cumprod, *)
+
+/* s_j = gy_j + x_{j+1} s_{j+1} times the product y before j */
+INSIDE void cumprod_backward_along(float *restrict gx, const float *restrict x, const float *restrict y,
+                                   const float *restrict gy, ptrdiff_t n, ptrdiff_t down, ptrdiff_t next, int turns) {
+    float sofar[COLUMN_TURNS];
+    for (int r = 0; r < turns; ++r) {
+        sofar[r] = gy[AT(n - 1, r)];
+        gx[AT(n - 1, r)] = n > 1 ? y[AT(n - 2, r)] * sofar[r] : sofar[r];
+    }
+    for (ptrdiff_t j = n - 2; j > 0; --j)
+        for (int r = 0; r < turns; ++r) {
+            sofar[r] = gy[AT(j, r)] + x[AT(j + 1, r)] * sofar[r];
+            gx[AT(j, r)] = y[AT(j - 1, r)] * sofar[r];
+        }
+    for (int r = 0; n > 1 && r < turns; ++r) gx[AT(0, r)] = gy[AT(0, r)] + x[AT(1, r)] * sofar[r];
+}
+
+FLOAT_LOOP(cumprod_of_rows_backward, OUT(0, gx) IN(1, x) IN(2, y) IN(3, gy), LENGTH,
+           BY_TURNS(ROW_TURNS, cumprod_backward_along, gx + i * n, x + i * n, y + i * n, gy + i * n, n, 1, n))
+FLOAT_LOOP(cumprod_of_columns_backward, OUT(0, gx) IN(1, x) IN(2, y) IN(3, gy), LENGTH_AND_WIDTH,
+           BY_TURNS(COLUMN_TURNS, cumprod_backward_along, gx + i, x + i, y + i, gy + i, n, width, 1))
+
+INSIDE void prod_along(float *restrict y, const float *restrict x, ptrdiff_t n, ptrdiff_t down, ptrdiff_t next, int turns) {
+    float sofar[COLUMN_TURNS];
+    for (int r = 0; r < turns; ++r) sofar[r] = x[AT(0, r)];
+    for (ptrdiff_t j = 1; j < n; ++j)
+        for (int r = 0; r < turns; ++r) sofar[r] = sofar[r] * x[AT(j, r)];
+    for (int r = 0; r < turns; ++r) y[r] = sofar[r];
+}
+
+FLOAT_LOOP(prod_of_rows, OUT(0, y) IN(1, x), LENGTH, BY_TURNS(ROW_TURNS, prod_along, y + i, x + i * n, n, 1, n))
+FLOAT_LOOP(prod_of_columns, OUT(0, y) IN(1, x), LENGTH_AND_WIDTH,
+           BY_TURNS(COLUMN_TURNS, prod_along, y + i, x + i, n, width, 1))
+
+/* gy times the product of all others: of those before, then of those behind */
+INSIDE void prod_backward_along(float *restrict gx, const float *restrict x, const float *restrict gy, ptrdiff_t n,
+                                ptrdiff_t down, ptrdiff_t next, int turns) {
+    float sofar[COLUMN_TURNS];
+    for (int r = 0; r < turns; ++r) sofar[r] = 1.0f;
+    for (ptrdiff_t j = 0; j < n; ++j)
+        for (int r = 0; r < turns; ++r) {
+            gx[AT(j, r)] = sofar[r];
+            sofar[r] = sofar[r] * x[AT(j, r)];
+        }
+    for (int r = 0; r < turns; ++r) sofar[r] = 1.0f;
+    for (ptrdiff_t j = n - 1; j >= 0; --j)
+        for (int r = 0; r < turns; ++r) {
+            gx[AT(j, r)] = (gx[AT(j, r)] * sofar[r]) * gy[r];
+            sofar[r] = sofar[r] * x[AT(j, r)];
+        }
+}
+
+FLOAT_LOOP(prod_of_rows_backward, OUT(0, gx) IN(1, x) IN(2, gy), LENGTH,
+           BY_TURNS(ROW_TURNS, prod_backward_along, gx + i * n, x + i * n, gy + i, n, 1, n))
+FLOAT_LOOP(prod_of_columns_backward, OUT(0, gx) IN(1, x) IN(2, gy), LENGTH_AND_WIDTH,
+           BY_TURNS(COLUMN_TURNS, prod_backward_along, gx + i, x + i, gy + i, n, width, 1))
+
+/* ---- sums in NumPy's order: of up to 128 elements in 8 lanes, of more as the sum of two halves */
+
+INSIDE float short_sum(const float *restrict x, ptrdiff_t n) {
+    float lanes[8], sum = -0.0f;
+    const ptrdiff_t whole = n - n % 8;
+    if (whole) {
+        for (int k = 0; k < 8; ++k) lanes[k] = x[k];
+        for (ptrdiff_t j = 8; j < whole; j += 8)
+            for (int k = 0; k < 8; ++k) lanes[k] += x[j + k];
+        sum = ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+    }
+    for (ptrdiff_t j = whole; j < n; ++j) sum += x[j];
+    return sum;
+}
+
+INSIDE ptrdiff_t first_half(ptrdiff_t n) { return n / 2 - n / 2 % 8; }
+
+INSIDE float pairwise_sum(const float *restrict x, ptrdiff_t n) {
+    ptrdiff_t right[64]; /* lengths of second halves; 0: the first one's sum stands in left */
+    float left[64];
+    for (int depth = 0;;) {
+        for (; n > 128; n = first_half(n)) right[depth++] = n - first_half(n);
+        float sum = short_sum(x, n);
+        x += n;
+        while (depth && !right[depth - 1]) sum = left[--depth] + sum;
+        if (!depth) return sum;
+        left[depth - 1] = sum;
+        n = right[depth - 1];
+        right[depth - 1] = 0;
+    }
+}
+
+FLOAT_LOOP(sum_of_rows, OUT(0, y) IN(1, x), LENGTH, y[i] = 0.0f + pairwise_sum(x + i * n, n);)
+
+/* The same in PARTS parts of each row, which result when halves are halved 5 times: i counts the parts of all rows, and
+whoever adds the parts two by two gets the row's sum. So several threads share a long row, with the same result. */
+enum { HALVINGS = 5, PARTS = 1 << HALVINGS };
+FLOAT_LOOP(sum_of_parts, OUT(0, y) IN(1, x), LENGTH, {
+    const float *part = x + i / PARTS * n;
+    ptrdiff_t length = n;
+    for (int bit = HALVINGS - 1; bit >= 0; --bit) {
+        ptrdiff_t half = first_half(length);
+        part += i >> bit & 1 ? half : 0;
+        length = i >> bit & 1 ? length - half : half;
+    }
+    y[i] = pairwise_sum(part, length);
+})

@@ -1,0 +1,35 @@
+"""Kernels that only the host has, each in the place of several passes over memory: see :mod:`dbrdist.kernels.table`.
+
+None as a result means that the formula has to do; so it is for arrays of devices.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dbrdist.core.array.elementwise import KERNEL_ELEMENTS, hand_down_kernel
+from dbrdist.core.array.types import Array
+from dbrdist.kernels.table import kernel
+
+_float32 = np.dtype(np.float32)
+
+
+@kernel(is_light=True)
+def _of_rows(name: str, arrays: tuple[Array, ...], numbers: tuple[int, ...]) -> tuple[Array, ...] | None:
+    return "of_rows", name, numbers, *[(type(a), a.shape, a.strides, a.dtype) for a in arrays]
+
+
+def of_rows(name: str, arrays: tuple[Array, ...], *numbers: int) -> tuple[Array, ...] | None:
+    """What the loop ``name`` makes of rows, as flat arrays; the first number is the length of a row.
+
+    The arrays lie in C order, one row after another; some have one element or two rows for each row, or are one row for
+    all, as the loop says (``ROWS`` in vector_loops.h). Small arrays and other types than float32 are left to
+    the formula.
+    """
+    first = arrays[0]
+    if type(first) is not np.ndarray or first.size < KERNEL_ELEMENTS or first.dtype != _float32:
+        return None
+    return _of_rows(name, arrays, numbers)
+
+
+hand_down_kernel("of_rows", of_rows)

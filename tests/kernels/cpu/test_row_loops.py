@@ -1,0 +1,197 @@
+"""Tests of row_loops.h, the loops over rows and columns: the bits of NumPy's formulas, and who serves what."""
+
+import contextlib
+
+import numpy as np
+import pytest
+
+import dbrdist
+import dbrdist.functions as F
+from dbrdist import kernels
+from dbrdist.core.array import sums
+from dbrdist.kernels.cpu import loops
+from tests.each import each
+from tests.kernels.cpu.test_loops import compiled
+
+SHAPES = [(300, 64), (12, 1000), (3, 9000), (9001, 1), (5000, 3), (2500, 4), (1300, 8), (40, 16, 20)]
+FUNCTIONS = {
+    "cumsum": lambda x: F.cumsum(x, -1),
+    "cumsum of columns": lambda x: F.cumsum(x, 0),
+    "cumprod": lambda x: F.cumprod(x, -1),
+    "cumprod of columns": lambda x: F.cumprod(x, 0),
+    "prod": lambda x: F.prod(x, -1),
+    "prod of columns": lambda x: F.prod(x, 0),
+    "prod of all": F.prod,
+    "max": lambda x: F.max(x, -1),
+    "min, kept": lambda x: F.min(x, -1, keepdims=True),
+    "max of all": F.max,
+    "min of two axes": lambda x: F.min(x, tuple(range(1, x.ndim))),
+    "crelu": F.crelu,
+    "crelu along the last axis": lambda x: F.crelu(x, x.ndim - 1),
+    "relu": F.relu,
+    "sum": F.sum,
+    "sum of rows": lambda x: F.sum(x, -1),
+    "square root": lambda x: x**0.5,
+}
+
+
+def mixed(shape, among=()):
+    """Numbers around 1 and -1, with some others among them."""
+    rng = np.random.default_rng(len(shape))
+    x = (rng.uniform(0.5, 1.5, shape) * rng.choice([-1, 1, 1, 1], shape)).astype("f")
+    if among:
+        flat = x.reshape(-1)
+        flat[::97] = np.resize(np.array(among, "f"), flat[::97].shape)
+    return x
+
+
+def step(call, x):
+    """The value and the gradient, NaN of one kind."""
+    v = dbrdist.Variable(x.copy())
+    y = call(v)
+    gy = np.random.default_rng(1).standard_normal(y.shape).astype("f")
+    dbrdist.backward([y], [gy])
+    return [np.where(np.isnan(a), np.float32(np.nan), a) for a in (y.array, v.grad)]
+
+
+@compiled
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@each(name=list(FUNCTIONS), shape=SHAPES)
+def test_rows_and_columns_have_the_bits_of_numpys_formula(name, shape):
+    """Also where there is NaN, infinity, zeros of both signs, ties, and what is too large or small."""
+    for among in ((), (0.0,), (np.nan, np.inf, -np.inf, 0.0, 1.0, 1.0, 1e30, -1e-40, 1e-30)):
+        x = mixed(shape, among)
+        with np.errstate(all="ignore"):
+            ours = step(FUNCTIONS[name], x)
+            with kernels.use("columns"):
+                theirs = step(FUNCTIONS[name], x)
+        for a, b in zip(ours, theirs):
+            assert a.shape == b.shape and a.dtype == b.dtype
+            assert a.tobytes() == np.ascontiguousarray(b).tobytes(), among
+
+
+LOOPS = [
+    "cumsum_of_rows", "cumsum_of_columns", "cumprod_of_rows", "cumprod_of_columns", "prod_of_rows", "prod_of_columns",
+    "max_of_rows", "min_of_rows", "crelu", "sum_of_rows", "sum_of_parts",
+]  # fmt: skip
+
+
+@compiled
+@each(name=LOOPS)
+def test_the_loop_serves_large_arrays_of_float32_in_c_order(name):
+    given = [1000, *([40] if name.endswith("columns") else []), *([1] if name.startswith("cum") else [])]
+    x = mixed((1000, 40) if name.endswith("columns") else (40, 1000))
+    assert kernels.provider_of("of_rows", name, (x,), tuple(given)) == "loops"
+    assert kernels.of_rows(name, (x,), *given) is not None
+    for other in (x.astype(np.float64), x[:2], x.T, x[:, ::2], x.astype(np.float16)):
+        assert kernels.of_rows(name, (other,), *given) is None
+    wrong = x[1:] if name.endswith("columns") else x[:, 1:].copy()
+    assert kernels.of_rows(name, (wrong,), *given) is None  # no whole number of rows
+
+
+@compiled
+@each(shape=[(8192,), (65_535,), (65_537,), (1 << 20,), (333, 77), (77, 1000), (3, 70_000), (20_000, 4), (2, 3, 5000)])
+def test_sums_follow_numpys_order(shape):
+    x = np.random.default_rng(0).standard_normal(shape).astype("f")
+    for axis in (None, *[tuple(range(i, len(shape))) for i in range(1, len(shape))]):
+        assert sums._by_loops(x, axis) is not None
+        for keepdims in (False, True):
+            found, wanted = sums.wide_sum(x, axis, keepdims), x.sum(axis=axis, keepdims=keepdims)
+            assert type(found) is type(wanted) and found.shape == wanted.shape
+            assert found.tobytes() == wanted.tobytes()
+    assert not np.signbit(sums.wide_sum(np.full(10_000, -0.0, "f"), None, False))
+
+
+@compiled
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@each(shape=[(300, 33), (20, 1000), (9, 3, 1024)])
+def test_softmax_is_near_the_exact_value(shape):
+    """Within 6 units in the last place of the softmax of the rounded differences; NaN and infinity reach their rows."""
+    rng = np.random.default_rng(0)
+    x, gy = ((rng.standard_normal(shape) * 5).astype("f") for _ in range(2))
+    axis, slope = len(shape) - 1, gy.astype(np.float64)
+    assert kernels.provider_of("softmax", x, axis) == "loops"
+    y = kernels.softmax(x, axis)
+    exact = np.exp((x - x.max(axis, keepdims=True)).astype(np.float64))
+    exact /= exact.sum(axis, keepdims=True)
+    assert (np.abs(y - exact) / np.spacing(exact.astype("f"))).max() < 6
+    wanted = exact * (slope - (exact * slope).sum(axis, keepdims=True))
+    np.testing.assert_allclose(kernels.softmax_backward(y, gy, axis), wanted, rtol=1e-5, atol=1e-6)
+    for place, value in enumerate([np.nan, np.inf, -np.inf]):
+        x[place, ..., 3 + place] = value
+    x[-1] = -np.inf
+    with kernels.use("columns"):
+        wanted = kernels.softmax(x, axis)
+    np.testing.assert_allclose(kernels.softmax(x, axis), wanted, rtol=1e-6, atol=1e-9)
+
+
+@compiled
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@each(shape=[(300, 33), (9000, 1), (5, 40, 100)])
+def test_swish_with_a_row_of_factors(shape):
+    rng = np.random.default_rng(0)
+    x, beta = (rng.standard_normal(shape) * 4).astype("f"), rng.standard_normal(shape[1:]).astype("f")
+    beta.reshape(-1)[0] = 0
+    gy = rng.standard_normal(shape).astype("f")
+
+    def made(dtype, *names):
+        u, b = dbrdist.Variable(x.astype(dtype)), dbrdist.Variable(beta.astype(dtype))
+        with kernels.use(*names) if names else contextlib.nullcontext():
+            y = F.swish(u, b)
+            dbrdist.backward([y], [gy.astype(dtype)])
+        return y.array, u.grad, b.grad
+
+    assert kernels.of_rows("swish_rows", (x, beta), beta.size) is not None
+    for found, wanted in zip(made(np.float32), made(np.float64)):
+        np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=1e-4)
+    x.reshape(len(x), -1)[:4, 0] = np.nan, np.inf, -np.inf, -200
+    for found, wanted in zip(made(np.float32), made(np.float32, "columns")):
+        np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=1e-4)
+
+
+@compiled
+@each(name=["max", "prod", "cumprod", "crelu", "swish", "cumsum"])
+def test_second_derivatives_after_a_loop_are_numpys(name):
+    call = {"crelu": F.crelu, "max": lambda x: F.max(x, -1), "swish": lambda x: F.swish(x, x[0])}.get(
+        name, lambda x: getattr(F, name)(x, -1)
+    )
+    x = np.abs(mixed((3000, 4)))
+
+    def second():
+        v = dbrdist.Variable(x)
+        (g,) = dbrdist.grad([F.sum(call(v) ** 2)], [v], enable_double_backprop=True)
+        (gg,) = dbrdist.grad([F.sum(g * g)], [v])
+        return gg.array
+
+    found = second()
+    with kernels.use("columns"):
+        wanted = second()
+    np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=1e-3)
+
+
+@compiled
+def test_the_result_of_an_input_that_changed_before_backward_is_that_of_the_call():
+    """A maximum's gradient goes where the maximum was, as the retained input says."""
+    x = dbrdist.Variable(mixed((300, 64)))
+    y = F.max(x, 1)
+    assert y.creator.y is not None
+    where = x.array == y.array[:, None]
+    dbrdist.backward([y], [np.ones(300, "f")])
+    np.testing.assert_array_equal(x.grad != 0, where)
+
+
+@compiled
+def test_loops_over_rows_refuse_other_sizes():
+    run, places = loops._found.run, loops._PLACES
+    x, y = np.ones(1000, "f"), np.ones(1000, "f")
+    for values in ((0,), (3,), (-1,), (2000,)):
+        assert not run(places["softmax"], False, (y, x), values)
+    assert run(places["softmax"], False, (y, x), (10,))
+    assert not run(places["crelu"], False, (y, x), (10,))
+    assert run(places["crelu"], False, (np.ones(2000, "f"), x), (10,))
+    assert not run(places["swish_rows"], False, (y, x, np.ones(11, "f")), (10,))
+    assert not run(places["prod_of_columns"], False, (np.ones(10, "f"), x), (100, 11))
+    assert not run(places["prod_of_columns"], False, (np.ones(10, "f"), x), (100, 0))
+    assert not run(places["extremum_backward"], False, (y, x, np.ones(100, "f"), np.ones(99, "f")), (10,))
+    with pytest.raises(TypeError, match="expected 2 numbers"):
+        run(places["cumsum_of_rows"], False, (y, x), (10,))
