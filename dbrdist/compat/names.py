@@ -13,6 +13,7 @@ from dbrdist import optimizers
 from dbrdist.compat import windows
 from dbrdist.core.array.types import Array, PerAxis
 from dbrdist.core.model import pickles_of_chainer
+from dbrdist.core.tape import type_check
 from dbrdist.core.tape.node import VariableNode
 from dbrdist.datasets.loading.convert import stack
 from dbrdist.functions import log_softmax
@@ -44,6 +45,22 @@ def _concat_arrays(arrays: Any, padding: Any) -> Any:
 def _log_softmax(x: Any, axis: int = 1) -> Any:
     """:func:`dbrdist.functions.log_softmax` of an array, as an array."""
     return log_softmax(x, axis).array
+
+
+def _matmul(a: Any, b: Any, transa: bool = False, transb: bool = False, transout: bool = False) -> Any:
+    """The product of two arrays, or of stacks of matrices; ``transout``: its transpose."""
+    a, b = (x.swapaxes(-1, -2) if is_swapped and x.ndim > 1 else x for x, is_swapped in ((a, transa), (b, transb)))
+    y = a @ b
+    return y.swapaxes(-1, -2) if transout and y.ndim > 1 else y
+
+
+def _check_ndim(in_type: Any, lower: int = 1, upper: int = 2) -> None:
+    type_check.expect(in_type.ndim >= lower, in_type.ndim <= upper)
+
+
+def _get_check_index(trans: bool, right: bool, row_idx: int = 0, col_idx: int = 1) -> int:
+    """The axis of an operand that a product sums over: the last of the left one, unless it is transposed."""
+    return row_idx if trans != right else col_idx
 
 
 def _argsort_list_descent(xs: Sequence[Array]) -> Array:
@@ -111,6 +128,9 @@ _BY_PATH: dict[str, Any] = {
     "chainer.functions.math.basic_math.neg": lambda a: -a,
     "chainer.functions.math.basic_math.pow": lambda a, b: a**b,
     "chainer.functions.math.basic_math.sub": lambda a, b: a - b,
+    "chainer.functions.math.matmul._check_ndim": _check_ndim,
+    "chainer.functions.math.matmul._get_check_index": _get_check_index,
+    "chainer.functions.math.matmul._matmul": _matmul,
     "chainer.initializer.get_fans": initializers.get_fans,
     "chainer.initializers.sampling._get_linear_filter": _linear_filter,
     "chainer.initializers._get_initializer": initializers.get_initializer,

@@ -218,3 +218,18 @@ def test_a_switch_that_programs_set(installed):
             assert chainer.disable_experimental_feature_warning is True
     finally:
         dbrdist.disable_experimental_feature_warning = before
+
+
+def test_helpers_of_products_that_functions_of_programs_import(installed):
+    from chainer.functions.math.matmul import _check_ndim, _get_check_index, _matmul
+    from chainer.utils import type_check
+
+    a, b = np.arange(24.0).reshape(2, 3, 4), np.arange(30.0).reshape(2, 5, 3)
+    np.testing.assert_array_equal(_matmul(a, b, transa=True, transb=True), np.einsum("nij,nki->njk", a, b))
+    np.testing.assert_array_equal(_matmul(a, b, True, True, transout=True), np.einsum("nij,nki->nkj", a, b))
+    assert _matmul(a[0, 0], a[0, 0]) == 14
+    assert [_get_check_index(t, r, 7, 8) for t in (0, 1) for r in (0, 1)] == [8, 7, 7, 8]
+    (a_type,) = type_check.get_types((a,), "in_types", False)
+    _check_ndim(a_type, 2, 3)
+    with pytest.raises(type_check.InvalidType):
+        _check_ndim(a_type)
