@@ -1,8 +1,9 @@
 """Jobs of 1,024 and 4,096 simulated ranks in one process: what agreement, the deadlock judge and snapshots cost.
 
 The code of every rank is dbrdist's own: the header of a step with the gate and the reduction of rows, the watch with
-its channel, the judge, the state that a snapshot gathers. MPI and the clock are simulated, so that pauses take no time.
-Costs are CPU seconds of rank 0 or of a rank, and numbers of messages and bytes.
+its channel, the judge, the state that a snapshot gathers; and that of dbrdist-launch, in ``launched.py``. MPI,
+processes and the clock are simulated, so that pauses take no time. Costs are CPU seconds of rank 0, of a rank or of the
+launcher, and numbers of messages and bytes.
 
     python benchmarks/cluster/simulator.py --ranks 1024 4096 --record
 """
@@ -24,6 +25,7 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2])]
 
+from cluster import launched  # noqa: E402
 from cluster.fabric import MODULE, Comm, Group, Mirror  # noqa: E402
 
 from dbrdist import links as L  # noqa: E402
@@ -336,6 +338,7 @@ def simulate(size: int, num_steps: int = 5, model: Any = None) -> dict[str, dict
     if model is not None:
         found["snapshot"] = snapshot(size, model)
     found["start"] = start(size, 8)
+    found |= launched.simulate(size)
     of_judge = found["pauses"]["cpu_seconds_of_rank_0_per_second_after"]
     found["rank 0"] = {"share_of_a_core": STEPS_PER_SECOND * found["step"]["cpu_seconds_of_rank_0"] + of_judge}
     return found

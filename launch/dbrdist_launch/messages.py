@@ -124,7 +124,7 @@ class Welcome(NamedTuple):
     master: str  # the host of rank 0, and a port there
     port: int
     files: list[int]  # the soft limit of open files before and after the launcher raised it
-    local_sizes: dict[str, int]  # ranks on each host
+    local_sizes: dict[str, int]  # ranks on its host, by the name of that
 
 
 class Ping(NamedTuple):

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 import shutil
 import tempfile
+from types import SimpleNamespace
 
 import numpy as np
 
+from dbrdist import datasets, optimizers
+from dbrdist import links as L
 from dbrdist.comm import (
     create_empty_dataset,
     create_multi_node_evaluator,
+    create_multi_node_optimizer,
     open_images_once,
     scatter_dataset,
     scatter_index,
 )
+from dbrdist.comm.data import iterators
+from dbrdist.comm.protocol import shares
 from dbrdist.comm.protocol.observations import Observations
 from dbrdist.comm.run import extensions
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.model.reporter import report
 from dbrdist.datasets.loading.base import block_bounds
-from dbrdist.errors import DataSizeError, StopRequested
+from dbrdist.datasets.loading.convert import concat_examples
+from dbrdist.errors import CommunicatorError, DataSizeError, StopRequested
 from dbrdist.iterators import SerialIterator
+from dbrdist.training import StandardUpdater, Trainer
 from dbrdist.training.extensions import Evaluator
 from tests.comm.contract import raises
 
@@ -219,6 +228,186 @@ def check_observations(comm):
     assert result == {f"value {i}": i + total / comm.size for i in range(100)}
     error = ArithmeticError("the loss is nan") if comm.rank == last else None
     raises(ArithmeticError, "the loss is nan", lambda: observations.average({}, 1, error))
+
+
+# ---- data in which ranks differ ----
+
+
+def examples_of(comm, is_other):
+    """The examples 0 to 9 in several kinds of datasets; on the last rank in another order, if ``is_other``."""
+    numbers = list(range(10))
+    if is_other and comm.rank == comm.size - 1:
+        numbers = numbers[::-1]
+    array = np.array(numbers)
+    pairs = [(f"{comm.rank}/{n}.png", n) for n in numbers]  # in a folder of each rank's own
+    return {
+        "list": numbers, "array": array, "words": [str(n) for n in numbers], "tuple": tuple(numbers),
+        "floats": (array / 3).tolist(), "rows": [(np.full(3, n), {"label": n}) for n in numbers],
+        "columns": datasets.TupleDataset(array, numbers), "named": datasets.DictDataset(x=array, y=numbers),
+        "joined": datasets.ConcatenatedDataset(numbers[:5], numbers[5:]),
+        "changed": datasets.TransformDataset(numbers, lambda n: n + comm.rank),
+        "augmented": datasets.AugmentedDataset(numbers, lambda n, rng: n + comm.rank),
+        "part": datasets.SubDataset([*numbers, 10, 11], 0, 10), "images": datasets.ImageDataset([p for p, _ in pairs]),
+        "labelled images": datasets.LabeledImageDataset(pairs), "of the program": Opaque(numbers),
+    }  # fmt: skip
+
+
+class Opaque:
+    """A dataset of a program's own, of which nothing is known before an example is read."""
+
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    def __len__(self):
+        return len(self.numbers)
+
+    def __getitem__(self, i):
+        raise AssertionError("reads nothing before its time")
+
+
+def check_scattered_datasets_in_another_order(comm):
+    """Each example is in one part: all ranks get the root's, as in ChainerMN."""
+    root = comm.size - 1
+    for name, dataset in examples_of(comm, True).items():
+        is_told = comm.size > 1 and name != "of the program"
+        assert shares.ranks_with_others(comm, dataset) == [root] * is_told, name
+    for name, dataset in examples_of(comm, False).items():
+        assert not shares.ranks_with_others(comm, dataset), name
+        scatter_dataset(dataset, comm, root)
+
+
+def check_divided_batches_of_other_examples(comm):
+    """In a trainer's loop, in one of the program's own, and in an evaluation."""
+    odd = comm.size > 1 and comm.rank == comm.size - 1
+    for is_other in (False, True):
+        told = "examples in the same order" if is_other and comm.size > 1 else ""
+        values = np.arange(10, dtype=np.float32)[:: -1 if is_other and odd else 1]
+        rows = [(v[np.newaxis], np.int32(0)) for v in values.copy()]
+        share = {"rank": comm.rank, "size": comm.size}
+        said(comm, told, functools.partial(shares.check_shares, comm, SerialIterator(rows, 5, seed=1, **share)))
+        said(comm, told, functools.partial(own_loop, comm, rows))
+        iterator = SerialIterator(rows, 5, repeat=False, shuffle=False, **share)
+        evaluator = create_multi_node_evaluator(Evaluator(iterator, L.Classifier(L.Linear(1, 2, initialW=1))), comm)
+        said(comm, told, evaluator)
+
+
+def own_loop(comm, rows, **options):
+    """Steps without a trainer: who reads what is known from the iterator alone."""
+    model = L.Classifier(L.Linear(1, 2, initialW=1))
+    optimizer = create_multi_node_optimizer(optimizers.SGD(0.1).setup(model), comm)
+    options = {"rank": comm.rank, "size": comm.size, "seed": 3, **options}
+    iterator = SerialIterator(rows, 2 * comm.size, **options)
+    for _ in range(2):
+        optimizer.update(model, *concat_examples(next(iterator)))
+
+
+def said(comm, words, function):
+    """All ranks raise the same error with ``words``; or none, if these are empty."""
+    error = ""
+    try:
+        function()
+    except (CommunicatorError, ValueError) as e:
+        error = str(e)
+    assert set(comm.allgather_obj(error)) == {error}
+    assert words in error and bool(words) == bool(error), error
+
+
+def check_divided_batches_in_another_order(comm):
+    rows = [(np.ones(1, np.float32), np.int32(0))] * (6 * comm.size)
+    is_odd = comm.size > 1 and comm.rank == comm.size - 1
+    told = "the same training batches" if comm.size > 1 else ""
+    said(comm, "", lambda: own_loop(comm, rows))
+    for options in ({"seed": 4}, {"shuffle": False}, {"repeat": False}, {"last": "short"}):
+        said(comm, told, functools.partial(own_loop, comm, rows, **(options if is_odd else {})))
+    sampler = Turned(is_odd)
+    said(comm, told, lambda: own_loop(comm, rows, order_sampler=sampler))
+    said(comm, "", lambda: own_loop(comm, rows, order_sampler=Turned(False)))
+
+
+class Turned:
+    """An order of the program's own."""
+
+    def __init__(self, is_turned):
+        self.is_turned = is_turned
+
+    def __call__(self, order, position):
+        return order[::-1] if self.is_turned else order
+
+
+def check_orders_that_differ_from_the_second_epoch_on(comm):
+    """A sampler may draw from a generator that each rank has seeded in its own way."""
+    if comm.size == 1:
+        return
+
+    class Late(Turned):
+        num_calls = 0
+
+        def __call__(self, order, position):
+            self.num_calls += 1
+            return super().__call__(order, position) if self.num_calls > 1 else order
+
+    rows = [(np.ones(1, np.float32), np.int32(0))] * (2 * comm.size)
+    model = L.Classifier(L.Linear(1, 2, initialW=1))
+    optimizer = create_multi_node_optimizer(optimizers.SGD(0.1).setup(model), comm)
+    options = {"rank": comm.rank, "size": comm.size, "order_sampler": Late(comm.rank == 1)}
+    iterator = SerialIterator(rows, comm.size, **options)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(StandardUpdater(iterator, optimizer), (9, "iteration"), out=folder)
+        said(comm, "the same step on every rank", trainer.run)
+
+
+def check_some_ranks_divide_batches_and_others_do_not(comm):
+    if comm.size == 1:
+        return
+    rows = [(np.ones(1, np.float32), np.int32(0))] * (6 * comm.size)
+    model = L.Classifier(L.Linear(1, 2, initialW=1))
+    optimizer = create_multi_node_optimizer(optimizers.SGD(0.1).setup(model), comm)
+    options = {} if comm.rank else {"rank": comm.rank, "size": comm.size}
+    updater = StandardUpdater(SerialIterator(rows, 2 * comm.size, **options), optimizer)
+    said(comm, "rank 0 divides batches (rank=, size=) and rank", updater.update)
+
+
+def check_synchronized_iterators_that_differ(comm):
+    if comm.size == 1:
+        return
+    for options in ({"repeat": bool(comm.rank)}, {"rank": comm.rank, "size": comm.size}):
+        iterator = SerialIterator(list(range(4 * comm.size)), comm.size, **options)
+        function = functools.partial(iterators.create_synchronized_iterator, iterator, comm)
+        said(comm, "iterators of the same kind", function)
+
+
+def check_evaluations_of_other_shares(comm):
+    if comm.size == 1:
+        return
+    model = L.Classifier(L.Linear(1, 2, initialW=1))
+    for num, rank in ((0, 0), (comm.rank, comm.rank)):
+        rows = [(np.ones(1, np.float32), np.int32(0))] * (6 * comm.size + num)
+        iterator = SerialIterator(rows, comm.size, repeat=False, shuffle=False, rank=rank, size=comm.size)
+        evaluator = create_multi_node_evaluator(Evaluator(iterator, model), comm)
+        said(comm, "evaluation", evaluator)
+
+
+def check_evaluators_in_another_order(comm):
+    """Each rank's means would be of another network or dataset."""
+    made = []
+    for value in (1, 2):
+        rows = [(np.ones(1, np.float32), np.int32(0))] * value
+        iterator = SerialIterator(rows, 2, repeat=False, shuffle=False)
+        made.append(create_multi_node_evaluator(Evaluator(iterator, L.Classifier(L.Linear(1, 2, initialW=1))), comm))
+    for _ in range(2):
+        for evaluator in made:
+            evaluator()
+    is_turned = comm.size > 1 and comm.rank == 1
+    told = "expected the same evaluator on every rank" if comm.size > 1 else ""
+    said(comm, told, lambda: [evaluator() for evaluator in (made[::-1] if is_turned else made)])
+
+
+def check_aggregated_keys_that_differ(comm):
+    key = "main/accuracy" if comm.size > 1 and comm.rank == 1 else "main/loss"
+    aggregator = extensions.ObservationAggregator(comm, key, "mean", comm_trigger=lambda trainer: True)
+    trainer = SimpleNamespace(observation={"main/loss": 1.0, "main/accuracy": 0.5})
+    told = "'main/accuracy' as 'mean' on rank 1" if comm.size > 1 else ""
+    said(comm, told, lambda: aggregator(trainer))
 
 
 CHECKS = [function for name, function in sorted(globals().items()) if name.startswith("check_")]

@@ -9,6 +9,7 @@ import numpy as np
 
 from dbrdist import optimizers
 from dbrdist.comm import create_multi_node_optimizer
+from dbrdist.comm.links import MultiNodeBatchNormalization
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape import ops
@@ -395,6 +396,65 @@ def check_what_makes_ranks_drift_apart(comm):
         change(optimizer)
         text = "expected the same parameters on every rank after update "
         all_raise(comm, CommunicatorError, text, lambda o=optimizer: [o.update() for _ in range(9)])
+
+
+@several
+def check_a_parameter_that_some_ranks_do_not_update(comm):
+    """Whether it is frozen there, or has lost its rule."""
+    for change in (lambda p: setattr(p, "update_rule", None), lambda p: setattr(p.update_rule, "enabled", False)):
+        model = gradients_of(comm, np.float64)
+        optimizer = create_multi_node_optimizer(optimizers.SGD().setup(model), comm)
+        if comm.rank == comm.size - 1:
+            change(model.l1.W)
+        all_raise(comm, CommunicatorError, "the same step on every rank", optimizer.update)
+
+
+@several
+def check_a_single_element_that_has_drifted(comm):
+    """Each look is at other elements: within as many as a quarter of them, all have been seen."""
+    model = gradients_of(comm, np.float64)
+    optimizer = create_multi_node_optimizer(optimizers.SGD().setup(model), comm)
+    for _ in range(6):
+        optimizer.update()
+    num_steps = 8 * (model.l1.W.size // 4 + 2) * 2
+    for k in (1, model.l1.W.size // 2, model.l1.W.size - 1):
+        value = model.l1.W.array.flat[k]
+        model.l1.W.array.flat[k] += comm.rank
+        text = "expected the same parameters on every rank after update "
+        all_raise(comm, CommunicatorError, text, lambda: [optimizer.update() for _ in range(num_steps)])
+        model.l1.W.array.flat[k] = value
+        comm.bcast_data(model)
+
+
+class TwoNormalizations(Chain):
+    """Two batch normalizations of one size."""
+
+    def __init__(self, comm):
+        super().__init__()
+        with self.init_scope():
+            self.one = MultiNodeBatchNormalization(3, comm)
+            self.other = MultiNodeBatchNormalization(3, comm)
+
+
+@several
+def check_batch_normalizations_that_differ(comm):
+    """One row of statistics looks like another: they say whose they are, and what becomes of them."""
+    odd = comm.rank == comm.size - 1
+    x = np.arange(12, dtype=np.float32).reshape(4, 3) + comm.rank
+    words = "the same batch normalization"
+    for options in ({"eps": 1e-3}, {"decay": 0.5}):
+        link = MultiNodeBatchNormalization(3, comm, **(options if odd else {}))
+        all_raise(comm, CommunicatorError, words, functools.partial(link, x))
+    link = MultiNodeBatchNormalization(3, comm)
+    all_raise(comm, CommunicatorError, words, lambda: link(x, finetune=odd))
+    all_raise(comm, CommunicatorError, words, lambda: link(x.astype(np.float64) if odd else x))
+    both = TwoNormalizations(comm)
+    names = ("other", "one") if odd else ("one", "other")
+    all_raise(comm, CommunicatorError, words, lambda: [both[name](x) for name in names])
+    for name in ("one", "other"):
+        both[name](x)
+    alone = [MultiNodeBatchNormalization(3, comm) for _ in range(2)]
+    all_raise(comm, CommunicatorError, words, lambda: [link(x) for link in (alone[::-1] if odd else alone)])
 
 
 @several

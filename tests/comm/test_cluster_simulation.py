@@ -10,7 +10,7 @@ from dbrdist import links as L
 from dbrdist.core.model.chain import Sequential
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-from cluster import simulator
+from cluster import launched, simulator
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -41,6 +41,22 @@ def test_ranks_at_their_exit_tell_the_judge_alone(found):
 def test_all_ranks_have_the_verdict_soon_after_a_rank_has_left(found):
     _, costs = found
     assert costs["death"]["seconds_until_all_know"] < 5
+
+
+def test_the_launcher_names_the_rank_that_holds_the_others_up_and_ends_all(found):
+    """The scenes assert it: a rank that hangs, one that dies, a host that is lost; slow ranks are left alone."""
+    size, costs = found
+    assert costs["launcher stall"]["named_rank"] == size // 3
+    assert costs["launcher stall"]["seconds"] < launched.TIMEOUT_SECONDS + 5
+    assert costs["launcher death"]["named_rank"] == size // 2
+    assert costs["launcher death"]["seconds"] < 5 and costs["launcher lost host"]["seconds"] < 5
+
+
+def test_what_the_launcher_hears_and_says_is_in_proportion_to_the_ranks(found):
+    _, costs = found
+    assert costs["launcher start"]["bytes_per_rank"] < 600  # it was the list of all hosts, too
+    assert costs["launcher watching"]["bytes_per_rank_and_second"] < 300
+    assert costs["launcher death"]["bytes_per_rank"] < 1000
 
 
 def test_a_judge_that_has_no_news_looks_at_nobody(monkeypatch):

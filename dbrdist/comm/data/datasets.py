@@ -14,8 +14,11 @@ import numpy as np
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.protocol import agree
 from dbrdist.comm.protocol.arguments import whole_number
+from dbrdist.comm.protocol.shares import ranks_with_others
+from dbrdist.comm.transport.disagreement import name_ranks
 from dbrdist.core.array.backend import Array
 from dbrdist.core.array.random import generator
+from dbrdist.core.usage.mistakes import warn
 from dbrdist.datasets.image.index import ImageIndex, in_memory, open_images
 from dbrdist.datasets.loading.base import block_bounds
 from dbrdist.datasets.table.split import SubDataset
@@ -52,7 +55,8 @@ def scatter_dataset(
     """This rank's part of a dataset: contiguous in the order of indices, or of one permutation.
 
     Indices are scattered, not examples: every rank reads its own from its ``dataset``. Ranks that pass None get the
-    root's, pickled (cheap for a list of files, expensive for arrays).
+    root's, pickled (cheap for a list of files, expensive for arrays). Where it can be told that others have other
+    examples, or another order of them, all get the root's, with a warning.
 
     Args:
         dataset: the whole dataset, the same on every rank that has one.
@@ -82,6 +86,16 @@ def scatter_dataset(
     with agree.together(comm):
         if length != num_samples:
             raise ValueError(f"scatter_dataset expected {num_samples} examples as rank {root} has, got {length}")
+    others = ranks_with_others(comm, dataset)
+    if others:
+        with agree.together(comm):
+            if comm.rank == root:
+                warn(
+                    f"scatter_dataset: {name_ranks(others)} has other examples than rank 0, or in another order, so "
+                    f"that parts would overlap: all ranks get the dataset of rank {root}; make the same one everywhere "
+                    "(sort lists of files, take one seed), or pass None on the other ranks"
+                )
+        dataset = comm.bcast_obj(dataset, max_buf_len, root=root)
     order = generator(seed, "scatter").permutation(num_samples) if shuffle else None
     begin, end = scatter_index(num_samples, comm, root, force_equal_length=force_equal_length)
     own_begin, own_end = block_bounds(num_samples, comm.rank, comm.size)

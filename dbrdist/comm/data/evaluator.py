@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from dbrdist.comm.gradients.mean_network import one_network
 from dbrdist.comm.protocol import agree
 from dbrdist.comm.protocol.agree import raise_together
 from dbrdist.comm.protocol.arguments import attempt, rank_of
+from dbrdist.comm.protocol.roster import RosterEntry, are_same, roster_of
+from dbrdist.comm.protocol.shares import check_shares
 from dbrdist.core.array.backend import DeviceSpec, is_array, to_cpu
 from dbrdist.core.array.config import no_backprop_mode, using_config
 from dbrdist.core.model.reporter import Reporter, Summary, report
@@ -21,6 +24,7 @@ from dbrdist.core.tape.variable import Variable
 from dbrdist.core.usage.mistakes import warn
 from dbrdist.datasets.loading.convert import call_converter, concat_examples
 from dbrdist.datasets.loading.serial import SerialIterator
+from dbrdist.errors import CommunicatorError
 from dbrdist.training.extensions.evaluator import Evaluator
 from dbrdist.training.updater import as_arguments
 
@@ -57,16 +61,33 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
         ['main/accuracy', 'main/loss']
     """
     evaluator = copy.copy(actual_evaluator)
+    entry = roster_of(communicator, "evaluators").enter(sys._getframe(1))
     is_plain = isinstance(actual_evaluator, Evaluator) and type(actual_evaluator).evaluate is Evaluator.evaluate
     if is_plain and getattr(actual_evaluator.get_iterator("main"), "virtual_workers", None) is not None:
         evaluator.evaluate = lambda: virtual_evaluator.means(communicator, evaluator)
     elif is_plain:
         actual_evaluator.knows_its_part = True  # of the ranks' data, whose results are added up here
         evaluator.one_pass = lambda: _without_padding(actual_evaluator)
-        evaluator.evaluate = lambda: _of_one_network(communicator, evaluator, _weighted_means, evaluator)
+        checked = _CheckedOnce(communicator, evaluator)
+        evaluator.evaluate = lambda: _of_one_network(communicator, entry, evaluator, _weighted_means, checked())
     else:
-        evaluator.evaluate = lambda: _of_one_network(communicator, evaluator, _plain_means, actual_evaluator)
+        evaluator.evaluate = lambda: _of_one_network(communicator, entry, evaluator, _plain_means, actual_evaluator)
     return evaluator
+
+
+class _CheckedOnce:
+    """Gives an evaluator, before its first evaluation only if the ranks evaluate parts of the same data. Collective."""
+
+    def __init__(self, comm: CommunicatorBase, evaluator: Evaluator) -> None:
+        self._comm = comm
+        self._evaluator = evaluator
+        self._is_first = comm.size > 1
+
+    def __call__(self) -> Evaluator:
+        if self._is_first:
+            check_shares(self._comm, self._evaluator.get_iterator("main"), "evaluation", is_moving=False)
+            self._is_first = False
+        return self._evaluator
 
 
 class GenericMultiNodeEvaluator(Evaluator):
@@ -167,7 +188,7 @@ Means = dict[str, tuple[float, float]]  # key -> (mean, weight)
 
 
 def _of_one_network(
-    comm: CommunicatorBase, evaluator: Any, means: Callable[[Any], Means], called: Any
+    comm: CommunicatorBase, entry: RosterEntry, evaluator: Any, means: Callable[[Any], Means], called: Any
 ) -> dict[str, float]:
     """The means over all ranks. Where their networks differ for a while, all evaluate the mean of them."""
     targets: dict[str, Any] = getattr(evaluator, "get_all_targets", dict)()
@@ -178,7 +199,9 @@ def _of_one_network(
         with agree.together(comm):
             mine = means(called)
             communicates = comm.gate.record.num_entered > num_verbs  # as the parts of one network do
-        everyone = comm.allgather_obj((mine, communicates))
+        found = comm.allgather_obj((mine, communicates, entry))
+        _check_is_one([theirs for *_, theirs in found])
+        everyone = [(theirs, does) for theirs, does, _ in found]
     is_of_several = sum(any(weight for _, weight in theirs.values()) for theirs, _ in everyone) > 1
     if difference and is_of_several and comm.rank == 0 and not any(does for _, does in everyone):
         warn(
@@ -187,6 +210,16 @@ def _of_one_network(
             "first update of a multi-node optimizer)"
         )
     return _merged([theirs for theirs, _ in everyone])
+
+
+def _check_is_one(entries: list[RosterEntry]) -> None:
+    """Raise CommunicatorError on every rank where their evaluators are not the same one."""
+    if not are_same(entries):
+        made = "; ".join(f"evaluator {e.ordinal} (made at {e.place}) on rank {r}" for r, e in enumerate(entries[:8]))
+        raise CommunicatorError(
+            f"expected the same evaluator on every rank, by the order in which they were made, got {made}: the ranks "
+            "call their evaluators in different orders, and means over two networks or datasets belong to none"
+        )
 
 
 def _weighted_means(evaluator: Any) -> Means:

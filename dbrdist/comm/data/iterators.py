@@ -129,7 +129,8 @@ def create_synchronized_iterator(actual_iterator: Any, communicator: Communicato
 
     Raises:
         TypeError: on every rank, if an iterator has no ``order_sampler``.
-        CommunicatorError: on every rank, if datasets or batches differ in size, or only some iterators shuffle.
+        CommunicatorError: on every rank, if datasets or batches differ in size, or only some iterators shuffle or
+            repeat, or each gives its rank a part of a batch.
     """
     with agree.together(communicator):
         if not hasattr(actual_iterator, "order_sampler"):
@@ -141,6 +142,8 @@ def create_synchronized_iterator(actual_iterator: Any, communicator: Communicato
     text = (
         f"{_length(actual_iterator.dataset)} examples\nbatches of {actual_iterator.batch_size}\n"
         f"{'index order' if sampler is None else 'shuffled'}\n"
+        f"part {getattr(actual_iterator, 'rank', 0)} of {getattr(actual_iterator, 'size', 1)} of each batch\n"
+        f"repeat={bool(getattr(actual_iterator, 'repeat', True))}, last={getattr(actual_iterator, 'last', None)!r}\n"
     )
     agree.same_everywhere(communicator, text, "iterators of the same kind")
     seed = communicator.bcast_obj(getattr(actual_iterator, "seed", 0))

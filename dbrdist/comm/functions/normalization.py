@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import zlib
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from dbrdist import kernels
 from dbrdist.comm.functions.collective import AllReduce
 from dbrdist.comm.functions.graph import applied, going_back_through, in_order, number_of_call
-from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module
+from dbrdist.comm.protocol import agree
+from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, to_cpu
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected
 from dbrdist.functions.normalization import SharedBatchNormalization, checked_axis, move_running
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from dbrdist.core.tape.variable import Operand
 
 _BACKENDS = ("auto", "mpi", "nccl")
+# Marks of settings travel as floats with the sums. Those of 2^13 ranks add up exactly, squares too; sum and sum of
+# squares are those of equal marks only where all are equal.
+_MARKS = (1 << 20) - 1
 
 
 def get_communication_backend(comm: CommunicatorBase, communication_backend: str = "auto") -> str:
@@ -47,9 +52,10 @@ class MultiNodeBatchNormalization(SharedBatchNormalization):
     v_k of rank k, mu = sum n_k mu_k / N and v = sum n_k (v_k + (mu_k - mu)^2) / N.
     """
 
-    def __init__(self, comm: CommunicatorBase, eps: float, axis: tuple[int, ...]) -> None:
+    def __init__(self, comm: CommunicatorBase, eps: float, axis: tuple[int, ...], settings: str = "") -> None:
         super().__init__(eps, axis, comm.allreduce)
         self.comm = comm
+        self.settings = settings
         self.number: int  # of the call, once it has passed the gate
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -58,10 +64,14 @@ class MultiNodeBatchNormalization(SharedBatchNormalization):
         xp = get_array_module(x)
         own, var = (v.astype("d").reshape(-1) for v in kernels.bn_statistics(x, self.axis))
         m = prod(x.shape[i] for i in self.axis)
-        total = self.share(xp.concatenate((xp.full(1, m, "d"), m * own)))
-        self.num_averaged = float(total[0])
+        settings = f"eps {self.eps:.6g}, {x.dtype.name}, {self.settings}"
+        mark = float(zlib.crc32(settings.encode()) & _MARKS)
+        total = self.share(xp.concatenate((xp.array((m, mark, mark * mark)), m * own)))
+        self.num_averaged, sum_of_marks, sum_of_squares = to_cpu(total[:3]).tolist()
+        if sum_of_marks != mark * self.comm.size or sum_of_squares != mark * mark * self.comm.size:
+            agree.same_everywhere(self.comm, settings, "the same batch normalization")
         self.count = max(self.num_averaged, 1.0)
-        mean = total[1:] / self.count
+        mean = total[3:] / self.count
         var = self.share(m * (var + (own - mean) ** 2)) / self.count
         wide = accumulation_dtype(x.dtype)
         self.mean, self.var = mean.astype(wide).reshape(gamma.shape), var.astype(wide).reshape(gamma.shape)
@@ -100,15 +110,21 @@ class MultiNodeBatchNormalization(SharedBatchNormalization):
 def multi_node_batch_normalization(
     comm: CommunicatorBase, x: Array, gamma: Operand, beta: Operand, *, eps: float = 2e-5,
     running_mean: Array | None = None, running_var: Array | None = None, decay: float = 0.9, axis: Any = None,
+    name: str = "",
 ) -> Any:  # fmt: skip
     """:func:`dbrdist.functions.batch_normalization` over the batches of all ranks together.
 
-    Batches may differ in length between ranks, and be empty on some. All other arguments are the same on all ranks.
+    Batches may differ in length between ranks, and be empty on some. All other arguments are the same on all ranks,
+    ``name`` too, which tells one batch normalization from another of the same size.
+
+    Raises:
+        CommunicatorError: on every rank, if ``eps``, ``decay``, ``name`` or the type of ``x`` differ.
     """
     if (running_mean is None) != (running_var is None):
         raise expected("multi_node_batch_normalization", "running_mean, running_var", "both or neither", "one of them")
     axis = checked_axis("multi_node_batch_normalization", x, gamma, axis, beta=beta)
-    node = MultiNodeBatchNormalization(comm, eps, axis)
+    settings = f"name {name or None}, decay {decay:.6g}"
+    node = MultiNodeBatchNormalization(comm, eps, axis, settings)
     ys = node.apply((x, gamma, beta))
     node.number = number_of_call(comm)
     in_order(node, ys)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import sys
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import DTypeLike
 
 from dbrdist.comm.functions.normalization import get_communication_backend, multi_node_batch_normalization
+from dbrdist.comm.protocol.roster import roster_of
 from dbrdist.core.array.config import config
 from dbrdist.core.model.link import Link
 from dbrdist.core.tape.checks import expected
@@ -52,6 +54,9 @@ class MultiNodeBatchNormalization(BatchNormalization):
         get_communication_backend(comm, communication_backend)
         super().__init__(size, decay, eps, dtype, use_gamma, use_beta, initial_gamma, initial_beta)
         self.comm = comm
+        self._number = f"number {roster_of(comm, 'batch normalizations').enter(sys._getframe(1)).ordinal}"
+
+    _number = ""  # of one that is in no chain, by which it is told from others
 
     @property
     def ignores_one_value(self) -> bool:
@@ -61,8 +66,9 @@ class MultiNodeBatchNormalization(BatchNormalization):
     def _of_batch(self, x: Any, gamma: Any, beta: Any, axis: Any, decay: float) -> Any:
         mean, var = (None, None) if config.in_recomputing else (self.avg_mean, self.avg_var)
         return multi_node_batch_normalization(
-            self.comm, x, gamma, beta, eps=self.eps, running_mean=mean, running_var=var, axis=axis, decay=decay
-        )
+            self.comm, x, gamma, beta, eps=self.eps, running_mean=mean, running_var=var, axis=axis, decay=decay,
+            name=self.name or self._number,
+        )  # fmt: skip
 
 
 def create_mnbn_model(link: Any, comm: Any, communication_backend: str = "auto") -> Any:

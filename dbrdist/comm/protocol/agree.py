@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from dbrdist.comm.protocol.gate import digest
 
 if TYPE_CHECKING:
@@ -59,6 +61,12 @@ def same_everywhere(comm: Any, text: str, what: str) -> None:
     """
     with comm.gate.call("agree") as call:
         call.agree([digest(text)], num_same=1, what=what, detail=text)
+
+
+def are_equal(comm: CommunicatorBase, number: int) -> bool:
+    """Whether all ranks have the same number. Collective."""
+    numbers = comm.gate.allgather_rows(np.array([number], np.int64))
+    return bool((numbers == number).all())
 
 
 def check_params(comm: CommunicatorBase, named: Sequence[tuple[str, Any]]) -> None:

@@ -237,21 +237,30 @@ class ObservationAggregator(Extension):
         if not self._comm_trigger(trainer):
             return
         error, self._error = self._error, None
-        everyone = self._comm.gather_obj(self._collected if error is None else f"{type(error).__name__}: {error}")
+        mine = self._collected if error is None else f"{type(error).__name__}: {error}"
+        everyone = self._comm.gather_obj((self._original_key, self._aggregated_key, mine))
         self._collected = []
         result = on_root(self._comm, lambda: self._aggregated(everyone or []))
         if result is not None:
             observation[self._aggregated_key] = result
 
-    def _aggregated(self, everyone: list[Any]) -> float | list[list[float]] | None:
+    def _aggregated(self, everyone: list[tuple[str, str, Any]]) -> float | list[list[float]] | None:
         """What the aggregator makes of all ranks' values, None where there are none."""
-        for rank, theirs in enumerate(everyone):
+        for rank, (*keys, _) in enumerate(everyone):
+            if keys != [self._original_key, self._aggregated_key]:
+                raise ValueError(
+                    "ObservationAggregator expected the same keys on every rank, got "
+                    f"{self._original_key!r} as {self._aggregated_key!r} on rank 0, {keys[0]!r} as {keys[1]!r} on "
+                    f"rank {rank}"
+                )
+        values = [theirs for *_, theirs in everyone]
+        for rank, theirs in enumerate(values):
             if isinstance(theirs, str):
                 raise TypeError(
                     f"ObservationAggregator expected a number as {self._original_key!r}, got another value on rank "
                     f"{rank}: {theirs}"
                 )
-        return self._aggregator(everyone) if any(everyone) else None
+        return self._aggregator(values) if any(values) else None
 
     def serialize(self, serializer: AbstractSerializer) -> None:
         if is_about(serializer["values"], self._original_key):

@@ -1,5 +1,8 @@
 """Have the ranks' parameters drifted apart? A checksum of some elements is part of the next step's header.
 
+After the first updates some elements of all parameters are looked at, then of a few parameters in turn, and each time
+other elements: a parameter of n elements has been seen whole after n / 4 turns.
+
 All ranks have the same gradients and make the same update, so they keep the same parameters, unless something changes
 them on some ranks only: a hook or an update rule of the user's own, random numbers with a seed for each rank, a file
 that one rank has loaded. Where checksums differ, ranks compare more elements by their values: processors of two kinds
@@ -19,7 +22,7 @@ from dbrdist.comm.protocol import samples
 from dbrdist.comm.transport.call_log import place_of
 from dbrdist.comm.transport.disagreement import name_ranks
 from dbrdist.core.array.backend import to_cpu
-from dbrdist.core.array.types import HostArray
+from dbrdist.core.array.types import Array, HostArray
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.errors import CommunicatorError
 
@@ -39,6 +42,8 @@ class Drift:
         self._named: list[tuple[str, Parameter]] = []
         self._scales: dict[str, float] = {}  # the largest magnitudes that were compared so far
         self._pause = 0  # updates until the next look may be
+        self._looked: Sequence[tuple[str, Parameter]] = ()  # at the last look
+        self._turn = 0  # which elements of them
 
     def plan(self, named: Iterable[tuple[str, Parameter]]) -> None:
         """Look at these parameters, as far as they are initialized."""
@@ -49,22 +54,31 @@ class Drift:
         if self._pause:
             self._pause -= 1
             return
-        named = self._named
+        named, turn = self._named, t
         if t > _FIRST:
             if t % _EVERY or not named:
                 return
             every = _EVERY if isinstance(named[0][1].array, np.ndarray) else _EVERY_ON_DEVICE
             if t % every:
                 return
+            turn = t // every
             if len(named) > _NUM_PARAMS:  # which ones follows from t: ranks may have planned at other times
-                begin = (t // every - 1) * _NUM_PARAMS % len(named)
-                named = named[begin : begin + _NUM_PARAMS]
+                turn, k = divmod(turn - 1, -(-len(named) // _NUM_PARAMS))
+                named = named[k * _NUM_PARAMS : (k + 1) * _NUM_PARAMS]
+        self._looked, self._turn = named, turn
         checksum = 1
         for _, p in named:
             if p.is_initialized and (a := p.array).size:  # a hook may have taken elements away
-                some = a[samples.places(a.shape, _NUM_ELEMENTS)]
-                checksum = zlib.crc32((some if type(some) is np.ndarray else to_cpu(some)).tobytes(), checksum)
+                checksum = zlib.crc32(_some(a, turn).tobytes(), checksum)
         self.checksum = checksum
+
+    def _values(self) -> dict[str, HostArray]:
+        """Elements of all parameters, those among them that the last look was at."""
+        found = {name: samples.some(p.array) for name, p in self._named if p.is_initialized}
+        for name, p in self._looked:
+            if name in found and p.array.size:
+                found[name] = np.concatenate([found[name], _some(p.array, self._turn)])
+        return found
 
     def compare(self, comm: Any, t: int, own_hooks: Sequence[str]) -> None:
         """Raise CommunicatorError on every rank if parameters differ by more than rounding. Collective.
@@ -72,7 +86,7 @@ class Drift:
         ``own_hooks`` are this rank's hooks that dbrdist does not know.
         """
         self.is_suspected = False
-        mine = {name: samples.some(p.array) for name, p in self._named if p.is_initialized}
+        mine = self._values()
         path, line = place_of(sys._getframe(1))
         everyone = comm.allgather_obj((mine, own_hooks, f"{path}:{line}"))
         expected, _, where = everyone[0]
@@ -94,6 +108,14 @@ class Drift:
             is_equal = is_equal and all(theirs.tobytes() == values.tobytes() for theirs in rows)
         self.checksum = 0  # the next comparison is after the next look, not in every step until then
         self._pause = 0 if is_equal else _PAUSE
+
+
+def _some(a: Array, turn: int) -> HostArray:
+    """A few elements at even distances, in each turn others, whatever the order of memory."""
+    if type(a) is np.ndarray:
+        step = max(a.size // _NUM_ELEMENTS, 1)
+        return a.flat[turn % step :: step]
+    return to_cpu(a[samples.places(a.shape, _NUM_ELEMENTS)])
 
 
 def _element(values: HostArray, k: int) -> str:

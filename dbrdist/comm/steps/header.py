@@ -240,7 +240,7 @@ class Steps:
         self.drift.plan((name, p) for name, p in updated if p.update_rule is not None or not has_rules)
         self._early_plan = None
         self._runs_digest = 0 if self._plan is None else self._plan.runs_digest
-        self._params_text = "".join(f"{_describe(name, p)}\n" for name, p in named)
+        self._params_text = "".join(f"{_describe(name, p, has_rules)}\n" for name, p in named)
         self._params_digest = digest(self._params_text)
         params = list(dict.fromkeys(p for _, p in named))
         rules = [p.update_rule for p in params if p.update_rule is not None]
@@ -287,12 +287,12 @@ def _is_updated(p: Parameter) -> bool:
     return p.update_rule is None or bool(p.update_rule.enabled)
 
 
-def _describe(name: str, p: Parameter) -> str:
+def _describe(name: str, p: Parameter, has_rules: bool) -> str:
     what = f"{name} {tuple(p.shape)} {p.dtype.name}" if p.is_initialized else f"{name} (uninitialised)"
     if not _is_updated(p):
         what += " frozen"
     if p.update_rule is None:
-        return what
+        return f"{what} without an update rule" if has_rules else what
     if p.update_rule.is_in_fp32(p):
         what += " in float32"
     return " ".join([what, *described(p.update_rule.hyperparam.own())])

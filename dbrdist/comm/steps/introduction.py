@@ -6,13 +6,10 @@ The header of each step has what comes of it: a number for the optimizer, and ho
 from __future__ import annotations
 
 import copy
-import os
 import sys
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -20,28 +17,21 @@ from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.protocol import agree
 from dbrdist.comm.protocol.gate import digest
 from dbrdist.comm.protocol.primitives import Row
-from dbrdist.comm.protocol.shares import batches_in_words, refuse_doubled
-from dbrdist.comm.transport.call_log import place_of
+from dbrdist.comm.protocol.roster import roster_of
+from dbrdist.comm.protocol.shares import batches_in_words, check_examples, refuse_doubled
+from dbrdist.comm.transport.disagreement import name_ranks
 from dbrdist.core.array.backend import is_array, to_cpu
 from dbrdist.core.array.types import Array
 from dbrdist.core.tape.variable import Variable
 from dbrdist.core.usage.mistakes import warn
+from dbrdist.datasets.loading.divided import divided_iterators
 from dbrdist.datasets.loading.serial import Iterator, SerialIterator
+from dbrdist.errors import CommunicatorError
 
-_UNKNOWN, _DIVIDED, _WHOLE = range(3)  # what the iterators of a rank read: its share of each batch, or whole batches
+# What the iterators of a rank read: its share of each batch, or whole batches; or, and how many of them, its share in a
+# loop of the program's own.
+_UNKNOWN, _DIVIDED, _WHOLE, _READ = range(4)
 _MAX_COMPARED_BYTES = 1 << 20  # of a first batch
-
-
-class _Roster:
-    """The optimizers of one communicator."""
-
-    def __init__(self) -> None:
-        self.num_created = 0
-        self.num_introduced = 0  # the same on all ranks, which introduce them together
-        self.created_at: Counter[str] = Counter()
-
-
-_rosters: WeakKeyDictionary[Any, _Roster] = WeakKeyDictionary()
 
 
 class Introduction:
@@ -56,14 +46,10 @@ class Introduction:
 
     def __init__(self, comm: CommunicatorBase) -> None:
         self._comm = comm
-        self._roster = roster = _rosters.setdefault(comm, _Roster())
-        roster.num_created += 1
-        path, line = place_of(sys._getframe(1))
-        place = f"{os.path.basename(path)}:{line}"
-        roster.created_at[place] += 1
-        self._ordinal = roster.num_created
-        self._place = f"{place}, number {roster.created_at[place]} there"
+        self._roster = roster_of(comm, "optimizers")
+        self._ordinal, self._place = self._roster.enter(sys._getframe(1))
         self._iterators: dict[str, Any] = {}
+        self._read_before = self._places_read()
         self._divided: list[Any] = []  # iterators that divide the same batches over these ranks
         self.number = 0  # 0 until it was introduced
 
@@ -94,15 +80,20 @@ class Introduction:
                 different batches.
         """
         if self._comm.size > 1:
-            kind, lines, share = self._what_is_read()
+            kind, lines, share, read = self._what_is_read()
             with self._comm.gate.call("first update") as call:
                 rows = call.agree([self._ordinal, digest(self._place), kind, digest(agree.as_lines(lines)), share])
             if not (_is_one(rows, 0) or _is_one(rows, 1)):
                 text = f"optimizer {self._ordinal} of the communicator, created at {self._place}\n"
                 agree.same_everywhere(self._comm, text, "to step the same optimizer")
-            if (rows[:, 2] == _DIVIDED).all():
+            kinds = set(rows[:, 2].tolist())
+            if kinds == {_DIVIDED, _WHOLE}:
+                self._refuse_both(rows[:, 2])
+            if kinds == {_DIVIDED} or (len(kinds) == 1 and kind > _READ):
                 agree.same_everywhere(self._comm, agree.as_lines(lines), "the same training batches")
                 refuse_doubled(rows[:, 4].tolist(), "training")
+                for iterator in read:
+                    check_examples(self._comm, iterator.dataset, "training")
                 self._divided = list(self._iterators.values())
             elif (rows[:, 2] == _WHOLE).all() and _is_one(rows, 3):
                 self._warn_of_equal_batches(arguments)
@@ -114,25 +105,53 @@ class Introduction:
         """How far shared batches have come, as one number; 0 where batches are not shared."""
         if not self._divided:
             return 0
-        return hash(tuple((it.epoch, it.current_position) for it in self._divided)) & (1 << 62) - 1
+        return hash(tuple((it.epoch, it.current_position, it.next_index) for it in self._divided)) & (1 << 62) - 1
 
     def in_words(self) -> str:
         """Both, one line each."""
-        places = [f"example {it.current_position} of epoch {it.epoch} next\n" for it in self._divided]
+        places = [
+            f"example {it.current_position} of epoch {it.epoch} next\nnumber {it.next_index} of the dataset next\n"
+            for it in self._divided
+        ]
         return f"optimizer {self.number} by order of first steps, created at {self._place}\n{''.join(places)}"
 
-    def _what_is_read(self) -> tuple[int, Sequence[str], int]:
-        """What the iterators give this rank, in words, and its share."""
+    def _what_is_read(self) -> tuple[int, Sequence[str], int, Sequence[SerialIterator]]:
+        """What the iterators give this rank, in words, its share, and those that divide batches over the ranks."""
         iterators = self._iterators
-        if not iterators or not all(isinstance(it, SerialIterator) for it in iterators.values()):
-            return _UNKNOWN, (), 0
+        if not iterators:
+            return self._what_was_read()
+        if not all(isinstance(it, SerialIterator) for it in iterators.values()):
+            return _UNKNOWN, (), 0, ()
         lines = [line for name, it in iterators.items() for line in batches_in_words(it, f"training {name}")]
         if all(it.size == self._comm.size for it in iterators.values()):
-            return _DIVIDED, lines, next(iter(iterators.values())).rank
+            return _DIVIDED, lines, next(iter(iterators.values())).rank, list(iterators.values())
         if not all(map(_reads_whole_batches, iterators.values())):
-            return _UNKNOWN, (), 0
+            return _UNKNOWN, (), 0, ()
         indices = [zlib.crc32(np.asarray(it.indices, np.int64).tobytes()) for it in iterators.values()]
-        return _WHOLE, [*lines, f"batches {indices}"], 0
+        return _WHOLE, [*lines, f"batches {indices}"], 0, ()
+
+    def _places_read(self) -> dict[int, tuple[int, int]]:
+        """How far the iterators have come that give this rank its part of each batch."""
+        found = divided_iterators(self._comm.rank, self._comm.size) if self._comm.size > 1 else ()
+        return {id(it): (it.epoch, it.current_position) for it in found}
+
+    def _what_was_read(self) -> tuple[int, Sequence[str], int, Sequence[SerialIterator]]:
+        """The same of a loop of the program's own: of iterators that were read since the optimizer was made."""
+        every = divided_iterators(self._comm.rank, self._comm.size)
+        found = [it for it in every if self._read_before.get(id(it)) != (it.epoch, it.current_position)]
+        if not found:
+            return _UNKNOWN, (), 0, ()
+        lines = [line for it in found for line in batches_in_words(it, "training")]
+        return _READ + len(found), lines, self._comm.rank, found
+
+    def _refuse_both(self, kinds: Row) -> None:
+        """Raise where some ranks read a part of each batch, and others all of it."""
+        divided, whole = (name_ranks([r for r, kind in enumerate(kinds) if kind == k]) for k in (_DIVIDED, _WHOLE))
+        raise CommunicatorError(
+            f"expected every rank to read its part of each batch, or every rank its own batches, but {divided} divides "
+            f"batches (rank=, size=) and {whole} does not; make all training iterators with rank=comm.rank, "
+            "size=comm.size"
+        )
 
     def _warn_of_equal_batches(self, arguments: Iterable[Array]) -> None:
         """Warn once where all ranks have read the same examples, which can only be seen in their values. Collective."""

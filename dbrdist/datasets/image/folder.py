@@ -120,6 +120,10 @@ class ImageFolder(DatasetMixin):
         """All labels, int32."""
         return self.index.labels
 
+    def known_example(self, i: int) -> tuple[str, int]:
+        """The path and the label of an image."""
+        return self.path(i), int(self.labels[i])
+
     def path(self, i: int) -> str:
         """The file of example ``i``; in a shard, ``SHARD.tar:MEMBER``."""
         return self.index.path(i)
@@ -332,6 +336,10 @@ class ImageDataset(DatasetMixin):
     def __len__(self) -> int:
         return len(self._paths)
 
+    def known_example(self, i: int) -> str:
+        """The path of an image."""
+        return self._paths[i]
+
     def get_example(self, i: int) -> Array:
         return _image_chw(os.path.join(self._root, self._paths[i]), self._dtype)
 
@@ -362,6 +370,10 @@ class LabeledImageDataset(DatasetMixin):
 
     def __len__(self) -> int:
         return len(self._pairs)
+
+    def known_example(self, i: int) -> tuple[str, int]:
+        """The path and the label of an image."""
+        return self._pairs[i]
 
     def get_example(self, i: int) -> tuple[Array, np.generic]:
         path, label = self._pairs[i]

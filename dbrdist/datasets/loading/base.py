@@ -11,7 +11,7 @@ with the index of the wrapped dataset, so an example's augmentation does not dep
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import DTypeLike
 
 from dbrdist.core.array.backend import Array, DeviceSpec, is_array, is_channels_last
 from dbrdist.core.usage.foreign_names import add_hints
+from dbrdist.core.usage.mistakes import given_a_class, warn_of_arrays
 from dbrdist.datasets.loading.memory import reused
 from dbrdist.errors import CorruptExampleError
 
@@ -248,3 +249,24 @@ def block(indices: Sequence[int], rank: int, size: int) -> Any:
     """
     start, end = block_bounds(len(indices), rank, size)
     return indices[start:end]
+
+
+def check_dataset(dataset: Any, **switches: bool | str | None) -> None:
+    """Refuse what has no examples by number, and warn of arrays side by side, which are no examples."""
+    if isinstance(dataset, type):
+        raise given_a_class("dataset", dataset, "a dataset")
+    kind = type(dataset).__name__
+    if (isinstance(dataset, Mapping) and dataset and 0 not in dataset) or kind == "DataFrame":
+        hint = "DictDataset(**dataset)" if kind != "DataFrame" else "TupleDataset(*arrays) with arrays of its columns"
+        raise TypeError(f"dataset: expected an object with examples [0], [1], ..., got {kind}; write {hint}")
+    if isinstance(dataset, (str, bytes)):
+        words = f"expected an object with examples [0], [1], ..., got the text {dataset!r:.60}"
+        raise TypeError(f"dataset: {words}; read it first, for example with LabeledImageDataset(pairs, root)")
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        hint = "; write list(...)" if hasattr(dataset, "__next__") else ""
+        raise TypeError(f"dataset: expected an object with len() and [i], got {kind}{hint}")
+    if type(dataset) is tuple:
+        warn_of_arrays(dataset, "dataset", "TupleDataset(x, t) for examples (x, t)")
+    for name, value in switches.items():
+        if isinstance(value, str):
+            raise TypeError(f"{name}: expected True or False, got the text {value!r}")

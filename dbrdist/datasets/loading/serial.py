@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import zlib
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,10 @@ from dbrdist.core.array.random import next_iterator_seed
 from dbrdist.core.files.serializer import AbstractSerializer, saved_entry
 from dbrdist.core.names.constructors import explain_constructors
 from dbrdist.core.usage.foreign_names import add_hints
-from dbrdist.core.usage.mistakes import given_a_class, warn, warn_of_arrays
-from dbrdist.datasets.loading.base import Batch, block_bounds, get_batch, join
+from dbrdist.core.usage.mistakes import warn
+from dbrdist.datasets.loading.base import Batch, block_bounds, check_dataset, get_batch, join
 from dbrdist.datasets.loading.convert import concat_examples
+from dbrdist.datasets.loading.divided import note_divided
 from dbrdist.datasets.loading.order import LAST, OrderSampler, Plan, ShuffleOrderSampler, State, Step
 from dbrdist.errors import CheckpointError, CorruptExampleError
 
@@ -137,6 +138,8 @@ class SerialIterator(Iterator):
         self.num_skipped = 0
         self._plan = Plan(len(dataset), batch_size, repeat, last, order_sampler)
         self.reset()
+        if size > 1:
+            note_divided(self)
 
     _has_given_order = False  # whether the order of this epoch comes from a saved state, and from no seed
 
@@ -255,6 +258,20 @@ class SerialIterator(Iterator):
     def current_position(self) -> int:
         """How many examples of the current epoch are done, over all ranks."""
         return self._state.position
+
+    @property
+    def next_index(self) -> int:
+        """The index of the first example of the next global batch; -1 where it begins another epoch."""
+        _, position, _, order, _, _ = self._state
+        if order is None:
+            return position
+        return int(order[position]) if position < len(order) else -1
+
+    @property
+    def order_checksum(self) -> int:
+        """A checksum of the order of this epoch; 0 for the order of indices."""
+        order = self._state.order
+        return 0 if order is None else zlib.crc32(np.asarray(order, np.int64).tobytes())
 
     @property
     def epoch(self) -> int:
@@ -388,7 +405,7 @@ def _check_arguments(
         raise ValueError(f"expected 0 <= rank < size, got rank={rank} and size={size}")
     if batch_size < 1:
         raise ValueError(f"expected a batch size of at least 1, got {batch_size}")
-    _check_dataset(dataset, repeat=repeat, shuffle=shuffle)
+    check_dataset(dataset, repeat=repeat, shuffle=shuffle)
     n = len(dataset)
     if n == 0 and repeat:
         raise ValueError(
@@ -411,27 +428,6 @@ def _check_arguments(
             f"batch_size: {batch_size} is more than the dataset has ({n}), so that each batch holds examples more than "
             "once; take a smaller batch, or last='short'"
         )
-
-
-def _check_dataset(dataset: Any, **switches: bool | str | None) -> None:
-    """Refuse what has no examples by number, and warn of arrays side by side, which are no examples."""
-    if isinstance(dataset, type):
-        raise given_a_class("dataset", dataset, "a dataset")
-    kind = type(dataset).__name__
-    if (isinstance(dataset, Mapping) and dataset and 0 not in dataset) or kind == "DataFrame":
-        hint = "DictDataset(**dataset)" if kind != "DataFrame" else "TupleDataset(*arrays) with arrays of its columns"
-        raise TypeError(f"dataset: expected an object with examples [0], [1], ..., got {kind}; write {hint}")
-    if isinstance(dataset, (str, bytes)):
-        words = f"expected an object with examples [0], [1], ..., got the text {dataset!r:.60}"
-        raise TypeError(f"dataset: {words}; read it first, for example with LabeledImageDataset(pairs, root)")
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        hint = "; write list(...)" if hasattr(dataset, "__next__") else ""
-        raise TypeError(f"dataset: expected an object with len() and [i], got {kind}{hint}")
-    if type(dataset) is tuple:
-        warn_of_arrays(dataset, "dataset", "TupleDataset(x, t) for examples (x, t)")
-    for name, value in switches.items():
-        if isinstance(value, str):
-            raise TypeError(f"{name}: expected True or False, got the text {value!r}")
 
 
 def check_workers(virtual_workers: int, size: int, batch_size: int) -> None:

@@ -14,6 +14,7 @@ from dbrdist.core.array.types import Index
 from dbrdist.core.usage.mistakes import warn_of_arrays
 from dbrdist.datasets.image.transforms import at_epoch, transform_batch
 from dbrdist.datasets.loading.base import Batch, DatasetMixin, example_at, is_row_major, read_examples, take
+from dbrdist.datasets.loading.contents import known_example
 
 
 def _check_lengths(named: list[tuple[str, Any]], owner: str) -> None:
@@ -51,6 +52,10 @@ class TupleDataset:
     def columns(self) -> tuple[Any, ...]:
         """The datasets beside each other."""
         return tuple(self._datasets)
+
+    def known_example(self, i: int) -> Any:
+        """What is known of an example without reading it."""
+        return [known_example(d, i) for d in self._datasets]
 
     def __getitem__(self, index: Index) -> Any:
         """A tuple for an integer; a list of tuples for a slice, a list or a 1-d array of integers.
@@ -111,6 +116,10 @@ class DictDataset:
     def __len__(self) -> int:
         return self._length
 
+    def known_example(self, i: int) -> Any:
+        """What is known of an example without reading it."""
+        return [known_example(d, i) for d in self._datasets.values()]
+
     def example_at(self, i: int, seed: int, epoch: int) -> Any:
         """Example ``i`` as it looks in ``epoch`` (from 0) of a run with ``seed``."""
         return {k: example_at(d, i, seed, epoch) for k, d in self._datasets.items()}
@@ -147,6 +156,10 @@ class ConcatenatedDataset(DatasetMixin):
         i %= len(self)
         k = int(np.searchsorted(self._ends, i, side="right"))
         return self._datasets[k], i - (int(self._ends[k - 1]) if k else 0)
+
+    def known_example(self, i: int) -> Any:
+        """What is known of an example without reading it."""
+        return known_example(*self._locate(i))
 
     def get_example(self, i: int) -> Any:
         dataset, j = self._locate(i)
@@ -185,6 +198,10 @@ class TransformDataset(DatasetMixin):
     def __len__(self) -> int:
         return len(self._dataset)
 
+    def known_example(self, i: int) -> Any:
+        """What is known of an example before it is changed, without reading it."""
+        return known_example(self._dataset, i)
+
     def get_example(self, i: int) -> Any:
         return self._transform(self._dataset[i])
 
@@ -215,6 +232,10 @@ class AugmentedDataset(DatasetMixin):
 
     def __len__(self) -> int:
         return len(self._dataset)
+
+    def known_example(self, i: int) -> Any:
+        """What is known of an example before it is changed, without reading it."""
+        return known_example(self._dataset, i)
 
     def get_example(self, i: int) -> Any:
         return self.example_at(i, 0, 0)

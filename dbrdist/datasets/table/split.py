@@ -11,6 +11,7 @@ import numpy as np
 from dbrdist.core.array.backend import Array
 from dbrdist.core.array.random import generator
 from dbrdist.datasets.loading.base import DatasetMixin, example_at, get_batch
+from dbrdist.datasets.loading.contents import known_example
 
 
 class SubDataset(DatasetMixin):
@@ -47,6 +48,10 @@ class SubDataset(DatasetMixin):
             raise IndexError(f"expected an index below {self._size}, the number of examples, got {i}")
         position = self._start + int(i) % self._size
         return position if self._order is None else int(self._order[position])
+
+    def known_example(self, i: int) -> Any:
+        """What is known of an example without reading it."""
+        return known_example(self._dataset, self._index(i))
 
     def get_example(self, i: int) -> Any:
         return self._dataset[self._index(i)]

@@ -165,3 +165,15 @@ def test_ranks_that_have_a_dataset_read_their_own():
     assert run_threads(3, body, timeout_seconds=60) == [
         (True, [0, 1, 2, 3], 1), (True, [3, 4, 5, 6], 1), (False, [6, 7, 8, 9], 0)
     ]  # fmt: skip
+
+
+def test_every_example_is_in_one_part_where_a_rank_has_another_order(monkeypatch):
+    told = []
+    monkeypatch.setattr(datasets, "warn", told.append)
+
+    def body(comm):
+        numbers = list(range(7))[:: -1 if comm.rank else 1]
+        return list(datasets.scatter_dataset(numbers, comm, shuffle=True, seed=3).without_padding()[:])
+
+    assert sorted(n for part in run_threads(2, body) for n in part) == list(range(7))
+    assert len(told) == 1 and "rank 1 has other examples than rank 0" in told[0]

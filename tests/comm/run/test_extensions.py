@@ -145,8 +145,9 @@ class Gathering:
         self.theirs, self.mine = list(theirs), []
 
     def gather_obj(self, x):
-        self.mine.append(x)
-        return [x, self.theirs.pop(0)]
+        *keys, mine = x
+        self.mine.append(mine)
+        return [x, (*keys, self.theirs.pop(0))]
 
 
 def test_values_are_collected_until_ranks_meet(monkeypatch):

@@ -190,7 +190,7 @@ class Attempt:
             master=self.master,
             port=self.port,
             files=self.inherited.raised if self._shares_limits(rank) else [],
-            local_sizes={host.name: host.slots for host in self.plan.job.hosts} or {rank.host: self.size},
+            local_sizes=self.plan.ranks_on(rank.host),
         ))  # fmt: skip
         if self.asked:
             channel.send(messages.StopRequest(self._signal_for_ranks()))  # it came too late to hear of it

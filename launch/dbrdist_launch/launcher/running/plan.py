@@ -24,6 +24,11 @@ class LaunchPlan(NamedTuple):
     deadline: float | None = None  # when the user's --timeout is over, on the monotonic clock
     told_by_environment: bool = True  # where the ranks find address and token; else in the folder of `control`
 
+    def ranks_on(self, host: str) -> dict[str, int]:
+        """The number of ranks on a host, by its name; empty where that is not known."""
+        job = self.job
+        return {h.name: h.slots for h in job.hosts if h.name == host} if job.hosts else {host: job.ranks}
+
 
 @dataclass(eq=False, repr=False)
 class Outcome:

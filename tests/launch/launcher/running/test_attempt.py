@@ -104,7 +104,7 @@ def test_a_rank_is_told_what_it_needs(start, monkeypatch):
     (welcome,) = sent(one, 0, "welcome")
     assert welcome == {
         "environment": {"A": "1"}, "directory": os.getcwd(), "host_timeout": 7.0, "window": limits.WINDOW_BYTES,
-        "threads": "keep", "gpus": "rank", "inject": True, "master": "a", "local_sizes": {"a": 2, "b": 1},
+        "threads": "keep", "gpus": "rank", "inject": True, "master": "a", "local_sizes": {"a": 2},
         "command": ["x"], "port": 0, "files": [],
     }  # fmt: skip
     assert one.ranks[0].channel.peer_seconds == 7.0

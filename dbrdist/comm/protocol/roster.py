@@ -1,0 +1,50 @@
+"""Is what ranks use together the same thing on all of them? They make optimizers, evaluators, ... in the same order."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from dbrdist.comm.transport.call_log import place_of
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+
+class RosterEntry(NamedTuple):
+    """One of the things of a kind that a rank has made with a communicator."""
+
+    ordinal: int
+    place: str  # the line where it was made, and how many were made there before it
+
+
+class Roster:
+    """What one rank has made of a kind with one communicator."""
+
+    def __init__(self) -> None:
+        self.num_made = 0
+        self.num_introduced = 0  # the same on all ranks, which introduce them together
+        self._made_at: Counter[str] = Counter()
+
+    def enter(self, frame: FrameType) -> RosterEntry:
+        """Note a thing that is made in ``frame``."""
+        self.num_made += 1
+        path, line = place_of(frame)
+        place = f"{os.path.basename(path)}:{line}"
+        self._made_at[place] += 1
+        return RosterEntry(self.num_made, f"{place}, number {self._made_at[place]} there")
+
+
+_rosters: WeakKeyDictionary[Any, dict[str, Roster]] = WeakKeyDictionary()
+
+
+def roster_of(comm: Any, kind: str) -> Roster:
+    """The roster of a kind of things that are made with ``comm``."""
+    return _rosters.setdefault(comm, {}).setdefault(kind, Roster())
+
+
+def are_same(entries: list[RosterEntry]) -> bool:
+    """Whether ranks speak of one thing: the same by order, or made at the same line, as where one rank makes more."""
+    return len({e.ordinal for e in entries}) == 1 or len({e.place for e in entries}) == 1
