@@ -90,7 +90,7 @@ def test_a_snapshot_has_one_entry_per_statistic_and_a_fifth_of_the_model_at_most
     monkeypatch.setattr("dbrdist.comm.run.snapshots._MOST_ROWS_BYTES", 1000)
     model = Sequential(L.Linear(30, 40), L.BatchNormalization(40))
     cost = simulator.snapshot(size, model)
-    assert cost["entries"] <= 6 and cost["times_model_and_momentum"] <= 1.2
+    assert cost["entries"] <= 7 and cost["times_model_and_momentum"] <= 1.2
     assert np.isfinite(cost["cpu_seconds"])
 
 
