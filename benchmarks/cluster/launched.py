@@ -22,10 +22,11 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "launch")]
 
 from dbrdist_launch import channel, codes, heartbeat, limits, messages  # noqa: E402
 from dbrdist_launch.backends.job import Host, Job  # noqa: E402
-from dbrdist_launch.launcher import attempt, judge, listener, questions, ranks  # noqa: E402
-from dbrdist_launch.launcher.output import Output  # noqa: E402
-from dbrdist_launch.launcher.plan import LaunchPlan, Outcome  # noqa: E402
-from dbrdist_launch.launcher.settings import LaunchSettings  # noqa: E402
+from dbrdist_launch.launcher.judgement import judge, ranks  # noqa: E402
+from dbrdist_launch.launcher.preparation.settings import LaunchSettings  # noqa: E402
+from dbrdist_launch.launcher.running import attempt, listener, questions  # noqa: E402
+from dbrdist_launch.launcher.running.plan import LaunchPlan, Outcome  # noqa: E402
+from dbrdist_launch.launcher.streams.output import Output  # noqa: E402
 
 TIMEOUT_SECONDS = 30.0  # without a heartbeat
 _TOKEN = "0" * 32
