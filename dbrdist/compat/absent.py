@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 
+from dbrdist import links
+from dbrdist.core.model.device_resident import DeviceResident
 from dbrdist.core.names import missing_names
+from dbrdist.core.tape.variable import Variable
 
 _CHAINERX = (
     "ChainerX is not part of dbrdist: use NumPy's arrays (device -1 or '@numpy') or CuPy's (device 0 or '@cupy:0')"
@@ -16,8 +19,11 @@ _CAFFE = (
 )
 _THEANO = "Theano is not supported: write the function as a chainer.FunctionNode"
 
+_FUNCTION_SET = "Chainer 2 removed it: write a chainer.Chain whose links are assigned within `with self.init_scope():`"
+
 # By path, or by path and name. A path stands for everything below it.
 _REASONS = {
+    "chainer.FunctionSet": _FUNCTION_SET,
     "chainer.backend.from_chx": _CHAINERX,
     "chainer.backend.to_chx": _CHAINERX,
     "chainer.backends.intel64": _IDEEP,
@@ -33,6 +39,7 @@ _REASONS = {
 # Arguments that Chainer 2 removed, and what took their place.
 _USING_CONFIG = "write `with chainer.using_config({}):` around the call"
 _REMOVED_ARGUMENTS = {
+    "bias": "give initial_bias=bias",
     "deterministic": _USING_CONFIG.format("'cudnn_deterministic', ..."),
     "requires_x_grad": "leave it out",
     "test": _USING_CONFIG.format("'train', not test"),
@@ -57,7 +64,39 @@ def reason(path: str, name: str) -> str | None:
         found = _REASONS.get(".".join(parts[:n]))
         if found is not None:
             return found
+    if path == "chainer.functions" and name[:1].isupper() and hasattr(links, name):
+        return f"Chainer 2 removed it: write chainer.links.{name}"
     return None
+
+
+# Methods that move links and Variables to what does not exist here.
+_METHODS = {"from_chx": _CHAINERX, "to_chx": _CHAINERX, "to_intel64": _IDEEP}
+_OWNERS = (DeviceResident, Variable)
+
+
+class _AbsentMethod:
+    """Reading it is an AttributeError with the reason, so that ``hasattr`` is False."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, obj: object, owner: type) -> None:
+        words = f"{owner.__name__!r} object has no attribute {self._name!r}: {_METHODS[self._name]}"
+        raise AttributeError(words, name=self._name, obj=obj)
+
+
+def serve() -> None:
+    """Let links and Variables explain the methods."""
+    for owner in _OWNERS:
+        for name in _METHODS:
+            setattr(owner, name, _AbsentMethod(name))
+
+
+def withdraw() -> None:
+    """Take the explanations away again."""
+    for owner in _OWNERS:
+        for name in _METHODS:
+            delattr(owner, name)
 
 
 def error(path: str, name: str) -> Exception:

@@ -288,6 +288,7 @@ def install() -> None:
     as_chainer[0] = True
     labels.update(nodes.chainer_labels())
     node_arguments.serve()
+    absent.serve()
     spawn.get_preparation_data = _prepare_spawned_with_names  # type: ignore[assignment]
     with contextlib.suppress(ImportError):  # Chainer imports it, so that programs may say `import PIL; PIL.Image.open`
         importlib.import_module("PIL.Image")
@@ -301,6 +302,7 @@ def uninstall() -> None:
         as_chainer[0] = False
         labels.clear()
         node_arguments.withdraw()
+        absent.withdraw()
         for (room, name), value in _replaced.items():
             setattr(room, name, value)
         _replaced.clear()

@@ -63,6 +63,8 @@ def test_cupy_can_be_compared_without_cupy(installed, path):
     ("chainer.links", "TheanoFunction", "Theano is not supported: write the function as a chainer.FunctionNode"),
     ("chainer.links.theano.theano_function", "TheanoFunction", "Theano is not supported"),
     ("chainer.backend", "to_chx", "ChainerX is not part of dbrdist"),
+    ("chainer", "FunctionSet", "Chainer 2 removed it: write a chainer.Chain"),
+    ("chainer.functions", "Convolution2D", "Chainer 2 removed it: write chainer.links.Convolution2D"),
 ])  # fmt: skip
 def test_what_does_not_exist_is_named_with_an_alternative(installed, path, name, words):
     with pytest.raises(AttributeError, match=words):
@@ -233,3 +235,27 @@ def test_helpers_of_products_that_functions_of_programs_import(installed):
     _check_ndim(a_type, 2, 3)
     with pytest.raises(type_check.InvalidType):
         _check_ndim(a_type)
+
+
+@pytest.mark.parametrize("name, words", [
+    ("to_chx", "ChainerX is not part of dbrdist"), ("from_chx", "ChainerX"), ("to_intel64", "iDeep is not part"),
+])  # fmt: skip
+def test_methods_for_chainerx_and_ideep_say_what_to_use(installed, name, words):
+    import chainer
+
+    for owner in (chainer.links.Linear(2, 3), chainer.Variable(np.ones(2, "f")), chainer.Parameter(0, (2,))):
+        assert not hasattr(owner, name)
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}': {words}"):
+            getattr(owner, name)
+
+
+def test_to_gpu_without_cupy_names_cupy(installed):
+    import chainer
+
+    if chainer.cuda.available:
+        pytest.skip("CuPy is installed")
+    for device in (None, 0, 1):
+        with pytest.warns(DeprecationWarning, match="to_gpu"), pytest.raises(ImportError, match="expected CuPy"):
+            chainer.links.Linear(2, 3).to_gpu(device)
+        with pytest.raises(ImportError, match="expected CuPy"):
+            chainer.Variable(np.ones(2, "f")).to_gpu(device)

@@ -62,7 +62,7 @@ class DeviceResident:
     def to_gpu(self: D, device: int | None = None) -> D:
         """Move to the GPU number ``device`` (None: the first); deprecated, as in Chainer: use :meth:`to_device`."""
         _warn_of("to_gpu", "@cupy:N")
-        return self.to_device(("@cupy", 0 if device is None else device))
+        return self.to_device(get_device(0 if device is None else device))
 
 
 def _warn_of(method: str, device: str) -> None:

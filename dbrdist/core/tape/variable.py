@@ -390,7 +390,7 @@ class Variable(Arithmetic):
 
     def to_gpu(self, device: int | None = None) -> None:
         """Move array and gradient to the GPU number ``device`` (None: the first)."""
-        self.to_device(("@cupy", 0 if device is None else device))
+        self.to_device(get_device(0 if device is None else device))
 
     # ---- shapes and sums ---------------------------------------------------------------------------------------------
 

@@ -153,7 +153,7 @@ def test_a_gpu_is_the_first_one_unless_a_number_is_given(kind):
             x.to_gpu(device)
         x.to_gpu()
         x.to_cpu()
-    assert asked == [("@cupy", 0), ("@cupy", 0), ("@cupy", 3), ("@cupy", 0), "@numpy"]
+    assert asked == [*(backend.get_device(number) for number in (0, 0, 3, 0)), "@numpy"]
 
 
 def test_the_memory_of_images_has_channels_last():
