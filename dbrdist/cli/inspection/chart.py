@@ -62,7 +62,7 @@ def label(value: float) -> str:
     if abs(value) >= 1e5 or abs(value) < 1e-3:
         mantissa, _, exponent = f"{value:.2e}".partition("e")
         return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
-    return f"{value:.4f}".rstrip("0").rstrip(".")
+    return f"{value:,.4f}".rstrip("0").rstrip(".")
 
 
 def chart(title: str, x_name: str, series: Sequence[Series], keys: Sequence[Key] | None = None) -> str:

@@ -44,6 +44,7 @@ def curves(
 
 
 _OF_A_LINE = {"epoch", "iteration", "elapsed_time", "epoch_detail", "memory_bytes", "device_memory_bytes"}
+MOST_IN_LEGEND = 3  # names of runs
 _MAX_CHARTS = 24  # of values that this file does not know
 
 
@@ -102,11 +103,15 @@ def _extremes(y: np.ndarray) -> np.ndarray:
 
 
 def legend(runs: Sequence[RunRecord], series: Sequence[Series]) -> list[Key] | None:
-    """Of several runs: each run's colour once, and what dashes say; None for the one that lines make."""
+    """Of several runs: each run's colour once, and what dashes say; None for the one that lines make.
+
+    Many names would leave no room for the lines: the page shows their colours in its list of runs.
+    """
     if len(runs) == 1:
         return None
     drawn = {s.colour for s in series}
-    keys = [Key(run.name, colour(number)) for number, run in enumerate(runs) if colour(number) in drawn]
+    named = runs if len(runs) <= MOST_IN_LEGEND else ()
+    keys = [Key(run.name, colour(number)) for number, run in enumerate(named) if colour(number) in drawn]
     if any(s.dashed for s in series):
         keys += [Key("training", None, dashed=True), Key("test", None)]
     return keys

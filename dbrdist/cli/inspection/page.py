@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dbrdist.cli.configuration import document
-from dbrdist.cli.inspection.chart import chart
+from dbrdist.cli.inspection.chart import chart, colour
 from dbrdist.cli.inspection.curves import curves, legend
 from dbrdist.cli.inspection.records import RunRecord, number
 from dbrdist.training.extensions.progress_bar import duration
 
 _MAX_IN_TITLE = 3  # runs; the names of more stand below the title, each on its line
+_MAX_OPEN = 3  # runs; of more, ranks, images and messages are shown when one asks for them
 _MAX_RANKS_SHOWN = 32
 _MAX_CONFIG_CHARACTERS = 1 << 17  # of a configuration that is compared key by key
 _MAX_DIFFERENCES = 500
@@ -52,7 +53,8 @@ STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:1180px;padding:0 1rem;
 color:var(--ink);background:var(--page)}
 h1{font-size:1.5rem;margin-bottom:.2rem;overflow-wrap:anywhere}h2{font-size:1.1rem;margin-top:2rem}
-h3{font-size:.9rem;margin:.4rem 0 0}
+h3{font-size:.9rem;margin:.4rem 0 0}summary{margin-top:.6rem;cursor:pointer}summary h2{display:inline;margin:0}
+.swatch{display:inline-block;width:1.1em;height:.25em;margin-right:.5em;vertical-align:middle}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr));gap:1.2rem;margin-top:1.2rem}
 svg{width:100%;height:auto;border:1px solid var(--line);border-radius:6px}
 svg text{fill:var(--ink);font-size:12px}svg .title{font-weight:600;font-size:13px}svg .tick{fill:var(--soft)}
@@ -98,15 +100,18 @@ def body(parts: dict[str, str]) -> str:
 
 def sections(runs: Sequence[RunRecord], now: float | None = None, with_charts: bool = True) -> dict[str, str]:
     """The sections of the page by name; `now` is the time for a run that continues, and None for a report."""
+    configurations = {"configurations": _configurations(runs)}
+    is_comparison = len(runs) > 1  # which begins with what differs
     return {
         "headline": _headline(runs) + _problems(runs),
         "progress": "" if now is None else _progress(runs),
         "charts": f'<div class="charts">{_charts(runs)}</div>' if with_charts else "",
+        **(configurations if is_comparison else {}),
         "ranks": _ranks(runs, now),
         "examples": _examples(runs),
         "messages": _messages(runs),
         "facts": f'<h2>Facts</h2><div class="scroll">{_facts(runs)}</div>',
-        "configurations": _configurations(runs),
+        **configurations,
     }
 
 
@@ -118,10 +123,11 @@ def _charts(runs: Sequence[RunRecord]) -> str:
 
 def _headline(runs: Sequence[RunRecord]) -> str:
     lines = []
-    for run in runs:
+    for number_of_run, run in enumerate(runs):
         status = str(run.summary["status"])
         kind = status if status in ("finished", "failed") else ""
-        name = f"{html.escape(run.name)}: " if len(runs) > 1 else ""
+        line = f'<span class="swatch" style="background:{colour(number_of_run)}"></span>'  # as in the charts
+        name = f"{line}{html.escape(run.name)}: " if len(runs) > 1 else ""
         words = "".join(f", {html.escape(words)}" for words in _last(run))
         lines.append(f'<div>{name}<b class="{kind}">{html.escape(status)}</b>{words}</div>')
     return "".join(lines)
@@ -166,9 +172,12 @@ def _problems(runs: Sequence[RunRecord]) -> str:
     return "".join(f'<div class="problem">{html.escape(words)}</div>' for run in runs for words in run.problems)
 
 
-def _heading(words: str, run: RunRecord, runs: Sequence[RunRecord]) -> str:
-    """A heading, with the run's name where there are several."""
-    return f"<h2>{words}{f' of {html.escape(run.name)}' if len(runs) > 1 else ''}</h2>"
+def _part(words: str, run: RunRecord, runs: Sequence[RunRecord], text: str) -> str:
+    """A part of the page under its heading; with the run's name, and to fold, where there are several."""
+    if len(runs) == 1:
+        return f"<h2>{words}</h2>{text}"
+    state = " open" if len(runs) <= _MAX_OPEN else ""
+    return f"<details{state}><summary><h2>{words} of {html.escape(run.name)}</h2></summary>{text}</details>"
 
 
 # ---- how far a run is -----------------------------------------------------------------------------------------------
@@ -207,9 +216,7 @@ def slowest(states: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def _ranks(runs: Sequence[RunRecord], now: float | None) -> str:
-    return "".join(
-        _heading("Ranks", run, runs) + _slowest_words(run) + _rank_table(run, now) for run in runs if run.ranks
-    )
+    return "".join(_part("Ranks", run, runs, _slowest_words(run) + _rank_table(run, now)) for run in runs if run.ranks)
 
 
 def _slowest_words(run: RunRecord) -> str:
@@ -287,7 +294,7 @@ def _examples(runs: Sequence[RunRecord]) -> str:
             if any(found):
                 when = number(run.examples.get("epoch"))
                 after = "" if when is None else f'<p class="soft">test images after epoch {when:.4g}</p>'
-                parts.append(f'{_heading(words, run, runs)}{after}<div class="examples">{"".join(found)}</div>')
+                parts.append(_part(words, run, runs, f'{after}<div class="examples">{"".join(found)}</div>'))
     return "".join(parts)
 
 
@@ -328,7 +335,7 @@ def _messages(runs: Sequence[RunRecord]) -> str:
     for run in runs:
         if run.messages:
             text = html.escape("\n".join(run.messages))
-            parts.append(f'{_heading("Messages", run, runs)}<pre class="messages" tabindex="0">{text}</pre>')
+            parts.append(_part("Messages", run, runs, f'<pre class="messages" tabindex="0">{text}</pre>'))
     return "".join(parts)
 
 

@@ -19,7 +19,9 @@
     if (!element) return;
     const before = [...element.querySelectorAll(".messages, .scroll")];
     const places = before.map((e) => [e.scrollTop, e.scrollLeft, e.scrollTop + e.clientHeight >= e.scrollHeight - 4]);
+    const folds = new Map([...element.querySelectorAll("details")].map((e) => [e.firstChild.textContent, e.open]));
     element.innerHTML = text; // escaped by the server; the policy of the page forbids scripts in it
+    for (const e of element.querySelectorAll("details")) e.open = folds.get(e.firstChild.textContent) ?? e.open;
     [...element.querySelectorAll(".messages, .scroll")].forEach((e, i) => {
       const [top, left, isAtEnd] = marks.has(name) && places[i] || [0, 0, true];
       e.scrollLeft = left;
@@ -118,6 +120,9 @@
     setTimeout(look, wait * 1000 * (document.hidden ? 5 : 1));
   };
 
+  document.addEventListener("toggle", ({target}) => { // messages that were folded begin at their end
+    for (const e of target.querySelectorAll(".messages")) if (!e.scrollTop) e.scrollTop = e.scrollHeight;
+  }, true);
   dark.addEventListener("change", () => { for (const [name, one] of shown) draw(name, one.chart); });
   look();
 })();

@@ -159,21 +159,23 @@ _SECURITY_OF_META = _SECURITY.replace("frame-ancestors 'none'; ", "")  # which o
 
 
 def _as_chart(runs: Sequence[RunRecord], title: str, name: str, series: Sequence[Series]) -> dict[str, Any]:
-    """A chart for the script. Plotly takes names for HTML, so they are escaped."""
+    """A chart for the script. Plotly takes names for HTML, so they are escaped; it shows quotes as they are."""
     keys = legend(runs, series)
     runs_of = {key.colour: key.name for key in keys or () if key.colour is not None}
     labels: dict[str, str] = {}  # of lines in the legend: each line of one run, one line of each of several
     for one in sorted(series, key=lambda one: one.dashed):
         if one.colour not in labels.values() or keys is None:
             labels[one.name] = one.colour
-    is_dashed = any(one.dashed for one in series)
+    is_dashed, has_names = any(one.dashed for one in series), keys is None or runs_of
     return {
         "name": name,
         "title": f"{title} (dashed: training)" if is_dashed else title,
         "lines": [
             {
-                "name": html.escape(one.name),
-                "legend": html.escape(runs_of.get(one.colour, one.name)) if one.name in labels else "",
+                "name": html.escape(one.name, quote=False),
+                "legend": html.escape(runs_of.get(one.colour, one.name), quote=False)
+                if one.name in labels and has_names
+                else "",
                 "colour": one.colour,
                 "dashed": one.dashed,
                 "x": [x for x, _ in one.points],

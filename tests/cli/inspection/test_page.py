@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dbrdist.cli.inspection import page
+from dbrdist.cli.inspection import chart, curves, page
 from tests.cli.inspection.records_helpers import record
 from tests.each import each
 
@@ -27,10 +27,26 @@ def test_what_stands_at_the_head_of_a_page():
     first, second = record("<a>", log), record("b", [], status="failed")
     words = ", test accuracy 51.24 %, test loss 1.235, training loss 0.5"
     assert page._headline([first]) == f'<div><b class="finished">finished</b>{words}</div>'
+    lines = [f'<span class="swatch" style="background:{chart.colour(k)}"></span>' for k in range(2)]
     assert page._headline([first, second]) == (
-        f'<div>&lt;a&gt;: <b class="finished">finished</b>{words}</div><div>b: <b class="failed">failed</b></div>'
+        f'<div>{lines[0]}&lt;a&gt;: <b class="finished">finished</b>{words}</div>'
+        f'<div>{lines[1]}b: <b class="failed">failed</b></div>'
     )
     assert page._headline([record("b", [], status="<running>")]) == '<div><b class="">&lt;running&gt;</b></div>'
+
+
+@each(num=[1, 2, 3, 4, 12])
+def test_parts_of_many_runs_are_folded_behind_what_differs(num):
+    log = [{"epoch_detail": e, "main/loss": 1.0, "validation/main/loss": 2.0} for e in (1.0, 2.0)]
+    runs = [record(f"r{k}", log)._replace(messages=["words"], config=f"seed: {k}\n") for k in range(num)]
+    text = page.render(runs)
+    assert text.count("<details open>") == (num if 1 < num <= 3 else 0)
+    assert text.count("<details>") == (num if num > 3 else 0)
+    assert "<h2>Messages</h2>" in text if num == 1 else "<summary><h2>Messages of r1</h2></summary>" in text
+    assert text.count('id="configurations"') == 1
+    assert (text.index('id="configurations"') < text.index('id="ranks"')) == (num > 1)
+    names = [key.name for key in curves.legend(runs, next(curves.curves(runs))[2]) or ()]
+    assert names == ([] if num == 1 else [f"r{k}" for k in range(num if num <= 3 else 0)] + ["training", "test"])
 
 
 def test_facts_are_shown_where_any_run_has_them():

@@ -49,7 +49,7 @@ def test_predictions_name_the_classes(run):
     found = out.splitlines()
     assert [line.split(": ")[0] for line in found] == images
     assert [line.split(": ")[1].split()[0] for line in found] == ["owl", "cat", "dog"]
-    shares = [float(x) for x in re.findall(r"([\d.]+)%", found[0])]
+    shares = [float(x) for x in re.findall(r"([\d.]+) %", found[0])]
     assert len(shares) == 3 and sum(shares) == pytest.approx(100, abs=0.2) and shares == sorted(shares, reverse=True)
     # the same by hand
     from PIL import Image

@@ -148,6 +148,10 @@ def test_charts_have_the_extremes_and_names_that_are_no_html(tmp_path):
     other = make_run(tmp_path, name="other")
     chart = json.loads(ask(watch.Dashboard([path, other], TOKEN), f"/{TOKEN}/chart", query="name=loss")[2])["chart"]
     assert [line["legend"] for line in chart["lines"]] == ["&lt;b&gt;run", "other"]
+    many = [make_run(tmp_path, name=f"r{k} \"&'") for k in range(4)]
+    chart = json.loads(ask(watch.Dashboard(many, TOKEN), f"/{TOKEN}/chart", query="name=loss")[2])["chart"]
+    assert [line["legend"] for line in chart["lines"]] == [""] * 4  # the list of runs has their colours
+    assert chart["lines"][0]["name"].startswith("r0 \"&amp;'")
 
 
 def test_a_port_in_use_is_a_sentence_and_without_one_a_free_one_is_found():
