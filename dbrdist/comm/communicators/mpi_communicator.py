@@ -218,7 +218,25 @@ class MpiRanks(Ranks):
                 piece = [part[begin : begin + _PIECE_BYTES], byte]
                 self.wait(call, self.comm.Isend(piece, call.peer, call.tag))
 
+    def send_small(self, call: Call, x: message.HostArray) -> bool:
+        if x.nbytes > _WHOLE_BYTES or not x.flags.c_contiguous or not x.dtype.isnative:
+            return False
+        call.num_bytes = x.nbytes
+        request = self.comm.Isend([message.whole(x), self.MPI.BYTE], call.peer, call.tag)
+        if not request.Test():
+            self.wait(call, request)
+        return True
+
+    def recv_array(self, call: Call) -> Any:
+        raw = self._recv_first(call)
+        found = message.taken_whole(raw)
+        return self._with_parts(call, raw) if found is None else found
+
     def recv_parts(self, call: Call) -> tuple[Row, list[message.HostArray]]:
+        return self._with_parts(call, self._recv_first(call))
+
+    def _recv_first(self, call: Call) -> message.HostArray:
+        """The bytes of the next message."""
         status, byte = self.MPI.Status(), self.MPI.BYTE
         probe, peer, tag = self.comm.Improbe, call.peer, call.tag
         matched = probe(peer, tag, status)
@@ -226,6 +244,11 @@ class MpiRanks(Ranks):
             matched = mpi.wait_until(lambda: probe(peer, tag, status), call)
         raw = np.empty(status.Get_count(byte), np.uint8)
         matched.Recv([raw, byte])
+        return raw
+
+    def _with_parts(self, call: Call, raw: message.HostArray) -> tuple[Row, list[message.HostArray]]:
+        """What a message holds, or announces: parts that come after it."""
+        byte = self.MPI.BYTE
         head, parts = message.split(raw)
         if parts is not None:
             return head, parts

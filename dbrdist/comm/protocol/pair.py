@@ -16,7 +16,7 @@ from dbrdist.comm.transport import message
 from dbrdist.core.array.backend import Array
 from dbrdist.errors import CommunicatorError
 
-_ARRAY, _ARRAYS, _OBJECT, _BROKEN = range(4)  # what a message holds
+_ARRAY, _ARRAYS, _OBJECT, _BROKEN = range(message.ONE_ARRAY, 4)  # what a message holds
 
 
 class PairVerbs(RankGroup):
@@ -40,6 +40,8 @@ class PairVerbs(RankGroup):
         arrays: Any = [data] if is_one else data
         with self.gate.message("send", dest, tag) as call:
             if type(data) is np.ndarray and data.dtype.kind in "biufc":  # as below, in less time
+                if call.peer != self.rank and self.ranks.send_small(call, data):
+                    return
                 header, flat = arguments.prepared(data, "send")
                 self._send_message(call, _ARRAY, header, [message.as_bytes(flat)], None)
                 return
@@ -51,7 +53,11 @@ class PairVerbs(RankGroup):
     def recv(self, source: int, tag: int) -> Any:
         """The array, or tuple of arrays, that ``source`` sent with ``tag``."""
         with self.gate.message("recv", source, tag) as call:
-            kind, headers, parts = self._recv_message(call)
+            found = self.ranks.recv_array(call) if call.peer != self.rank else self._own_message(call)
+            if type(found) is np.ndarray:
+                call.num_bytes = found.nbytes
+                return found
+            kind, headers, parts = self._opened(call, *found)
             if kind == _OBJECT:
                 raise _wrong_kind("array", call)
             if kind == _ARRAY:
@@ -77,7 +83,8 @@ class PairVerbs(RankGroup):
     def recv_obj(self, source: int, tag: int) -> Any:
         """The object that ``source`` sent with ``tag``."""
         with self.gate.message("recv_obj", source, tag) as call:
-            kind, _, parts = self._recv_message(call)
+            found = self.ranks.recv_parts(call) if call.peer != self.rank else self._own_message(call)
+            kind, _, parts = self._opened(call, *found)
             if kind != _OBJECT:
                 raise _wrong_kind("object", call)
             return arguments.unpickled(parts[0])
@@ -99,15 +106,19 @@ class PairVerbs(RankGroup):
         if error is not None:
             raise error
 
-    def _recv_message(self, call: Passage) -> tuple[int, message.Header, list[message.HostArray]]:
-        if call.peer != self.rank:
-            head, parts = self.ranks.recv_parts(call)
-        elif self._own_mail.get(call.tag):
-            head, parts = self._own_mail[call.tag].popleft()
-        else:
+    def _own_message(self, call: Passage) -> tuple[message.Header, list[message.HostArray]]:
+        """The next message that this rank has sent to itself."""
+        if not self._own_mail.get(call.tag):
             raise CommunicatorError(
                 f"rank {self.rank} expected a message from itself with tag {call.tag}, but sent none"
             )
+        mail: tuple[message.Header, list[message.HostArray]] = self._own_mail[call.tag].popleft()
+        return mail
+
+    def _opened(
+        self, call: Passage, head: message.Header, parts: list[message.HostArray]
+    ) -> tuple[int, message.Header, list[message.HostArray]]:
+        """What kind of message it is, what describes its parts, and these."""
         call.num_bytes = parts[0].size if len(parts) == 1 else sum(part.size for part in parts)
         if head[0] == _BROKEN:
             raise TypeError(f"{bytes(parts[0]).decode()} (on rank {call.peer} of {self.size}, which sent it)")

@@ -96,6 +96,14 @@ class Ranks(ABC):
     def recv_parts(self, call: Call) -> tuple[Row, list[HostArray]]:
         """Receive one from ``call.peer``."""
 
+    def send_small(self, call: Call, x: HostArray) -> bool:
+        """Send an array in one message, as :meth:`send_parts` would, if that can be; False if it did not."""
+        return False
+
+    def recv_array(self, call: Call) -> Any:
+        """As :meth:`recv_parts`; or at once the array that the message holds."""
+        return self.recv_parts(call)
+
     def allgather_own(self, raw: HostArray, counts: Sequence[int], starts: Sequence[int]) -> None:
         """Fill ``raw`` with each rank's stretch of it."""
         begin = starts[self.rank]

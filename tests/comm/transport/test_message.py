@@ -170,3 +170,37 @@ def test_division_in_place(divisor, dtype):
     np.testing.assert_array_equal(x, expected)
     message.divide(x, None)
     np.testing.assert_array_equal(x, expected)
+
+
+@each(
+    shape=[(), (0,), (1,), (3,), (2, 3), (1, 5, 1), (2, 0, 3), (4, 1, 2, 3)],
+    dtype=["f8", "f4", "f2", "i8", "u1", "?", "c16", "M8[s]"],
+)
+def test_an_array_in_one_message_is_what_a_head_and_its_parts_are(shape, dtype):
+    x = np.asarray(np.arange(np.prod(shape)).reshape(shape) % 7).astype(dtype)
+    head = np.concatenate([[0, 1, x.nbytes], message.encode(x, range(x.ndim))])
+    raw = message.whole(x)
+    assert raw == message.join(head, [message.as_bytes(x.reshape(-1))])
+    found = message.taken_whole(np.frombuffer(bytearray(raw), np.uint8))
+    assert found.dtype == x.dtype and found.shape == x.shape and found.tobytes() == x.tobytes()
+    found[...] = 0  # it is the receiver's own
+    assert found.flags.aligned
+
+
+def test_other_messages_are_not_taken_for_one_array():
+    x = np.arange(6.0).reshape(2, 3)
+    header, flat = message.encode(x, (0, 1)), message.as_bytes(x.reshape(-1))
+    turned = message.encode(x, (1, 0))
+    on_device = np.array(header)
+    on_device[message._ON_DEVICE] = 1
+    for head, parts in (
+        ([0, 1, 48, *header], []),  # the parts come afterwards
+        ([1, 1, 48, *header], [flat]),  # a list of one array
+        ([1, 2, 48, 48, *header, *header], [flat, flat]),
+        ([2, 1, 48], [flat]),  # an object
+        ([3, 1, 3], [np.frombuffer(b"bad", np.uint8)]),
+        ([0, 1, 48, *turned], [flat]),
+        ([0, 1, 48, *on_device], [flat]),
+    ):
+        raw = message.join(np.array(head, np.int64), parts)
+        assert message.taken_whole(np.frombuffer(raw, np.uint8)) is None, head[:3]
