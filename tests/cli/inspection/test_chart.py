@@ -20,7 +20,8 @@ def test_ticks_are_round_numbers_within_the_bounds():
     ):  # fmt: skip
         np.testing.assert_allclose(chart.ticks(low, high), expected, atol=1e-12)
     for value, text in (
-        (0, "0"), (0.001, "0.001"), (0.00099, "9.9e-4"), (1e5, "1e5"), (99999, "99,999"), (-0.5, "-0.5"), (-2e6, "-2e6"),
+        (0, "0"), (0.001, "0.001"), (0.00099, "9.9e-4"), (1e5, "1e5"), (99999, "99,999"), (-0.5, "-0.5"),
+        (-2e6, "-2e6"),
     ):  # fmt: skip
         assert chart.label(value) == text
     assert chart.chart("t", "x", []) == "" == chart.chart("t", "x", [chart.Series("a", [], "red")])
