@@ -68,6 +68,28 @@ def _peak_bytes(look: Look, task: Any, number: int) -> float:
         tracemalloc.stop()
 
 
+def try_step(config: Config, origin: Origin, made: Parts, number: int) -> bool:
+    """Whether there is memory for a step of a copy of the network with `number` examples; the run is as without.
+
+    No rank waits for another in it.
+    """
+    try:
+        with _undisturbed():
+            look = Look(config, origin, "train", made.data.train, made.convert, made.device)
+            task = copy.deepcopy(made.task)
+            task.cleargrads()
+            found = look.arguments(number)
+            if found is not None:
+                args, named = found
+                with reporter(task):
+                    task(*args, **named).backward()
+    except MemoryError:
+        return False
+    except Exception:  # what else goes wrong, the run itself says
+        return True
+    return True
+
+
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     """Chance as it was, afterwards; NumPy's own too, which a user's code may draw from."""

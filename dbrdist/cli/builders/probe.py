@@ -54,6 +54,8 @@ class Look:
             return None
         try:
             return as_arguments(self.convert(batch, self.device))
+        except MemoryError:
+            raise
         except Exception as error:
             words = f"{self.words} examples cannot be made into a batch: {last_line(error)}"
             raise self.mistake("data", words) from error
@@ -66,6 +68,8 @@ class Look:
                 batch = get_batch(self.dataset, indices, self.config.seed, 0, [])
                 if len(batch):
                     return batch
+        except MemoryError:
+            raise
         except CorruptExampleError:  # the run says so when it comes to it; `corrupt` decides what happens then
             pass
         except Exception as error:

@@ -58,7 +58,7 @@ def find(run: Any) -> None:
             reason = comm.bcast_obj(_lack(need, -(-batch // comm.size), comm.intra_size))
             if reason is not None:
                 break
-            step = _measured(run, batch)
+            step = _measured(run, batch) if _fits(run, batch) else None
             if step is None:
                 reason = f"a step with {batch:,} examples needs more memory than there is"
                 break
@@ -86,6 +86,19 @@ def _lack(need: memory.Need | None, share: int, num_local: int) -> str | None:
     if own <= free * _PART_OF_MEMORY:
         return None
     return f"a step with {share:,} examples per rank needs about {memory.size(own)}, and {memory.size(free)} is free"
+
+
+def _fits(run: Any, batch: int) -> bool:
+    """Whether each of several ranks has memory for its share of a batch, tried by each alone. Collective.
+
+    Where memory runs out in a step of all ranks, the others are in a collective already. Batch normalization over ranks
+    has some in forward, too: it is not tried.
+    """
+    config = run.config
+    if run.comm.size == 1 or config.batch_norm.group > 1:
+        return True
+    share = -(-batch // run.comm.size)
+    return all(run.comm.allgather_obj(memory.try_step(config, run.origin, run.parts, share)))
 
 
 def _measured(run: Any, batch: int) -> TimedBatch | None:
@@ -129,7 +142,7 @@ def verdict(found: list[TimedBatch], reason: str | None, settings: BatchFinder, 
     lines = [f"batch-size finder: {reason}"] if reason else []
     lines.append(
         f"batch-size finder: {best.batch:,} is the smallest batch with {100 * _ENOUGH:.0f} % of the highest speed; "
-        f"begin with batch={best.batch}".replace("%", " %")
+        f"begin with batch={best.batch}"
     )
     if best is last and len(found) > 1 and reason is None:
         whole = f"the training set has {counted(f'{num_examples:,}', 'example')}"

@@ -160,3 +160,34 @@ def test_a_signal_ends_the_test_after_a_batch(started):
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=100)
     assert process.returncode == 75 and "SIGTERM arrived on rank 0" in out, (out, err)
+
+
+HUNGRY = """\
+import dbrdist
+from dbrdist import functions as F, links as L
+from mpi4py.MPI import COMM_WORLD
+
+class Hungry(dbrdist.Chain):
+    def __init__(self, num_classes=10):
+        super().__init__()
+        with self.init_scope():
+            self.out = L.Linear(None, num_classes)
+
+    def forward(self, x):
+        if len(x) > 4 and COMM_WORLD.rank == 1:
+            raise MemoryError("Unable to allocate 1. PiB for an array")
+        return self.out(x)
+"""
+
+
+@pytest.mark.mpiexec
+@pytest.mark.programs
+@pytest.mark.slow
+def test_memory_that_runs_out_on_one_rank_ends_the_test_on_all(started):
+    Path("hungry.py").write_text(HUNGRY)
+    words = ("-m", "dbrdist.cli.train", "run.yaml", "model=hungry:Hungry", "transforms.train=[]")
+    process = started(2, *words, "batch_finder={lowest: 4, steps: 1}")
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 0 and "Traceback" not in err, err
+    assert "a step with 16 examples needs more memory than there is" in out
+    assert [row["batch"] for row in read("result/batch_finder.csv")] == [4, 8]
