@@ -102,7 +102,7 @@ moved.serve()
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LOADED_WHEN_NAMED:
+    if name in _LOADED_WHEN_NAMED or name == "kernels":  # for which Python asks at `from dbrdist import kernels`
         return importlib.import_module(f"dbrdist.{name}")
     if name in _MADE_ABOVE:
         return getattr(importlib.import_module(f"dbrdist.{_MADE_ABOVE[name]}"), name)

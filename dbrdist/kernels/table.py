@@ -17,7 +17,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
 from dbrdist.kernels import providers
@@ -111,18 +111,26 @@ def kernel(is_light: bool = False) -> Callable[[F], F]:
     def declare(key: F) -> F:
         name = key.__name__.lstrip("_")
         key_of(name, is_light)(key)
-        scope = {"make_key": key, "table": globals()}
         names = key.__code__.co_varnames[: key.__code__.co_argcount]
-        exec(_SOURCE.format(name=key.__name__, parameters=", ".join(names), arguments=", ".join(names)), scope)
-        made: Any = scope[key.__name__]
-        made.__defaults__ = key.__defaults__
+        code = _code_for(len(names)).replace(co_name=key.__name__, co_varnames=(*names, "key", "local", "plan"))
+        scope = {"make_key": key, "table": globals()}
+        made: Any = FunctionType(code, scope, key.__name__, key.__defaults__)
         return functools.update_wrapper(made, key)
 
     return declare
 
 
+@functools.cache
+def _code_for(num_parameters: int) -> CodeType:
+    """The code of a public function with so many parameters; compiling it for each kernel took 2 ms of each import."""
+    scope: dict[str, Any] = {}
+    exec(_SOURCE.format(arguments=", ".join(f"a{i}" for i in range(num_parameters))), scope)
+    code: CodeType = scope["function"].__code__
+    return code
+
+
 _SOURCE = """
-def {name}({parameters}):
+def function({arguments}):
     key = make_key({arguments})
     local = table["_local"]
     plan = local.plans.get(key) or local.find(key, ({arguments},))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +21,9 @@ def tempdir(**kwargs: Any) -> Iterator[str]:
         ...     os.path.isdir(folder)
         True
     """
+    import shutil  # both load much that is needed nowhere else
+    import tempfile
+
     ignore_errors = kwargs.pop("ignore_errors", False)
     path = tempfile.mkdtemp(**kwargs)
     try:

@@ -249,9 +249,10 @@ REFUSED = {
         lambda: F.convolution_nd(ones_of(1, 4, 3), ones_of(4, 1, 1), groups=3),
         lambda: F.convolution_nd(ones_of(1, 4, 3), ones_of(3, 2, 1), groups=2),
         lambda: F.convolution_nd(ones_of(1, 4, 3), ones_of(4, 4, 0))],
-    "discriminative_margin_based_clustering_loss: norm, max_embedding_dim: expected": [
+    "discriminative_margin_based_clustering_loss: max_embedding_dim: expected an integer of 1 or more": [
         lambda: F.discriminative_margin_based_clustering_loss(
-            ones_of(1, 2, 2, 2), np.ones((1, 2, 2), np.int32), 0.5, 1.5, 0),
+            ones_of(1, 2, 2, 2), np.ones((1, 2, 2), np.int32), 0.5, 1.5, 0)],
+    "discriminative_margin_based_clustering_loss: norm: expected 1 or 2": [
         lambda: F.discriminative_margin_based_clustering_loss(
             ones_of(1, 2, 2, 2), np.ones((1, 2, 2), np.int32), 0.5, 1.5, 1, norm=3)],
     "permutate: indices: expected places from -2 to 1, got -3 to 1": [lambda: F.permutate(ones_of(2), ints(-3, 1))],

@@ -144,7 +144,7 @@ FILTERS = np.ones((2, 3, 3, 3), np.float32)
         ),
         (
             lambda: F.discriminative_margin_based_clustering_loss(X, np.ones((2, 5, 6), int), 1, 1, 3, 3),
-            "norm, max_embedding_dim: expected norm 1 or 2",
+            "norm: expected 1 or 2",
         ),
     ],
 )

@@ -4,16 +4,20 @@ Links are asked for in the same way in tests/contracts/links, operations in test
 """
 
 import functools
+import pkgutil
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from dbrdist_launch import backends
 
-from dbrdist import optimizers
+from dbrdist import optimizers, training
 from dbrdist.comm.communicators import create
 from dbrdist.comm.communicators.messages import NaiveCommunicator
 from dbrdist.core.update.optimizer import Optimizer
 from dbrdist.kernels import providers
+from dbrdist.training import extensions
 from tests.comm.contract_names import OTHERS, WORLDS
 from tests.contracts.comm.test_contract import test_contract_on_threads as contract_on_threads
 from tests.contracts.comm.test_contract import test_single as contract_alone
@@ -65,6 +69,46 @@ def test_an_optimizer_without_formula_is_noticed(monkeypatch):
     monkeypatch.setattr(optimizers, "New", New, raising=False)
     monkeypatch.setattr(optimizers, "__all__", [*optimizers.__all__, "New"])
     assert optimizers_without_formula() == {"New"}
+
+
+def words_in(folder):
+    """The text of all tests of a folder."""
+    return "\n".join(p.read_text() for p in sorted((TESTS / folder).rglob("*.py")))
+
+
+def backends_without_test():
+    """Starters of MPI programs whose words no test compares."""
+    files = {found.name for found in pkgutil.iter_modules(backends.__path__)}
+    has_test = {p.stem.removeprefix("test_") for p in (TESTS / "launch" / "backends").glob("test_*.py")}
+    return {name for name in files if hasattr(getattr(backends, name, None), "ORDER")} - has_test
+
+
+def extensions_without_test():
+    """Public extensions of the trainer that no test names; a base of others is tested by them."""
+    kinds = [kind for kind in map(extensions.__dict__.get, dir(extensions)) if isinstance(kind, type)]
+    named = {kind.__name__ for kind in kinds if issubclass(kind, training.Extension) and not kind.__subclasses__()}
+    return {name for name in named if not re.search(rf"\b{name}\b", words_in("training") + words_in("comm/run"))}
+
+
+def test_every_backend_has_a_test_of_its_words():
+    assert backends_without_test() == set()
+
+
+def test_a_backend_without_a_test_is_noticed(monkeypatch, tmp_path):
+    (tmp_path / "bare.py").write_text('NAMES, ORDER = ("bare",), 9\nchoose = print\n')
+    monkeypatch.setattr(backends, "__path__", [*backends.__path__, str(tmp_path)])
+    monkeypatch.setattr(backends, "bare", SimpleNamespace(ORDER=9), raising=False)
+    assert backends_without_test() == {"bare"}
+
+
+def test_every_extension_has_a_test():
+    assert extensions_without_test() == set()
+
+
+def test_an_extension_without_a_test_is_noticed(monkeypatch):
+    new = type("Fresh" + "Extension", (training.Extension,), {})
+    monkeypatch.setattr(extensions, "fresh", new, raising=False)
+    assert extensions_without_test() == {"FreshExtension"}
 
 
 @functools.cache

@@ -337,7 +337,7 @@ def metrics(config: Config, origin: Origin) -> dict[str, Callable[[Any, Any], An
     found: dict[str, Callable[[Any, Any], Any]] = {}
     for i, settings in enumerate(config.metrics):
         if isinstance(settings, c.TopKAccuracy):
-            found[f"top{settings.k}_accuracy"] = functools.partial(F.top_k_accuracy, k=settings.k)
+            found[f"top{settings.k}_accuracy"] = functools.partial(F.top_k_accuracy, **arguments(settings))
             continue
         function = resolve.find(settings, ("metrics", i), origin)
         found[settings.name.rpartition(":")[2]] = functools.partial(function, **settings.args)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dbrdist.cli.builders.build import arguments
 from dbrdist.cli.configuration.periods import SECONDS, interval
 from dbrdist.cli.configuration.schema import Config
 from dbrdist.cli.running.lr_finder import EndOfTest, RangeTest
@@ -41,7 +42,7 @@ def end_of(config: Config, range_test: RangeTest | None = None) -> EndTrigger:
         return EndOfTest(range_test)
     if stop is None:
         return EndTrigger(config.epochs, config.iterations)
-    return GoalTrigger(config.epochs, config.iterations, stop.metric, stop.target, stop.patience, stop.mode)
+    return GoalTrigger(config.epochs, config.iterations, stop.metric, **arguments(stop, "metric"))
 
 
 def epochs_of(config: Config, num_examples: int) -> float:
@@ -76,4 +77,4 @@ def average_of(config: Config, task: Link, num_examples: int) -> extensions.Weig
     if settings is None:
         return None
     decay = settings.decay_for(config.steps_per_epoch(num_examples))
-    return extensions.WeightAverage(task, decay, settings.warmup, settings.every)
+    return extensions.WeightAverage(task, decay, **arguments(settings, "decay", "half_life"))

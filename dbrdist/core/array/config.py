@@ -6,7 +6,6 @@ written into the dictionaries of all threads that have not set the value themsel
 
 from __future__ import annotations
 
-import difflib
 import sys
 import threading
 import weakref
@@ -265,6 +264,8 @@ def _check_entry(name: str, value: int | str) -> None:
             raise ValueError(f"config.{name}: expected one of {_CHOICES[name]}, got {value!r}")
     elif not name.startswith("_"):
         known = {entry.replace("_", ""): entry for entry in _DEFAULTS}
+        import difflib  # loaded for errors alone
+
         close = difflib.get_close_matches(name.lower().replace("_", ""), known, 1, 0.75)
         if close and close[0][0] == name[0].lower():  # as nobody mistypes the first letter
             entry = known[close[0]]

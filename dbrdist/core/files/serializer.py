@@ -15,9 +15,7 @@ import contextlib
 import json
 import os
 import threading
-import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -437,7 +435,7 @@ def load_npz(file: Any, obj: Any, path: str = "", strict: bool = True, ignore_na
         )
 
 
-def load_file_of_chainer(file: Path | str, deserializer: Deserializer, obj: Any) -> None:
+def load_file_of_chainer(file: os.PathLike[str] | str, deserializer: Deserializer, obj: Any) -> None:
     """Load from a file that is not ours: a Sequential has the order of Chainer's or, where that does not fit, its own.
 
     Where both fit, a warning says which was taken, but not in a program of Chainer, whose files are Chainer's.
@@ -523,6 +521,8 @@ def _check_kind(source: Any) -> None:
     start = source.read(8)
     source.seek(0)
     if start.startswith(b"PK"):
+        import zipfile  # which loads much that a program without snapshots does not need
+
         if zipfile.is_zipfile(source):
             source.seek(0)
             with zipfile.ZipFile(source) as archive:
@@ -538,6 +538,8 @@ def _check_kind(source: Any) -> None:
 
 def check_archive_size(source: Any) -> None:
     """Refuse an open zip archive with too many entries, or with far more in it than its own size can hold."""
+    import zipfile
+
     size = source.seek(0, os.SEEK_END)
     source.seek(0)
     if not zipfile.is_zipfile(source):

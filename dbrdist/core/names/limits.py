@@ -10,14 +10,12 @@ An argument annotated ``int`` must be an integer; the text in ``Annotated`` is i
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import math
 import operator
 import typing
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
@@ -26,20 +24,32 @@ from dbrdist.core.tape.checks import ArgumentError, OperandTypeError, expected
 from dbrdist.core.usage.mistakes import refuse, warn
 
 
-@dataclass(frozen=True)
 class Limit:
     """What a number must be: ``words`` for people, bounds by the names that schemas use, and whether it is whole."""
 
-    words: str
-    gt: float | None = None
-    ge: float | None = None
-    lt: float | None = None
-    le: float | None = None
-    is_whole: bool = False
-    is_for_axes: bool = False  # a sequence of such numbers, one for each axis, is one too
-    may_be_infinite: bool = False
-    configured: Limit | None = None  # in configurations, where it is narrower: Python takes what Chainer took
-    words_of_type: str = ""  # for people, where a value is no such number at all; "" for ``words``
+    def __init__(
+        self,
+        words: str,
+        *,
+        gt: float | None = None,
+        ge: float | None = None,
+        lt: float | None = None,
+        le: float | None = None,
+        is_whole: bool = False,
+        is_for_axes: bool = False,  # a sequence of such numbers, one for each axis, is one too
+        may_be_infinite: bool = False,
+        configured: Limit | None = None,  # in configurations, where it is narrower: Python takes what Chainer took
+        words_of_type: str = "",  # for people, where a value is no such number at all; "" for ``words``
+    ) -> None:
+        self.words = words
+        self.gt, self.ge, self.lt, self.le = gt, ge, lt, le
+        self.is_whole, self.is_for_axes, self.may_be_infinite = is_whole, is_for_axes, may_be_infinite
+        self.configured = configured
+        self.words_of_type = words_of_type
+
+    def but(self, **changes: Any) -> Limit:
+        """The same limit with changes."""
+        return type(self)(**{**vars(self), **changes})
 
     def bounds(self) -> dict[str, float]:
         """The bounds that there are, as arguments of pydantic's ``Field`` or keys of a JSON schema."""
@@ -75,7 +85,6 @@ class Limit:
         return None if self.holds(number) else expected(where, name, self.words, str(value))
 
 
-@dataclass(frozen=True)
 class OrAll(Limit):
     """A limit of a number of things, for which -1 means all."""
 
@@ -114,7 +123,7 @@ _BY_ANNOTATION = {"int": whole, "int | None": whole, "Whole": whole, "Sizes": si
 def _at_least(least: int, limit: Limit) -> Limit:
     comma = "," if limit.is_for_axes else ""
     words = f"{limit.words}{comma} of {least} or more"
-    return dataclasses.replace(limit, words=words, words_of_type=limit.words, ge=least)
+    return limit.but(words=words, words_of_type=limit.words, ge=least)
 
 
 # What arguments of these names mean in the constructors of links: their kind is that of the annotation.

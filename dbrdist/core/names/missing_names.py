@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import dis
 import functools
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -16,7 +15,7 @@ from dbrdist.core.names.moved import MOVED
 from dbrdist.core.usage.foreign_names import hint
 
 # Chainer's names, a section for each of its modules.
-NAMES = Path(__file__).with_name("chainer-names.txt")
+NAMES = os.path.join(os.path.dirname(__file__), "chainer-names.txt")
 _IMPORT_FROM = dis.opmap["IMPORT_FROM"]
 _ASKING = ("_is_import_from", "absent", "error", "getattr_", "__getattr__")
 
@@ -63,6 +62,8 @@ def absent(
     elif any(name in names for path, names in chainer_names().items() if _is_within(chainers, path)):
         words += f"; {name} is a name of Chainer that dbrdist does not have yet"
     names = {public.lower(): public for public in here if not public.startswith("_")}
+    import difflib  # loaded for errors alone
+
     close = difflib.get_close_matches(name.lower(), names, 1)
     words += f"; did you mean {names[close[0]]!r}?" if close and not foreign else ""
     if _is_import_from():
@@ -77,6 +78,8 @@ def _is_within(module: str, path: str) -> bool:
 
 def no_module(path: str, paths: Iterable[str]) -> ModuleNotFoundError:
     """The error for an import path that Chainer does not have either."""
+    import difflib  # loaded for errors alone
+
     close = difflib.get_close_matches(path, paths, 1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return ModuleNotFoundError(f"No module named {path!r} in Chainer 7.8.1{hint}", name=path)
@@ -94,7 +97,9 @@ def _is_import_from() -> bool:
 def chainer_names() -> dict[str, frozenset[str]]:
     """The public names of each module of Chainer."""
     modules: dict[str, set[str]] = {}
-    for line in NAMES.read_text(encoding="utf-8").splitlines():
+    with open(NAMES, encoding="utf-8") as file:
+        lines = file.read().splitlines()
+    for line in lines:
         if line.startswith("["):
             names = modules.setdefault(line.strip("[]"), set())
         elif line and not line.startswith("#"):

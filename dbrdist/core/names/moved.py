@@ -9,9 +9,13 @@ import importlib
 import importlib.machinery
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader, MetaPathFinder
+else:  # which load a third as much as all of this package
+    Loader = MetaPathFinder = object
 
 # Package of now: its modules as they were called; `old=new` where the name has changed, too.
 _MODULES = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from inspect import getattr_static
@@ -83,6 +82,8 @@ _SETTINGS = (
 
 def warn_of_unknown(optimizer: str, name: str, known: list[str], is_certain: bool) -> None:
     """Warn of a hyperparameter that an optimizer lacks; unless that ``is_certain``, only if it is like one of them."""
+    import difflib  # loaded for errors alone
+
     if is_certain or name in _SETTINGS or difflib.get_close_matches(name, known, 1, 0.8):
         words = f"{optimizer}: hyperparam.{name}: there is no such entry, so that setting it changes nothing"
         warn(f"{words}{_meant(name, known)}")
@@ -148,6 +149,8 @@ def _meant(argument: str, parameters: list[str]) -> str:
     for ours in ARGUMENTS.get(argument, ()):
         if ours in known or not ours.isidentifier():
             return f"; did you mean {ours!r}?" if ours in known else f"; write {ours}"
+    import difflib  # loaded for errors alone
+
     close = difflib.get_close_matches(argument.lower(), {p.lower(): p for p in known}, 1)
     if close:
         return f"; did you mean {next(p for p in known if p.lower() == close[0])!r}?"

@@ -5,7 +5,6 @@ All of them take and give uint8, draw from the ``rng`` they are handed, and leav
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeAlias
@@ -28,7 +27,7 @@ def _bytes(image: Image, transform: Transform) -> Image:
 
 _HALF_A_TURN = Limit("a number from 0 to 0.5", ge=0, le=0.5)
 _MAGNITUDE = Limit("a number from 0 to 30", ge=0, le=30)
-_OPERATIONS = dataclasses.replace(count_or_zero, configured=count.configured)
+_OPERATIONS = count_or_zero.but(configured=count.configured)
 Fill: TypeAlias = Annotated[Any, "What comes in from outside: an integer from 0 to 255, or one for each channel."]
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from numpy.typing import DTypeLike
@@ -23,7 +23,8 @@ _BLOCKS = 132 * 16  # as many as a large device holds at once; more elements are
 
 def source(file: str) -> str:
     """The text of ``kernels/gpu/cuda/<file>.cu`` with the headers of 16-bit types."""
-    return _HEADERS + (Path(__file__).parent / "cuda" / f"{file}.cu").read_text()
+    with open(os.path.join(os.path.dirname(__file__), "cuda", f"{file}.cu"), encoding="utf-8") as source:
+        return _HEADERS + source.read()
 
 
 def instance(name: str, *parameters: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dbrdist import functions as F
@@ -55,7 +55,7 @@ class GoogLeNet(VisionLayers):
     branches = {"loss1_fc2": "inception_4a", "loss2_fc2": "inception_4d"}
     divisor: ClassVar[int] = 1  # of all widths
 
-    def __init__(self, pretrained_model: Path | str | None = "auto") -> None:
+    def __init__(self, pretrained_model: os.PathLike[str] | str | None = "auto") -> None:
         super().__init__()
         initial = Constant(0) if pretrained_model else LeCunUniform(scale=1.0)
         d, with_values = self.divisor, {"initialW": initial}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -134,7 +133,7 @@ class VisionLayers(Chain):
         """Prepare images and compute as torchvision does, for weights from there."""
         self.convention = "torchvision"
 
-    def _load(self, pretrained_model: Path | str | None) -> None:
+    def _load(self, pretrained_model: os.PathLike[str] | str | None) -> None:
         """Fill the weights from a file. Raises FileNotFoundError, or CheckpointError where it does not fit."""
         if not pretrained_model:
             return

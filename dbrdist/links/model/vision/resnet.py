@@ -3,8 +3,8 @@ arXiv:1512.03385). `dbrdist.models.ResNet50` is the one to train."""
 
 from __future__ import annotations
 
+import os
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dbrdist import functions as F
@@ -45,7 +45,9 @@ class ResNetLayers(VisionLayers):
     features = "pool5"
     channels: ClassVar[tuple[int, ...]] = (64, 128, 256, 512)
 
-    def __init__(self, pretrained_model: Path | str | None, n_layers: int, downsample_fb: bool = False) -> None:
+    def __init__(
+        self, pretrained_model: os.PathLike[str] | str | None, n_layers: int, downsample_fb: bool = False
+    ) -> None:
         super().__init__()
         one_of("ResNetLayers", "n_layers", tuple(_BLOCKS), n_layers)
         self.weights_name = f"ResNet-{n_layers}-model.npz"
@@ -189,7 +191,7 @@ class ResNet50Layers(ResNetLayers):
         (1, 1000)
     """
 
-    def __init__(self, pretrained_model: Path | str | None = "auto", downsample_fb: bool = False) -> None:
+    def __init__(self, pretrained_model: os.PathLike[str] | str | None = "auto", downsample_fb: bool = False) -> None:
         super().__init__(pretrained_model, 50, downsample_fb)
 
 
@@ -211,7 +213,7 @@ class ResNet101Layers(ResNetLayers):
         (1, 1000)
     """
 
-    def __init__(self, pretrained_model: Path | str | None = "auto", downsample_fb: bool = False) -> None:
+    def __init__(self, pretrained_model: os.PathLike[str] | str | None = "auto", downsample_fb: bool = False) -> None:
         super().__init__(pretrained_model, 101, downsample_fb)
 
 
@@ -233,7 +235,7 @@ class ResNet152Layers(ResNetLayers):
         (1, 1000)
     """
 
-    def __init__(self, pretrained_model: Path | str | None = "auto", downsample_fb: bool = False) -> None:
+    def __init__(self, pretrained_model: os.PathLike[str] | str | None = "auto", downsample_fb: bool = False) -> None:
         super().__init__(pretrained_model, 152, downsample_fb)
 
 

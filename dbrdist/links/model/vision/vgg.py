@@ -3,7 +3,7 @@ arXiv:1409.1556)."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dbrdist import functions as F
@@ -38,7 +38,7 @@ class VGGLayers(VisionLayers):
     channels: ClassVar[tuple[int, ...]] = (64, 128, 256, 512, 512)
     hidden_size: ClassVar[int] = 4096
 
-    def __init__(self, pretrained_model: Path | str | None = "auto", n_layers: int = 16) -> None:
+    def __init__(self, pretrained_model: os.PathLike[str] | str | None = "auto", n_layers: int = 16) -> None:
         super().__init__()
         one_of("VGGLayers", "n_layers", tuple(_CONVOLUTIONS), n_layers)
         self.weights_name = f"VGG_ILSVRC_{n_layers}_layers.npz"
@@ -103,7 +103,7 @@ class VGG16Layers(VGGLayers):
         (1, 4096)
     """
 
-    def __init__(self, pretrained_model: Path | str | None = "auto") -> None:
+    def __init__(self, pretrained_model: os.PathLike[str] | str | None = "auto") -> None:
         super().__init__(pretrained_model, 16)
 
 
@@ -125,7 +125,7 @@ class VGG19Layers(VGGLayers):
         (1, 4096)
     """
 
-    def __init__(self, pretrained_model: Path | str | None = "auto") -> None:
+    def __init__(self, pretrained_model: os.PathLike[str] | str | None = "auto") -> None:
         super().__init__(pretrained_model, 19)
 
 
