@@ -32,4 +32,13 @@ def of_rows(name: str, arrays: tuple[Array, ...], *numbers: int) -> tuple[Array,
     return _of_rows(name, arrays, numbers)
 
 
+@kernel(is_light=True)
+def sum_of(terms: tuple[Array, ...], out: Array) -> bool:
+    """The sum of two or more vectors in order, in fewer passes than additions, into ``out``, which may be the first.
+
+    False: nothing was written, and additions have to do.
+    """
+    return "sum_of", out.dtype, *[(type(a), a.shape, a.strides, a.dtype) for a in terms]
+
+
 hand_down_kernel("of_rows", of_rows)

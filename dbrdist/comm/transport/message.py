@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from dbrdist import kernels
 from dbrdist.core.array import backend
 from dbrdist.core.array.backend import Array
 from dbrdist.core.array.types import HostArray as HostArray
@@ -181,6 +182,18 @@ def is_narrow(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "V" or backend.accumulation_dtype(dtype) != dtype
 
 
+_MANY = 1 << 15  # elements of each piece, from which on a compiled loop takes less time, by threads or by fewer passes
+
+
+def _sum_by_loop(pieces: Sequence[Array], out: Any) -> Array | None:
+    """The sum of pieces in order, by a compiled loop; None where NumPy has to do."""
+    first = pieces[0]
+    if type(first) is not np.ndarray or first.size < _MANY:
+        return None
+    total = backend.plain_allocator(first.shape, first.dtype)() if out is None else out
+    return total if kernels.sum_of(tuple(pieces), total) else None
+
+
 def weighted_sum(
     pieces: Sequence[Array],
     factors: Sequence[float] | None = None,
@@ -193,8 +206,9 @@ def weighted_sum(
     """
     dtype = pieces[0].dtype
     if factors is None and dtype.itemsize > 2 and dtype.kind in "fc" and len(pieces) > 1:
-        total = np.add(pieces[0], pieces[1], out)
-        if len(pieces) > 2:
+        total = _sum_by_loop(pieces, out)
+        if total is None:
+            total = np.add(pieces[0], pieces[1], out)
             for piece in pieces[2:]:
                 total += piece
         divide(total, divisor)

@@ -104,6 +104,15 @@ LOOP(root_gradient, OUT(0, gx) IN(1, x) IN(2, gy), , {
     gx[i] = gy[i] * slope;
 })
 
+/* ---- sums of several arrays in order, to another array or over the first */
+
+LOOP(sum_of_2, OUT(0, y) IN(1, a) IN(2, b), , y[i] = a[i] + b[i];)
+LOOP(sum_of_3, OUT(0, y) IN(1, a) IN(2, b) IN(3, c), , y[i] = a[i] + b[i] + c[i];)
+LOOP(sum_of_4, OUT(0, y) IN(1, a) IN(2, b) IN(3, c) IN(4, d), , y[i] = a[i] + b[i] + c[i] + d[i];)
+LOOP(sum_of_2_over, OUT(0, a) IN(1, b), , a[i] = a[i] + b[i];)
+LOOP(sum_of_3_over, OUT(0, a) IN(1, b) IN(2, c), , a[i] = a[i] + b[i] + c[i];)
+LOOP(sum_of_4_over, OUT(0, a) IN(1, b) IN(2, c) IN(3, d), , a[i] = a[i] + b[i] + c[i] + d[i];)
+
 /* ---- of float alone: what takes exponentials or logarithms, by elementary.h */
 
 FLOAT_LOOP(sigmoid, OUT(0, y) IN(1, x), , y[i] = sigmoid_of(x[i]);)

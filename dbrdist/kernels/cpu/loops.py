@@ -297,7 +297,29 @@ def _of_row(kind: str, n: int, columns: int = 0, *_: int) -> int:
     return {"r": 1, "p": 32, "t": 2 * n, "m": columns, "c": n * columns}.get(kind, n)
 
 
+def _plan_sum_of(terms: tuple[HostArray, ...], out: HostArray) -> Plan:
+    """See host_dispatch.sum_of: up to four terms in a pass, then three more."""
+    if out.size < _FEW or any(a.ndim != 1 or a.shape != out.shape for a in terms):
+        raise onednn.Unsupported("small arrays, or several sizes")
+    runs = {n: (_loop(f"sum_of_{n}", out, *terms), _loop(f"sum_of_{n}_over", out, *terms)) for n in (2, 3, 4)}
+
+    def sum_of(terms: tuple[HostArray, ...], out: HostArray) -> bool:
+        first, rest = terms[:4], terms[4:]
+        to, over = runs[len(first)]
+        if not (over(first, ()) if first[0] is out else to((out, *first), ())):
+            return False
+        for i in range(0, len(rest), 3):
+            some = rest[i : i + 3]
+            if not runs[1 + len(some)][1]((out, *some), ()):
+                for term in some:
+                    np.add(out, term, out=out)
+        return True
+
+    return sum_of
+
+
 ROWS = {
+    "sum_of": _plan_sum_of,
     "update": _plan_update,
     "row": _plan_row,
     "of_rows": _plan_of_rows,

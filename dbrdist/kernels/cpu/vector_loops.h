@@ -205,6 +205,8 @@ static const Entry ENTRIES[] = {
     FLOAT_ENTRY(digamma, 2, 1, 0),   FLOAT_ENTRY(digamma_product, 3, 1, 0),
     FLOAT_ENTRY(lgamma_of_positive, 2, 1, 0), FLOAT_ENTRY(trigamma_product, 3, 1, 0),
     FLOAT_ENTRY(box_muller, 3, 1, 0), ENTRY(reciprocal_gradient, 3, 1, 0),
+    ENTRY(sum_of_2, 3, 1, 0),      ENTRY(sum_of_3, 4, 1, 0),      ENTRY(sum_of_4, 5, 1, 0),
+    ENTRY(sum_of_2_over, 2, 1, 0), ENTRY(sum_of_3_over, 3, 1, 0), ENTRY(sum_of_4_over, 4, 1, 0),
     ENTRY(relu_forward, 2, 1, 0),    ENTRY(root, 2, 1, 0),     ENTRY(root_gradient, 3, 1, 0),
     ROW_ENTRY(log_softmax, "xx", 1, 1),   ROW_ENTRY(log_softmax_backward, "xxx", 1, 1),
     ROW_ENTRY(softmax, "xx", 1, 1),       ROW_ENTRY(softmax_backward, "xxx", 1, 1),

@@ -1,6 +1,9 @@
 """Tests of row_loops.h, the loops over rows and columns: the bits of NumPy's formulas, and who serves what."""
 
 import contextlib
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -195,3 +198,77 @@ def test_loops_over_rows_refuse_other_sizes():
     assert not run(places["extremum_backward"], False, (y, x, np.ones(100, "f"), np.ones(99, "f")), (10,))
     with pytest.raises(TypeError, match="expected 2 numbers"):
         run(places["cumsum_of_rows"], False, (y, x), (10,))
+
+
+@compiled
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@each(count=[2, 3, 4, 5, 7, 8], dtype=["f", "d"], place=["new", "over the first", "over the second"])
+def test_sums_of_several_arrays_are_added_in_order(count, dtype, place):
+    """As one addition after another gives them; into an array that is a later term, nothing is written."""
+    rng = np.random.default_rng(0)
+    terms = tuple((rng.standard_normal(40_001) * 10.0 ** (k % 3)).astype(dtype) for k in range(count))
+    terms[0][:4] = np.nan, np.inf, -0.0, 0.0
+    terms[1][:4] = 1, -np.inf, -0.0, -0.0
+    wanted = terms[0] + terms[1]
+    for term in terms[2:]:
+        wanted += term
+    out = {"new": np.empty_like(wanted), "over the first": terms[0], "over the second": terms[1]}[place]
+    before = terms[1].copy()
+    assert kernels.sum_of(terms, out) == (place != "over the second")
+    if place == "over the second":
+        assert terms[1].tobytes() == before.tobytes()
+    else:
+        np.testing.assert_array_equal(out, wanted)
+        assert (np.signbit(out) == np.signbit(wanted))[2:].all()
+
+
+THREADS = """
+import hashlib, os, sys, threading
+import numpy as np
+from dbrdist import kernels
+from dbrdist.kernels.cpu import loops
+rng = np.random.default_rng(0)
+n = 320
+x = rng.uniform(0.5, 1.5, n * n).astype("f")
+sizes = {"x": n * n, "e": n * n, "c": n * n, "t": 2 * n * n, "w": n, "r": n, "m": n, "p": n * 32}
+def everything():
+    said = {}
+    for name, place in loops._PLACES.items():
+        count, num_numbers = loops._found.ARITIES[name]
+        kinds = loops._found.ROWS.get(name, "e" * count)
+        arrays = tuple(np.resize(np.roll(x, 7 * k), sizes[kind]) for k, kind in enumerate(kinds))
+        numbers = ((n, n) if kinds[-1] in "cm" else (n,)) + (1,) if name in loops._found.ROWS else (0.5,) * 8
+        assert loops._found.run(place, False, arrays, numbers[:num_numbers]), name
+        said[name] = hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
+    return said
+first = everything()
+assert len(first) == len(loops._PLACES)
+several = []
+threads = [threading.Thread(target=lambda: several.append(everything())) for _ in range(3)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+assert several == [first] * 3
+try:
+    loops._found.run(loops._PLACES["root"], False, (x.copy(), x.copy()), (1, 2, 3))
+except TypeError:
+    pass
+assert everything() == first
+child = os.fork()
+if not child:
+    os._exit(everything() != first)
+assert os.waitpid(child, 0)[1] == 0
+print(hashlib.sha256(repr(sorted(first.items())).encode()).hexdigest())
+"""
+
+
+@compiled
+@pytest.mark.programs
+def test_the_number_of_threads_changes_no_bit():
+    """Of no loop: with one, two and three threads, in three Python threads at once, after an error, and after a fork."""
+    said = []
+    for threads in (1, 2, 3):
+        env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        ran = subprocess.run([sys.executable, "-c", THREADS], env=env, capture_output=True, text=True, timeout=60)
+        said.append((ran.stdout, ran.stderr[-500:], ran.returncode))
+    assert said[0][2] == 0 and len(said[0][0]) == 65, said[0]
+    assert said == [said[0]] * 3
