@@ -174,7 +174,7 @@ def get_device(*args: int) -> Any:
 
 
 def get_device_from_array(*arrays: Any) -> Any:
-    """CuPy's device of the first array that lies on a GPU; :data:`DummyDevice` where none does."""
+    """CuPy's device of the first array that is on a GPU; :data:`DummyDevice` where none is."""
     for a in arrays:
         a = getattr(a, "array", a)
         if get_array_module(a) is not np:

@@ -95,7 +95,7 @@ def prepare(root: str, out: str, size: int, quality: int, shard_megabytes: int, 
 @click.option(
     "--labels", metavar="FILE", help="Classes of the validation images: the development kit, or lines of NAME WNID."
 )
-@click.option("--shards", is_flag=True, help="Make a tar shard for each class, with an index, in place of folders.")
+@click.option("--shards", is_flag=True, help="Make a tar shard for each class, with an index, instead of folders.")
 @click.option("--any", "is_any", is_flag=True, help="Take tars other than those of ILSVRC 2012: no sizes, no counts.")
 @click.option("--no-checksums", is_flag=True, help="Compare sizes and counts, but not the MD5 of both tars.")
 def imagenet(

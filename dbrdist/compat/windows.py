@@ -29,7 +29,7 @@ def as_tuple(x: Any, n: int) -> tuple[int, ...]:
 def _places(
     ksize: AxisSizes, stride: AxisSizes, dilate: AxisSizes, outs: AxisSizes
 ) -> Iterator[tuple[Any, tuple[slice, ...]]]:
-    """Each place within a window, and what lies there of all windows of a padded image."""
+    """Each place within a window, and what is there of all windows of a padded image."""
     for place in itertools.product(*map(range, ksize)):
         yield place, tuple([slice(i * d, i * d + s * n, s) for i, d, s, n in zip(place, dilate, stride, outs)])
 

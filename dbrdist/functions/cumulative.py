@@ -20,7 +20,7 @@ from dbrdist.functions.math import checked_axis
 def _by_loop(name: str, axis: int, arrays: tuple[Any, ...], *numbers: int, end: str = "") -> Array | None:
     """What a compiled loop makes of arrays of one shape along their first or last axis; None: NumPy has to do.
 
-    The arrays lie in C order, perhaps after the first axis has been moved to the end.
+    The arrays are in C order, perhaps after the first axis has been moved to the end.
     """
     shape: tuple[int, ...] = arrays[0].shape
     n, columns = shape[axis], math.prod(shape) // max(shape[axis], 1)
@@ -184,7 +184,7 @@ class Prod(FunctionNode):
         return (ops.mul(ops.mul(before, behind), gys[0]),)
 
     def _by_loop(self, end: str, x: Array, *gys: Array) -> Array | None:
-        """What a compiled loop makes of x, which lies in C order as it is or turned; None: NumPy has to do."""
+        """What a compiled loop makes of x, which is in C order as it is or turned; None: NumPy has to do."""
         if not x.size:
             return None
         if x.flags.c_contiguous:

@@ -124,7 +124,7 @@ def space2depth(X: Operand, r: int) -> Variable:
 
 
 class Windows(NamedTuple):
-    """Where windows lie on an image: sizes of kernel, stride, padding, dilation, and how many there are."""
+    """Where windows are on an image: sizes of kernel, stride, padding, dilation, and how many there are."""
 
     k: tuple[int, int]
     s: tuple[int, int]
@@ -182,7 +182,7 @@ class Im2Col(FunctionNode):
 
 
 class Col2Im(FunctionNode):
-    """y = the sum of windows where they lie on an image: the transpose of Im2Col"""
+    """y = the sum of windows where they are on an image: the transpose of Im2Col"""
 
     is_linear = True
     gives_new = True

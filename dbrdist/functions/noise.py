@@ -315,7 +315,7 @@ def simplified_dropconnect(
         W, b: weights (O, I) and biases (O,).
         ratio: the probability that a weight is dropped; 0 where ``train`` is False.
         train: whether to drop weights.
-        mask: 1 for weights to keep and 0 for others, in place of what is drawn; (N, O, I), or (O, I) without
+        mask: 1 for weights to keep and 0 for others, instead of what is drawn; (N, O, I), or (O, I) without
             ``use_batchwise_mask``.
         use_batchwise_mask: whether each example has a mask of its own; else all examples of all ranks have one.
 

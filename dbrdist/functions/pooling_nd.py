@@ -565,7 +565,7 @@ def spatial_pyramid_pooling_2d(x: Operand, pyramid_height: int, pooling: Any = N
         bins = 2**level
         ksize = [-(-size // bins) for size in x.shape[2:]]
         pad = [(k * bins - size) // 2 for k, size in zip(ksize, x.shape[2:])]
-        # Where the first window lies in the padding, so does the last.
+        # Where the first window is in the padding, so is the last.
         if any((bins - 1) * k - q >= size for q, k, size in zip(pad, ksize, x.shape[2:])):
             what = f"rows and columns of which each of {bins} windows of {ksize[0]} x {ksize[1]} sees some"
             raise expected("spatial_pyramid_pooling_2d", "x", what, x, "choose a lower pyramid_height, or resize x")

@@ -328,7 +328,7 @@ def negative_sampling(
         sampler: gives integers of a shape: noise words, such as ``utils.WalkerAlias(counts).sample``.
         sample_size: how many for each example.
         reduce: 'sum', or 'no' for one loss per example.
-        samples: t and the noise words (N, ``sample_size`` + 1), t in the first column, in place of drawn ones.
+        samples: t and the noise words (N, ``sample_size`` + 1), t in the first column, instead of drawn ones.
         return_samples: also return these.
 
     Example:

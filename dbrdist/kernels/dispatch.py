@@ -42,7 +42,7 @@ def _place(x: Array) -> Any:
 
 
 def _places(x: Array, *others: Array | None) -> Any:
-    """The devices of all operands: a kernel of our own, unlike CuPy's, does not see that one lies elsewhere."""
+    """The devices of all operands: a kernel of our own, unlike CuPy's, does not see that one is elsewhere."""
     return None if type(x) is ndarray else places_of(x, *others)
 
 

@@ -22,7 +22,7 @@ def _of_rows(name: str, arrays: tuple[Array, ...], numbers: tuple[int, ...]) -> 
 def of_rows(name: str, arrays: tuple[Array, ...], *numbers: int) -> tuple[Array, ...] | None:
     """What the loop ``name`` makes of rows, as flat arrays; the first number is the length of a row.
 
-    The arrays lie in C order, one row after another; some have one element or two rows for each row, or are one row for
+    The arrays are in C order, one row after another; some have one element or two rows for each row, or are one row for
     all, as the loop says (``ROWS`` in vector_loops.h). Small arrays and other types than float32 are left to
     the formula.
     """

@@ -193,7 +193,7 @@ class Inception(Chain):
 
 
 class InceptionBN(Chain):
-    """:class:`Inception` with a batch normalization after each convolution, and two windows of 3 pixels in place of one
+    """:class:`Inception` with a batch normalization after each convolution, and two windows of 3 pixels instead of one
     of 5 (Ioffe and Szegedy 2015, arXiv:1502.03167).
 
     Args:

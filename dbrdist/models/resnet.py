@@ -79,7 +79,7 @@ class ResNetCIFAR(Chain):
 
 
 class DeepStem(Chain):
-    """Three 3x3 convolutions of 32, 32 and 64 channels, the first of stride 2, in place of a 7x7 one (ResNet-D).
+    """Three 3x3 convolutions of 32, 32 and 64 channels, the first of stride 2, instead of a 7x7 one (ResNet-D).
 
     The batch normalization of the last one is the network's.
     """

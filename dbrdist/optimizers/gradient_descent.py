@@ -185,7 +185,7 @@ class NesterovAGRule(UpdateRule):
         v *= hp.momentum
         v -= w
         factor = hp.momentum
-        if as_chainer[0]:  # whose formula has the new v in place of the old one
+        if as_chainer[0]:  # whose formula has the new v instead of the old one
             w *= 1 + factor
             factor *= factor
         p -= w

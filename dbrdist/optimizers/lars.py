@@ -182,7 +182,7 @@ class CorrectedLARS(LARS):
     """LARS with momentum correction: the other form that MLPerf's rules admit, that of NVIDIA's MXNet submissions.
 
     There the momentum is multiplied by lr / (lr of the step before). Here it does not contain lr at all, which gives
-    the same updates, and serves rates of 0 too (Goyal et al. 2017, equation 9). Arguments as of :class:`LARS`.
+    the same updates, and works for rates of 0 too (Goyal et al. 2017, equation 9). Arguments as of :class:`LARS`.
 
     Args:
         lr: learning rate, not negative; default 0.1.

@@ -53,7 +53,7 @@ def unary_math_function_unittest(
         label_expected: the label of the function in graphs, if it is to be tested.
         make_data: called with (shape, dtype), returns input, gradient and second gradient; uniform in -1 to 1 if None.
         is_linear: tests the second gradient of the square instead, for functions that have none.
-        forward_options: of :func:`assert_allclose`, in place of those by type.
+        forward_options: of :func:`assert_allclose`, instead of those by type.
         backward_options, double_backward_options: of :mod:`dbrdist.gradient_check`, likewise.
     """
     name = getattr(func, "__name__", type(func).__name__.lower())

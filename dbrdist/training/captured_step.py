@@ -36,7 +36,7 @@ Named = Mapping[str, Any]
 
 
 class CapturedSteps:
-    """The steps of one updater: ``update(optimizer, loss function, arguments)`` in place of the optimizer's.
+    """The steps of one updater: ``update(optimizer, loss function, arguments)`` instead of the optimizer's.
 
     A step is captured for the shapes and types of its inputs and the switches of the configuration, after three eager
     steps of the same kind.

@@ -112,7 +112,7 @@ _MAX_LOOKS = 100
 def trained_weights(entries: Mapping[str, Array]) -> dict[str, Array]:
     """Of a snapshot's entries, those of the trained network, by path (`predictor/conv1/W`).
 
-    Where the run keeps a moving average of its weights, the averages are in place of the last values.
+    Where the run keeps a moving average of its weights, the averages replace the last values.
     """
     weights = {k.removeprefix(_MODEL_PATH): v for k, v in entries.items() if k.startswith(_MODEL_PATH)}
     for key, average in entries.items():

@@ -108,7 +108,7 @@ def table_of_files(folder: Path, paths: list[Path]) -> list[str]:
 
 def packages_of_launcher() -> list[str]:
     """The packages of dbrdist-launch and their files."""
-    lines = ["## dbrdist-launch", "", "Its packages lie in `launch/dbrdist_launch`, for it runs without dbrdist.", ""]
+    lines = ["## dbrdist-launch", "", "Its packages are in `launch/dbrdist_launch`, for it runs without dbrdist.", ""]
     lines += ["| level | package | what is in it | imports |", "|---|---|---|---|"]
     in_order = sorted(levels(launcher.WITHIN).items(), key=lambda item: (item[1], item[0]))
     folders = {name: launcher.LAUNCHER / name.replace(".", "/") for name, _ in in_order}

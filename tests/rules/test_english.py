@@ -32,11 +32,11 @@ FEWER = {
     r"\b(sees|saw)\b": 60,
     r"\bhears\b": 12,
     r"\bknows\b": 50,
-    r"\b(lie|lies|lay) (in|on|at|there|behind|beside|above|below|between|beyond|elsewhere)\b": 105,
+    r"\b(lie|lies|lay) (in|on|at|there|behind|beside|above|below|between|beyond|elsewhere)\b": 55,
     r"\b(stand|stands|stood) (in|on|at|there|behind|beside|above|around)\b": 40,
-    r"\bserves\b": 40,
-    r"\bexpected [^\"'\n]*, but ": 55,
-    r"\bin place of\b": 40,
+    r"\bserves\b": 32,
+    r"\bexpected [^\"'\n]*, but ": 53,
+    r"\bin place of\b": 6,
 }
 
 

@@ -291,9 +291,9 @@ class Config(Settings):
     stop: Stop | None = None
     """When the run ends before its last epoch: at a target, or without progress."""
     lr_finder: LearningRateFinder | None = None
-    """A learning-rate range test in place of the run: its keys, `{}` for all defaults."""
+    """A learning-rate range test instead of the run: its keys, `{}` for all defaults."""
     batch_finder: BatchFinder | None = None
-    """Steps with growing batches in place of the run, to find a fast one: its keys, `{}` for all defaults."""
+    """Steps with growing batches instead of the run, to find a fast one: its keys, `{}` for all defaults."""
     accumulate: Count = 1
     """Batches whose gradients are added up for one update; only the last one communicates."""
     local_steps: Count = 1

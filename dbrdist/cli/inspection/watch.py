@@ -36,7 +36,7 @@ from dbrdist.errors import ConfigError
 
 HOST, PORT = "127.0.0.1", 8040
 _NAMES = {"127.0.0.1", "localhost", "[::1]"}  # under which browsers reach this machine, directly or by a tunnel
-_FRESH_SECONDS = 1.0  # how long what was read serves further questions
+_FRESH_SECONDS = 1.0  # how long what was read answers further requests
 _SECURITY = (
     "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; img-src data: blob:; connect-src 'self'; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"

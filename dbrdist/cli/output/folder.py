@@ -1,4 +1,4 @@
-"""A run's folder: what lies in it, who may write in it, and how the run in it stands.
+"""A run's folder: what is in it, who may write in it, and how the run in it stands.
 
 Only the names listed here are ever written, moved or removed.
 """
@@ -79,7 +79,7 @@ class RunFolder:
         """Make the folder, or take the one that is there; nothing in it is changed yet but leftovers of crashes.
 
         `mode` is `new` (the folder must hold no run), `overwrite` (a run in it is moved aside) or `resume`. Raises
-        ConfigError where another process is writing there, or where a run lies in the way.
+        ConfigError where another process is writing there, or where a run is in the way.
         """
         try:
             os.makedirs(self.path, exist_ok=True)

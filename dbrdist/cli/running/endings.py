@@ -31,7 +31,7 @@ def as_ending(error: BaseException, folder: RunFolder, writes_behind: bool) -> B
         return RefusedHere(reason_of(error), code_of(error))
     if isinstance(error, OSError) and error.errno in _FULL:
         return RefusedHere(f"{folder.path}: {said(error)}; the snapshots in it are unharmed", code_of(error))
-    if isinstance(error, OSError) and folder.has(error.filename):  # a pipe or a folder in place of a file, say
+    if isinstance(error, OSError) and folder.has(error.filename):  # a pipe or a folder instead of a file, say
         return RefusedHere(said(error), code_of(error))
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return SystemExit(f"dbrdist-train: {reason_of(error)} before the run was over")

@@ -33,7 +33,7 @@ _FIXED = {
 }
 # What says nothing about the run itself.
 _FREE = r"out"
-# What each rank may have its own way: where things lie on its host, and with what it reads and computes.
+# What each rank may have its own way: where things are on its host, and with what it reads and computes.
 _OWN = r"(data|out|device|workers|threads)(\..*)?"
 
 
@@ -111,7 +111,7 @@ def compare_ranks(config: Config, origin: Origin, comm: CommunicatorBase) -> Non
 
 
 def apply(found: list[Change], optimizer: GradientMethod, config: Config) -> None:
-    """Give the optimizer the new hyperparameters in place of those from the snapshot.
+    """Give the optimizer the new hyperparameters instead of those from the snapshot.
 
     A number whose schedule has gone is that of the configuration again, not the schedule's last value.
     """

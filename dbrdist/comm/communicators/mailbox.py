@@ -107,7 +107,7 @@ class Mailbox:
         for read in self._read_by_others:
             if read[0] < needed:
                 is_free = False
-        if not is_free and not self._may_overwrite(needed):  # others still read what lies there
+        if not is_free and not self._may_overwrite(needed):  # others still read what is there
             self._wait(call, lambda: self._may_overwrite(needed), "row")
         enclosure = None
         if enclosed:

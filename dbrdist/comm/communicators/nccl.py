@@ -153,7 +153,7 @@ class NcclRing:
 
 
 class NcclGradients:
-    """Reduces the gradients of a plan, which lie on the device of the ring on every rank."""
+    """Reduces the gradients of a plan, which are on the device of the ring on every rank."""
 
     def __init__(self, ring: NcclRing, plan: ReductionPlan) -> None:
         self._ring = ring
@@ -238,7 +238,7 @@ class NcclReducer(FlatReducer):
         return all(backend.device_of(a) == device for a in arrays)
 
     def _ring_if_all(self, call: Passage, is_mine: bool) -> NcclRing | None:
-        """The ring where every rank's arrays lie on its device; it is made at the first time. Collective."""
+        """The ring where every rank's arrays are on its device; it is made at the first time. Collective."""
         if self.ranks.size == 1 or not all(call.agree([is_mine])[:, 0]):
             return None
         if self._ring is None:

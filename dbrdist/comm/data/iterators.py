@@ -20,7 +20,7 @@ def create_multi_node_iterator(
 ) -> MultiNodeIterator:
     """An iterator that gives every rank the batches of one.
 
-    For models whose parts lie on different ranks: all of them need the same examples.
+    For models whose parts are on different ranks: all of them need the same examples.
 
     Args:
         actual_iterator: the iterator of ``rank_master``; those of the other ranks are not read (None is enough).

@@ -1,6 +1,6 @@
 """What ranks do with whole models: equal parameters at the start, mean gradients at each step.
 
-Gradients lie in flat memory (``core/model/flat.py``), so a reduction is a pass over a few long arrays, without packing.
+Gradients are stored in flat memory (``core/model/flat.py``): a reduction passes over few long arrays, without packing.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class Reducer(ABC):
     ) -> None:
         """As :meth:`reduce`, but rank r gets the elements borders[r] to borders[r + 1] alone: half the bytes.
 
-        The terms are added in the order of ranks. What lies elsewhere has no meaning afterwards.
+        The terms are added in the order of ranks. What is elsewhere has no meaning afterwards.
         """
         call.num_bytes += x.nbytes
         call.kind = x.dtype
@@ -153,7 +153,7 @@ class Reducer(ABC):
 
     @property
     def is_on_one_host(self) -> bool:
-        """Whether ranks share memory, and all of them lie on one host."""
+        """Whether ranks share memory, and all of them are on one host."""
         return False
 
     def encloses(self, arrays: Sequence[Array]) -> bool:

@@ -19,7 +19,7 @@ from dbrdist.errors import CommunicatorError, NoSamplesError
 if TYPE_CHECKING:
     from dbrdist.comm.communicators.communicator import CommunicatorBase
 
-EQUAL_WEIGHT = -(1 << 63)  # in place of a number of samples; nobody has a wrong one like that
+EQUAL_WEIGHT = -(1 << 63)  # instead of a number of samples; nobody has a wrong one like that
 
 
 class ReductionPlan:

@@ -52,7 +52,7 @@ class ZeroSharding:
     # ---- who owns what ----
 
     def settle(self, plan: ReductionPlan) -> None:
-        """Divide the runs of a plan. Collective; states that lie elsewhere by now move."""
+        """Divide the runs of a plan. Collective; states that are elsewhere by now move."""
         with agree.together(self._comm):
             _check_unshared(plan.params)
         self._borders = [_borders(run.size, self._comm.size) for run in plan.runs]

@@ -36,7 +36,7 @@ def tickets(runs: Sequence[Run], segments: Segments) -> HostArray:
     """Six integers for each run: the ticket of its arena's segment, which is made here, and its first element.
 
     Raises:
-        OSError: where there is no such memory, or parameters use an array that lies elsewhere.
+        OSError: where there is no such memory, or parameters use an array that is elsewhere.
     """
     if segments is VALUES and any(run.arena.is_shared for run in runs):
         raise OSError("a parameter that is not updated shares its array with another")
@@ -94,7 +94,7 @@ def reach(everyones: Sequence[HostArray], runs: Sequence[Run], own: int, segment
 
 
 def own_part(size: int, place: int, num_owners: int) -> tuple[int, int]:
-    """(first, last + 1) of the elements that the owner at ``place`` adds; borders lie on cache lines."""
+    """(first, last + 1) of the elements that the owner at ``place`` adds; borders are on cache lines."""
     if place >= num_owners:
         return 0, 0
     borders = message.blocks(-(-size // _LINE), num_owners)

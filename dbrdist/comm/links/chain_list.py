@@ -1,4 +1,4 @@
-"""A model whose components lie on different ranks."""
+"""A model whose components are on different ranks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One trace of all ranks with one clock, and what it says: compute, communication, waiting for a late rank, data.
 
 Each rank notes spans by its own clock. At the start and at the end rank 0 asks every rank for its time; the answer with
-the shortest way there and back tells how far the clocks are apart (Cristian 1989), and what lies between is drawn by a
+the shortest way there and back tells how far the clocks are apart (Cristian 1989), and what is between is drawn by a
 straight line. All ranks come to the same meetings (``core/array/spans.py``): the last to arrive is the late one, and
 what the others wait before that is waiting for it, not communication.
 """

@@ -89,7 +89,7 @@ class Buffers:
         return True
 
     def _as_runs(self, plan: ReductionPlan) -> list[Array]:
-        """The gradients of :meth:`resume` as they lie in flat memory; none where some parameter has none."""
+        """The gradients of :meth:`resume` as they are stored in flat memory; none where some parameter has none."""
         if not all(p in self._resumed for p in plan.params):
             return []
         means = [zeros((run.size,), run.grad.dtype, run.grad) for run in plan.runs]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dbrdist.core.model.link import Link
 
 Entries: TypeAlias = dict[str, HostArray]  # by kind and path of the parameter: kept/l1/W
-_NO_COUNT = -1  # in place of a number of samples
+_NO_COUNT = -1  # instead of a number of samples
 
 
 class Loaded(NamedTuple):

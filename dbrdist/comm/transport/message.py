@@ -58,7 +58,7 @@ def as_array(x: Any, verb: str) -> Array:
 def dense(x: Array) -> tuple[HostArray, tuple[int, ...]]:
     """The elements of ``x`` as a 1-d array in host memory, in the order in which they lie, and that order of axes.
 
-    Copies only where ``x`` has gaps, overlaps, or lies on a device.
+    Copies only where ``x`` has gaps, overlaps, or is on a device.
     """
     if type(x) is np.ndarray and x.ndim == 1 and x.flags.c_contiguous and x.dtype.isnative:
         return x, (0,)
@@ -119,7 +119,7 @@ def no_header() -> Header:
 
 
 def is_on_device(header: Header) -> bool:
-    """True if the sender's array lay on a GPU."""
+    """True if the sender's array was on a GPU."""
     return bool(header[_ON_DEVICE])
 
 
@@ -169,7 +169,7 @@ def to_place(host: HostArray, like: Array) -> Array:
 
 
 def to_current_device(host: HostArray, header: Header) -> Array:
-    """A received array: on this thread's GPU if the sender's lay on one, else in host memory."""
+    """A received array: on this thread's GPU if the sender's was on one, else in host memory."""
     if not is_on_device(header):
         return host
     cupy = backend.import_cupy()

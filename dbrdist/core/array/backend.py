@@ -77,7 +77,7 @@ class Device:
         raise NotImplementedError(f"{type(self).__name__} must define supported_array_types")
 
     def is_array_supported(self, array: Array) -> bool:
-        """True for an array that lies on this device."""
+        """True for an array that is on this device."""
         raise NotImplementedError(f"{type(self).__name__} must define is_array_supported(self, array)")
 
     def __repr__(self) -> str:
@@ -397,7 +397,7 @@ def device_of(a: Array) -> Device:
 
 
 def get_device_from_array(*arrays: Array) -> Device:
-    """The Device of the first of ``arrays`` that lies on a GPU; where none does, that of the CPU."""
+    """The Device of the first of ``arrays`` that is on a GPU; where none is, that of the CPU."""
     for a in arrays:
         device = GpuDevice.from_array(a)
         if device is not None:
@@ -406,7 +406,7 @@ def get_device_from_array(*arrays: Array) -> Device:
 
 
 def copyto(dst: Array, src: Array) -> None:
-    """Copy the elements of ``src`` (NumPy's or CuPy's) to those of ``dst``, whatever device each lies on."""
+    """Copy the elements of ``src`` (NumPy's or CuPy's) to those of ``dst``, whatever device each is on."""
     for name, a in (("src", src), ("dst", dst)):
         if not is_array(a):
             raise TypeError(f"copyto: {name}: expected an array, got {type(a).__name__}")
@@ -418,7 +418,7 @@ def copyto(dst: Array, src: Array) -> None:
 
 class _Capturing(threading.local):
     is_on = False  # whether this thread captures a step, see declared.py
-    product: Any = None  # what multiplies matrices on a GPU in place of CuPy, which refuses it in a capture
+    product: Any = None  # what multiplies matrices on a GPU instead of CuPy, which refuses it in a capture
 
 
 capturing = _Capturing()

@@ -72,7 +72,7 @@ def place_of(a: Array) -> tuple[int, int] | None:
 
 
 def places_of(*arrays: Array | None) -> Any:
-    """This thread's device where all arrays (or None) lie there, which is asked for once; else the place of each."""
+    """This thread's device where all arrays (or None) are there, which is asked for once; else the place of each."""
     here = sys.modules["cupy"].cuda.runtime.getDevice() if "cupy" in sys.modules else None
     for a in arrays:
         if a is not None and (isinstance(a, np.ndarray) or a.data.device_id != here):

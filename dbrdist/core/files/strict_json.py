@@ -11,12 +11,12 @@ _NAME = "__float__"  # of a number that JSON lacks, where it must come back
 
 
 def dumps(data: Any, indent: int | None = None) -> str:
-    """Strict JSON, with null in place of NaN and infinities."""
+    """Strict JSON, with null instead of NaN and infinities."""
     return json.dumps(_mapped(data, lambda number: None), indent=indent, allow_nan=False)
 
 
 def kept(data: Any) -> Any:
-    """Data with ``{"__float__": "inf"}`` in place of numbers that JSON lacks; :func:`restored` is the inverse."""
+    """Data with ``{"__float__": "inf"}`` instead of numbers that JSON lacks; :func:`restored` is the inverse."""
     return _mapped(data, lambda number: {_NAME: repr(number)})
 
 

@@ -67,7 +67,7 @@ class Arena:
 
     @property
     def is_shared(self) -> bool:
-        """True if a parameter that lies elsewhere uses one of the arrays."""
+        """True if a parameter that is elsewhere uses one of the arrays."""
         return any(p.is_shared for p, _ in self._placed())
 
     def _placed(self) -> list[tuple[Parameter, Slot]]:
@@ -140,7 +140,7 @@ class Run:
 class Shard(Run):
     """The elements ``begin`` to ``end`` of a run, where the ranks divide an update among themselves.
 
-    It has all parameters of the run; those that lie elsewhere have no elements here. ``total`` adds numbers over the
+    It has all parameters of the run; those that are elsewhere have no elements here. ``total`` adds numbers over the
     ranks, so that norms are those of whole parameters.
     """
 

@@ -65,7 +65,7 @@ class LinkHook:
         """Called before forward; ``args`` has link, forward_name, args and kwargs."""
 
     def stand_ins(self, args: ForwardPreprocessArgs, link: Link) -> dict[str, Any]:
-        """Attributes that this one call of forward sees in place of the link's own, such as another weight.
+        """Attributes that this one call of forward sees instead of the link's own, such as another weight.
 
         ``link`` has those of the hooks before; ``args.link`` keeps its own attributes throughout.
         """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # By the link whose forward makes links: the last one that was made, by line.
 _made: weakref.WeakKeyDictionary[Any, dict[tuple[str, int], Any]] = weakref.WeakKeyDictionary()
-_warned = object()  # in place of a link: this line has been warned of
+_warned = object()  # instead of a link: this line has been warned of
 _CALLS = ("forward", "__call__")
 
 

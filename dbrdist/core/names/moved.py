@@ -1,4 +1,4 @@
-"""Import paths of version b1df9a7, whose modules lie in packages since: programs and pickles that name them work.
+"""Import paths of version b1df9a7, whose modules have been in packages since: programs and pickles that name them work.
 
 A path that no file serves is looked up here, and is then the very module that has moved.
 """

@@ -407,7 +407,7 @@ class FunctionNode(Call):
             warn_user(f"{words}; as in Chainer, it computes with the new ones", RuntimeWarning)
 
     def _take_new_value(self, place: int, node: Any) -> None:
-        """Let the rule have the present array of a parameter in place of the one that it retained."""
+        """Let the rule have the present array of a parameter instead of the one that it retained."""
         reference = assigned_parameters.get(node)
         parameter: Any = None if reference is None else reference()
         kept = list(self._kept_xs)

@@ -33,7 +33,7 @@ class VariableNode:
     shape: Any
     dtype: Any
     gradient: Any  # an array, or a Variable after a differentiable backward
-    view: Any  # where a parameter's gradient lies in flat memory
+    view: Any  # where a parameter's gradient is stored in flat memory
     name: str | None
     assigned: int  # the count of assignments when a parameter last got new values from outside an update
 

@@ -219,7 +219,7 @@ class GradientMethod(Optimizer):
         for p in params:
             was_frozen = p.is_frozen or (p.update_rule is not None and not p.update_rule.enabled)
             p.update_rule = self.create_update_rule()
-            if not isinstance(p.update_rule, UpdateRule):  # whatever has an update(param) serves, too
+            if not isinstance(p.update_rule, UpdateRule):  # whatever has an update(param) works, too
                 continue
             p.update_rule.use_fp32_update(self._in_fp32)
             p.update_rule.enabled = not was_frozen

@@ -238,7 +238,7 @@ class RandAugment(Transform):
     The operations and their strengths are those of torchvision: shears to 0.3, translations to 150/331 of the side,
     rotations to 30 degrees, brightness, colour, contrast and sharpness by 1 +- 0.9, posterizing to 4 bits, solarizing,
     autocontrast, equalizing, identity. Directions are drawn. With ``increasing`` they are those of timm's ``inc1``:
-    inverting, and solarizing after an addition, in place of identity; posterizing from 4 bits to none, translations to
+    inverting, and solarizing after an addition, instead of identity; posterizing from 4 bits to none, translations to
     0.45 of the side; and magnitudes are from 0 to 10. Maps take the nearest pixel, where timm interpolates.
 
     timm's ``rand-m7-mstd0.5-inc1`` is ``RandAugment(2, 7, (124, 116, 104), std=0.5, increasing=True, p=0.5)``.

@@ -63,7 +63,7 @@ class ImageFolder(DatasetMixin):
 
     Args:
         root: the folder of the class folders or shards, with or without an index (``dbrdist-data build``) in it, or the
-            file of an index that lies elsewhere; see ``docs/data.md``.
+            file of an index that is elsewhere; see ``docs/data.md``.
         transform: ``t(example, rng)`` on ``(image, label)`` with the image (H, W, 3) of uint8; None gives (3, H, W)
             of float32 from 0 to 255. Its ``rng`` depends on (seed, epoch, i) alone.
         prepare: a transform without randomness for each decoded image, before the cache (for example a Resize).

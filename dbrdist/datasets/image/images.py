@@ -235,7 +235,7 @@ def _installed() -> tuple[str, ...]:
 def decoder() -> str:
     """The decoder of JPEGs: ``'simplejpeg'``, ``'opencv'`` or ``'pillow'``, the first installed, chosen once.
 
-    The next one in this row serves what simplejpeg does not read: PNG, and JPEG in CMYK.
+    The next decoder in this row reads what simplejpeg does not: PNG, and JPEG in CMYK.
     """
     return _installed()[0]
 

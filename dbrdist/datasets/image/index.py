@@ -249,7 +249,7 @@ def open_images(root: str | os.PathLike[str]) -> ImageIndex:
     """The index of the images under ``root``, as :class:`ImageFolder` takes it.
 
     ``root`` is a folder of class folders or of tar shards: the index in it (``dbrdist.index``) is used, or else the
-    images are scanned. Or it is the file of an index that lies elsewhere.
+    images are scanned. Or it is the file of an index that is elsewhere.
 
     Args:
         root: the folder, or the file of an index.

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 from dbrdist.core.array.backend import Array
 from dbrdist.errors import DatasetError
 
-FILE_NAME = "dbrdist.index"  # where an index lies in the folder whose images it lists
+FILE_NAME = "dbrdist.index"  # where an index is in the folder whose images it lists
 VERSION = 1
 MAGIC = b"dbrdist images\n\0"
 HEAD = struct.Struct("<16sIIQQ")  # magic, version, CRC-32 of all behind it, bytes in all, bytes of the JSON header

@@ -1,7 +1,7 @@
 """Examples made of two: mixup and CutMix, with soft labels.
 
 Which examples are mixed, and how, is a function of (seed, epoch, sample): neighbours in the epoch's order are partners
-of each other. So numbers depend on no rank, worker or batch size, and partners nearly always lie in one batch, where
+of each other. So numbers depend on no rank, worker or batch size, and partners nearly always are in one batch, where
 each image is read and decoded once.
 """
 
@@ -107,7 +107,7 @@ class Mixup(Mixing):
 class CutMix(Mixing):
     """A rectangle of another image put into each, and their labels mixed (Yun et al. 2019, arXiv:1905.04899).
 
-    Its sides are sqrt(1 - w) of the image's with w from Beta(alpha, alpha), its centre is uniform, and what lies beyond
+    Its sides are sqrt(1 - w) of the image's with w from Beta(alpha, alpha), its centre is uniform, and what is beyond
     the image is cut off; the weight is what is left.
 
     Args:

@@ -33,7 +33,7 @@ class Ring:
     """The slots of a pool of workers, seen from the parent.
 
     Args:
-        num_slots: at most so many batches lie in shared memory at a time, 128 at most.
+        num_slots: at most so many batches are in shared memory at a time, 128 at most.
     """
 
     def __init__(self, num_slots: int) -> None:

@@ -8,7 +8,7 @@ Workers are new interpreters (what multiprocessing calls spawn), started by hand
 free of the variables of an MPI launcher, with which MPI would take them for ranks and end the job; and a session of
 their own keeps away the signals to the job's processes, which concern the parent alone.
 
-Pipes carry requests, answers and small batches; the arrays of large ones lie in shared memory (``rings.py``), as long
+Pipes carry requests, answers and small batches; the arrays of large ones are in shared memory (``rings.py``), as long
 as there is a free slot.
 """
 

@@ -199,7 +199,7 @@ class Source(NamedTuple):
 def find(dataset: str, folder: str, sources: list[Source]) -> list[str]:
     """The paths of a dataset's files: in its folder under the root (also without ``.gz``), else downloaded.
 
-    Files that lie in the folder are taken as they are; downloads must have the right checksum.
+    Files in the folder are taken as they are; downloads must have the right checksum.
     """
     return [_find_one(dataset, folder, source, sources) for source in sources]
 

@@ -152,7 +152,7 @@ def _finish(work: Work, part: TarPlan, folder: str) -> None:
 
 
 def _num_made(folder: str) -> int:
-    """How many images are there; what lies beside the class folders, such as an index, is none."""
+    """How many images are there; what is beside the class folders, such as an index, is none."""
     if imagenet_shards.kind_of(folder) == "tar shards":
         return imagenet_shards.num_images(folder)
     with os.scandir(folder) as entries:

@@ -1,4 +1,4 @@
-"""Lines of text files, found by their number without reading what lies between."""
+"""Lines of text files, found by their number without reading what is between."""
 
 from __future__ import annotations
 

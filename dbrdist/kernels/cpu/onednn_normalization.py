@@ -224,7 +224,7 @@ def _plan_backward(
     axis: tuple[int, ...], relu: bool, out_gamma: HostArray | None = None, out_beta: HostArray | None = None,
     is_ours: bool = False,
 ) -> Any:  # fmt: skip
-    """See numpy_normalization.bn_backward; without ``relu`` it ignores the mask: a fused forward serves too."""
+    """See numpy_normalization.bn_backward; without ``relu`` it ignores the mask: a fused forward works too."""
     if not onednn.is_available():
         return _backward_of_parent
     shape, dtype = _image_shape(x), x.dtype

@@ -38,7 +38,7 @@ def pool_forward(x: HostArray, geometry: PoolGeometry) -> tuple[HostArray, Any]:
     """See numpy_.pool_forward; saved is oneDNN's workspace, positions as uint8 or int32 in the layout of y.
 
     Where a maximum meets NaN or infinities, which would not come out, or the lowest number, whose place would not,
-    NumPy serves, and saved is its (of 4 axes).
+    NumPy is used, and saved is its (of 4 axes).
     """
     x = backend.channels_last(x)
     if geometry.kind == "max" and not is_above_lowest(x):
@@ -97,7 +97,7 @@ def _windows_touch_image(x: HostArray, g: PoolGeometry) -> bool:
 def _plan_forward(x: HostArray, geometry: PoolGeometry) -> Any:
     onednn.require(x)
     if geometry.ph >= geometry.kh or geometry.pw >= geometry.kw or not _windows_touch_image(x, geometry):
-        raise onednn.Unsupported(f"a window of {geometry} that lies in the padding")
+        raise onednn.Unsupported(f"a window of {geometry} that is in the padding")
     y_shape = (*x.shape[:2], *geometry.out_hw(*x.shape[2:]))
     _build_pool("forward", x.shape, y_shape, geometry, x.dtype)
     return pool_forward

@@ -348,7 +348,7 @@ def _plan_move(
     if running_var.dtype != dtype or any(v.dtype != _F32 for v in (mean, var)) or dtype.name not in _TYPES:
         raise Unsupported("statistics of other types")
     if any(not v.flags.c_contiguous or v.size != size for v in vectors):
-        raise Unsupported("statistics that do not lie in C order")
+        raise Unsupported("statistics that are not in C order")
     run, (grid, block), count = cuda_source.kernel(_FILE, "bn_move", dtype), cuda_source.over(size), np.int32(size)
 
     def bn_move(

@@ -57,7 +57,7 @@ def are_classes(t: Array, num_classes: int) -> bool:
 def below_largest(
     x: Array, t: Array, starts: Array, spread: Array | tuple[slice | None, ...]
 ) -> tuple[Array, Array, Array]:
-    """x (N, K) less the largest of each row; where the labels t (N,) lie in it, as flat places; and what lies there.
+    """x (N, K) less the largest of each row; where the labels t (N,) lie in it, as flat places; and what is there.
 
     ``starts`` are the places where the rows start.
     """

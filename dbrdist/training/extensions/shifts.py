@@ -129,7 +129,7 @@ class _Shift(Extension):
         value = self._make(self.init)(t)
         if self._target is None:
             return value
-        ratio = value / self._target  # serves negative values too
+        ratio = value / self._target  # for negative values too
         return self._target if (ratio > 1 if self._rising else ratio < 1) else value
 
     @property

@@ -90,7 +90,7 @@ class Snapshot(Extension):
         savefun: `savefun(path, target)`; None saves as .npz.
         condition: a function without arguments; nothing is saved where it returns False.
         writer: who writes (:mod:`~dbrdist.training.extensions.snapshot_writers`), called with the file's name, the
-            folder and a copy of the state as a dictionary of arrays, in place of savefun; None writes at once.
+            folder and a copy of the state as a dictionary of arrays, instead of savefun; None writes at once.
         n_retains: number of newest snapshots that stay; -1 keeps all. With a writer beside the training loop there is
             one more while the newest is being written.
         autoload: load the newest whole snapshot in `out`, if there is one, when the run starts.
@@ -144,7 +144,7 @@ class Snapshot(Extension):
         self._last: str | None = None  # the file that a writer may still be at work on
         self._num_kept = n_retains if n_retains > 0 else -1
         self.autoload = autoload
-        self.may_come_later = autoload or snapshot_on_error  # than the end of the run: it serves without a call too
+        self.may_come_later = autoload or snapshot_on_error  # than the end of the run: it works without a call too
         self._on_error = snapshot_on_error
 
     def find_newest(self, trainer: Trainer) -> str | None:

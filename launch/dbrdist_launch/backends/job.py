@@ -25,7 +25,7 @@ class Job(NamedTuple):
     hosts: tuple[Host, ...] = ()
     forward: tuple[str, ...] = ()  # names of variables that the ranks on other hosts get
     bind: str = "none"  # none, core or numa
-    ssh: str | None = None  # the agent, in place of ssh
+    ssh: str | None = None  # the agent, instead of ssh
     ssh_options: tuple[str, ...] = ()
     interface: str | None = None  # for MPI's own traffic
     extra: tuple[str, ...] = ()  # passed on to the starter as they are

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-SPAWNED = -1  # in place of a rank: processes that a program has started by MPI_Comm_spawn
+SPAWNED = -1  # instead of a rank: processes that a program has started by MPI_Comm_spawn
 
 
 @dataclass(eq=False, repr=False)
