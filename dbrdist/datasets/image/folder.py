@@ -121,7 +121,7 @@ class ImageFolder(DatasetMixin):
         return self.index.labels
 
     def known_example(self, i: int) -> tuple[str, int]:
-        """The path and the label of an image."""
+        """The path and the label of image ``i``."""
         return self.path(i), int(self.labels[i])
 
     def path(self, i: int) -> str:
@@ -337,7 +337,7 @@ class ImageDataset(DatasetMixin):
         return len(self._paths)
 
     def known_example(self, i: int) -> str:
-        """The path of an image."""
+        """The path of image ``i``."""
         return self._paths[i]
 
     def get_example(self, i: int) -> Array:
@@ -372,7 +372,7 @@ class LabeledImageDataset(DatasetMixin):
         return len(self._pairs)
 
     def known_example(self, i: int) -> tuple[str, int]:
-        """The path and the label of an image."""
+        """The path and the label of image ``i``."""
         return self._pairs[i]
 
     def get_example(self, i: int) -> tuple[Array, np.generic]:

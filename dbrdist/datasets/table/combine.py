@@ -54,7 +54,7 @@ class TupleDataset:
         return tuple(self._datasets)
 
     def known_example(self, i: int) -> Any:
-        """What is known of an example without reading it."""
+        """What is known of example ``i`` without reading it."""
         return [known_example(d, i) for d in self._datasets]
 
     def __getitem__(self, index: Index) -> Any:
@@ -117,7 +117,7 @@ class DictDataset:
         return self._length
 
     def known_example(self, i: int) -> Any:
-        """What is known of an example without reading it."""
+        """What is known of example ``i`` without reading it."""
         return [known_example(d, i) for d in self._datasets.values()]
 
     def example_at(self, i: int, seed: int, epoch: int) -> Any:
@@ -158,7 +158,7 @@ class ConcatenatedDataset(DatasetMixin):
         return self._datasets[k], i - (int(self._ends[k - 1]) if k else 0)
 
     def known_example(self, i: int) -> Any:
-        """What is known of an example without reading it."""
+        """What is known of example ``i`` without reading it."""
         return known_example(*self._locate(i))
 
     def get_example(self, i: int) -> Any:
@@ -199,7 +199,7 @@ class TransformDataset(DatasetMixin):
         return len(self._dataset)
 
     def known_example(self, i: int) -> Any:
-        """What is known of an example before it is changed, without reading it."""
+        """What is known of example ``i`` before it is changed, without reading it."""
         return known_example(self._dataset, i)
 
     def get_example(self, i: int) -> Any:
@@ -234,7 +234,7 @@ class AugmentedDataset(DatasetMixin):
         return len(self._dataset)
 
     def known_example(self, i: int) -> Any:
-        """What is known of an example before it is changed, without reading it."""
+        """What is known of example ``i`` before it is changed, without reading it."""
         return known_example(self._dataset, i)
 
     def get_example(self, i: int) -> Any:

@@ -50,7 +50,7 @@ class SubDataset(DatasetMixin):
         return position if self._order is None else int(self._order[position])
 
     def known_example(self, i: int) -> Any:
-        """What is known of an example without reading it."""
+        """What is known of example ``i`` without reading it."""
         return known_example(self._dataset, self._index(i))
 
     def get_example(self, i: int) -> Any:

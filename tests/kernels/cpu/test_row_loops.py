@@ -264,7 +264,7 @@ print(hashlib.sha256(repr(sorted(first.items())).encode()).hexdigest())
 @compiled
 @pytest.mark.programs
 def test_the_number_of_threads_changes_no_bit():
-    """Of no loop: with one, two and three threads, in three Python threads at once, after an error, and after a fork."""
+    """Of no loop: with one to three threads, in three Python threads at once, after an error, and after a fork."""
     said = []
     for threads in (1, 2, 3):
         env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
