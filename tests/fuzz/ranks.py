@@ -323,7 +323,11 @@ def disagreements(comm: Any, chance: random.Random, odd: int) -> dict[str, Calla
     from dbrdist import optimizer_hooks as hooks
     from dbrdist import optimizers
     from dbrdist import random as chances
-    from dbrdist.comm import create_multi_node_optimizer
+    from dbrdist.comm import create_multi_node_evaluator, create_multi_node_optimizer
+    from dbrdist.comm.links import MultiNodeBatchNormalization
+    from dbrdist.dataset import concat_examples
+    from dbrdist.iterators import SerialIterator
+    from dbrdist.training.extensions import Evaluator
 
     is_odd, x = comm.rank == odd, np.ones((2, 3), np.float32)
 
@@ -365,6 +369,29 @@ def disagreements(comm: Any, chance: random.Random, odd: int) -> dict[str, Calla
         made.target.W.array[...] += is_odd
         train(made)
 
+    examples = [(x[0] + k, np.int32(k % 2)) for k in range(4 * comm.size)]
+    part = {"rank": comm.rank, "size": comm.size, "seed": 7}
+
+    def iterator() -> None:
+        made, odd_one = L.Classifier(L.Linear(3, 2, initialW=1)), {"seed": 8} if is_odd else {}
+        joint = create_multi_node_optimizer(optimizers.SGD(0.1), comm).setup(made)
+        joint.update(made, *concat_examples(next(SerialIterator(examples, 2 * comm.size, **part | odd_one))))
+
+    def dataset() -> None:
+        rows = examples[:: -1 if is_odd else 1]
+        test = SerialIterator(rows, comm.size, repeat=False, shuffle=False, **part)
+        create_multi_node_evaluator(Evaluator(test, L.Classifier(L.Linear(3, 2, initialW=1))), comm)()
+
+    def evaluators() -> None:
+        tests = [SerialIterator(examples[:n], 2, repeat=False, shuffle=False) for n in (2, 4)]
+        net = L.Classifier(L.Linear(3, 2, initialW=1))
+        made = [create_multi_node_evaluator(Evaluator(test, net), comm) for test in tests]
+        for each in made[:: -1 if is_odd else 1]:
+            each()
+
+    def normalization() -> None:
+        MultiNodeBatchNormalization(3, comm, eps=1e-3 if is_odd else 2e-5)(np.stack([x[0] + k for k in range(3)]))
+
     def messages() -> None:
         if comm.rank < 2:
             comm.send(np.ones(100_000), 1 - comm.rank, 3) if is_odd else comm.recv(1 - comm.rank, 4)
@@ -383,6 +410,7 @@ def disagreements(comm: Any, chance: random.Random, odd: int) -> dict[str, Calla
         "noise": noise, "order": order, "frozen": frozen,
         "count": lambda: train(optimizer(), num_samples=1.5 if is_odd else 1),
         "argument": lambda: comm.allreduce("x" if is_odd else x),
+        "iterator": iterator, "dataset": dataset, "evaluators": evaluators, "normalization": normalization,
         "messages": messages, "crossed": crossed, "drift": drift, "changed": changed,
     }  # fmt: skip
 
@@ -470,20 +498,32 @@ def plant(name: str) -> None:
                 raise ValueError("expected a dataset with examples")
 
         serial._check_arguments = strict
-    elif name in ("late-alone", "helpers-are-ranks", "known-file", "drift-unseen"):
+    elif name in PLANTS:
         _plant_more(name)
     else:
         raise ValueError(f"unknown plant {name!r}")
 
 
 def _plant_more(name: str) -> None:
+    from dbrdist.comm.data import evaluator
     from dbrdist.comm.failure import watch
-    from dbrdist.comm.steps import drift
+    from dbrdist.comm.functions import normalization
+    from dbrdist.comm.protocol import shares
+    from dbrdist.comm.steps import drift, introduction
     from dbrdist.comm.steps.policies import all_ranks, policy
     from dbrdist.comm.transport import environment
 
     if name == "drift-unseen":
         drift.Drift.look = lambda self, t: None
+    elif name == "orders-unseen":
+        introduction.batches_in_words = lambda *args: []
+        introduction.check_examples = lambda *args: None
+    elif name == "examples-unseen":
+        shares.ranks_with_others = lambda *args: []
+    elif name == "evaluators-unseen":
+        evaluator.are_same = lambda entries: True
+    elif name == "normalizations-unseen":
+        normalization._MARKS = 0
     elif name == "late-alone":
         all_ranks.AllRanks.work_alone = policy.StepPolicy.work_alone
     elif name == "helpers-are-ranks":
@@ -507,7 +547,8 @@ def _look_without_seeds(look: Any) -> Any:
 
 
 PLANTS = ("counts-forget", "own-networks", "seeds-differ", "cut-counts", "users-communicator", "unchecked",
-          "kept-memory", "no-empty-parts", "late-alone", "helpers-are-ranks", "known-file", "drift-unseen")  # fmt: skip
+          "kept-memory", "no-empty-parts", "late-alone", "helpers-are-ranks", "known-file", "drift-unseen",
+          "orders-unseen", "examples-unseen", "evaluators-unseen", "normalizations-unseen")  # fmt: skip
 
 
 # ---- running them ----

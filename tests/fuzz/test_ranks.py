@@ -13,7 +13,8 @@ WHERE = {
     "cut-counts": "disagreement", "users-communicator": "lifetimes", "unchecked": "arguments",
     "kept-memory": "lifetimes", "no-empty-parts": "evaluation",
     "late-alone": "late", "helpers-are-ranks": "helpers", "known-file": "reports",
-    "drift-unseen": "disagreement",
+    "drift-unseen": "disagreement", "orders-unseen": "disagreement", "examples-unseen": "disagreement",
+    "evaluators-unseen": "disagreement", "normalizations-unseen": "disagreement",
 }  # fmt: skip
 
 
@@ -30,5 +31,5 @@ def test_each_planted_fault_has_its_jobs():
 @pytest.mark.parametrize("name", ranks.PLANTS)
 def test_a_planted_fault_is_found(name):
     jobs.mpiexec()
-    words = ["--jobs", "40", "--ranks", "3", "--seed", "3", "--limit", "15", "--stop"]
+    words = ["--jobs", "120", "--ranks", "3", "--seed", "3", "--limit", "15", "--stop"]
     assert ranks.main([*words, "--plant", name, "--kinds", WHERE[name]]) == 1

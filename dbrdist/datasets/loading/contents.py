@@ -29,7 +29,7 @@ def known_examples(dataset: Any) -> list[Known]:
     return found
 
 
-def known_example(dataset: Any, i: int) -> Any:
+def known_example(dataset: Any, i: int) -> object:
     """Example ``i``, or what it is made of, as far as that costs nothing to tell; None where it does."""
     if type(dataset) in (list, tuple, range, np.ndarray):
         return dataset[i]

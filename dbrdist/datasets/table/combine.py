@@ -53,7 +53,7 @@ class TupleDataset:
         """The datasets beside each other."""
         return tuple(self._datasets)
 
-    def known_example(self, i: int) -> Any:
+    def known_example(self, i: int) -> object:
         """What is known of example ``i`` without reading it."""
         return [known_example(d, i) for d in self._datasets]
 
@@ -116,7 +116,7 @@ class DictDataset:
     def __len__(self) -> int:
         return self._length
 
-    def known_example(self, i: int) -> Any:
+    def known_example(self, i: int) -> object:
         """What is known of example ``i`` without reading it."""
         return [known_example(d, i) for d in self._datasets.values()]
 
@@ -157,7 +157,7 @@ class ConcatenatedDataset(DatasetMixin):
         k = int(np.searchsorted(self._ends, i, side="right"))
         return self._datasets[k], i - (int(self._ends[k - 1]) if k else 0)
 
-    def known_example(self, i: int) -> Any:
+    def known_example(self, i: int) -> object:
         """What is known of example ``i`` without reading it."""
         return known_example(*self._locate(i))
 
@@ -198,7 +198,7 @@ class TransformDataset(DatasetMixin):
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def known_example(self, i: int) -> Any:
+    def known_example(self, i: int) -> object:
         """What is known of example ``i`` before it is changed, without reading it."""
         return known_example(self._dataset, i)
 
@@ -233,7 +233,7 @@ class AugmentedDataset(DatasetMixin):
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def known_example(self, i: int) -> Any:
+    def known_example(self, i: int) -> object:
         """What is known of example ``i`` before it is changed, without reading it."""
         return known_example(self._dataset, i)
 

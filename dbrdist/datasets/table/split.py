@@ -49,7 +49,7 @@ class SubDataset(DatasetMixin):
         position = self._start + int(i) % self._size
         return position if self._order is None else int(self._order[position])
 
-    def known_example(self, i: int) -> Any:
+    def known_example(self, i: int) -> object:
         """What is known of example ``i`` without reading it."""
         return known_example(self._dataset, self._index(i))
 
