@@ -375,7 +375,8 @@ def disagreements(comm: Any, chance: random.Random, odd: int) -> dict[str, Calla
     def iterator() -> None:
         made, odd_one = L.Classifier(L.Linear(3, 2, initialW=1)), {"seed": 8} if is_odd else {}
         joint = create_multi_node_optimizer(optimizers.SGD(0.1), comm).setup(made)
-        joint.update(made, *concat_examples(next(SerialIterator(examples, 2 * comm.size, **part | odd_one))))
+        batches = SerialIterator(examples, 2 * comm.size, **part | odd_one)
+        joint.update(made, *concat_examples(next(batches)))
 
     def dataset() -> None:
         rows = examples[:: -1 if is_odd else 1]
