@@ -11,18 +11,21 @@ import contextlib
 import gc
 import linecache
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from dbrdist.core.array import backend, random
 from dbrdist.core.array.config import config
 from dbrdist.core.array.declared import DeclaredBlock, declaring
-from dbrdist.core.array.types import Array
+from dbrdist.core.array.types import Array, CudaGraph, CudaPool, CudaStream
+from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.model.reporter import Reporter, get_current_reporter
+from dbrdist.core.tape.node import VariableNode
 from dbrdist.core.tape.variable import Variable
+from dbrdist.core.update.optimizer import GradientMethod
 from dbrdist.core.update.replayed_update import ReplayedUpdate, plain_values, switches_of, why_not_captured
 from dbrdist.core.usage.mistakes import warn
 from dbrdist.errors import CaptureError
@@ -32,7 +35,10 @@ _WARM_UP = 3  # eager steps before a capture, the last one on its stream and wit
 _MOST_GRAPHS = 8  # of one updater, each with memory of its own
 _LIBRARIES = ("", "dbrdist", "cupy", "cupyx", "cupy_backends", "numpy", "contextlib")
 
-Named = Mapping[str, Any]
+Args: TypeAlias = tuple[Array, ...]
+Named: TypeAlias = Mapping[str, Array]
+Attribute: TypeAlias = tuple[dict[str, Any], str, Array]  # of which object, its name and value
+Loss: TypeAlias = Callable[..., Variable]
 
 
 class CapturedSteps:
@@ -43,13 +49,13 @@ class CapturedSteps:
     """
 
     def __init__(self) -> None:
-        self._steps: dict[Any, _Step] = {}
+        self._steps: dict[tuple[object, ...], _Step] = {}
         self._said: set[str] = set()
         self._is_first = True
-        self._stream: Any = None
+        self._stream: CudaStream | None = None
 
     def update(
-        self, optimizer: Any, loss_func: Callable[..., Any], args: tuple[Any, ...], named: Named, told: Named
+        self, optimizer: GradientMethod, loss_func: Loss, args: Args, named: Named, told: Mapping[str, int]
     ) -> None:
         """One step: replayed if it was captured, captured if it is time to, otherwise eager.
 
@@ -80,7 +86,7 @@ class CapturedSteps:
                 step.reason = str(e)
                 self._run_eagerly(step.reason, optimizer, loss_func, args, named)
 
-    def _step_of(self, optimizer: Any, loss_func: Any, args: tuple[Any, ...], named: Named) -> _Step | None:
+    def _step_of(self, optimizer: GradientMethod, loss_func: Loss, args: Args, named: Named) -> _Step | None:
         key = id(optimizer), loss_func, _kinds(args), tuple(named), _kinds(named.values()), switches_of(optimizer)
         key = *key, plain_values(config.__dict__.values())
         step = self._steps.get(key)
@@ -94,7 +100,7 @@ class CapturedSteps:
             step = self._steps[key] = _Step(self._stream)
         return step
 
-    def _run_eagerly(self, reason: str, optimizer: Any, loss_func: Any, args: tuple[Any, ...], named: Named) -> None:
+    def _run_eagerly(self, reason: str, optimizer: GradientMethod, loss_func: Loss, args: Args, named: Named) -> None:
         if reason not in self._said:
             self._said.add(reason)
             warn(f"the step is not captured as a CUDA graph and runs eagerly: {reason}")
@@ -106,12 +112,12 @@ class CapturedSteps:
         return sum(step.graph is not None for step in self._steps.values())
 
 
-def _kinds(values: Any) -> tuple[Any, ...]:
+def _kinds(values: Iterable[Array]) -> tuple[object, ...]:
     """Shapes, strides and types of arrays; numbers as they are."""
     return tuple([(v.shape, v.strides, v.dtype) if backend.is_array(v) else v for v in values])
 
 
-def _why_not_inputs(values: tuple[Any, ...]) -> str | None:
+def _why_not_inputs(values: Args) -> str | None:
     for v in values:
         if isinstance(v, np.ndarray):
             return "an input of the step is in host memory; name a device for the updater"
@@ -127,19 +133,19 @@ class _NotCaptured(Exception):
 class _Step:
     """One kind of step: how often it ran, then its graph."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: CudaStream) -> None:
         self.reason: str | None = None
-        self.graph: Any = None
+        self.graph: CudaGraph | None = None
         self._stream = stream
         self._num_eager = 0
-        self._pool: Any = None
-        self._args: tuple[Any, ...] = ()
-        self._named: dict[str, Any] = {}
+        self._pool: CudaPool | None = None
+        self._args: Args = ()
+        self._named: dict[str, Array] = {}
         self._block: DeclaredBlock | None = None
         self._host: ReplayedUpdate | None = None
         self._reported: dict[str, Array] = {}
         self._num_draws = 0
-        self._persistent: list[tuple[dict[str, Any], str, Array]] = []  # arrays of links, such as running statistics
+        self._persistent: list[Attribute] = []  # arrays of links, such as running statistics
 
     @property
     def is_stale(self) -> bool:
@@ -148,10 +154,10 @@ class _Step:
             return False
         return not self._host.is_current or any(values[name] is not a for values, name, a in self._persistent)
 
-    def run(self, optimizer: Any, loss_func: Callable[..., Any], args: tuple[Any, ...], named: Named) -> None:
+    def run(self, optimizer: GradientMethod, loss_func: Loss, args: Args, named: Named) -> None:
         """Warm up, capture or replay."""
         if self.graph is None:
-            if self._num_eager < _WARM_UP - 1 or optimizer._first_updates is not None:
+            if self._num_eager < _WARM_UP - 1 or not optimizer.updates_jointly:
                 self._num_eager += 1
                 optimizer.update(loss_func, *args, **named)
                 return
@@ -178,7 +184,7 @@ class _Step:
         finally:
             outer.wait_event(after)
 
-    def _warm_up(self, optimizer: Any, loss_func: Any, args: tuple[Any, ...], named: Named) -> None:
+    def _warm_up(self, optimizer: GradientMethod, loss_func: Loss, args: Args, named: Named) -> None:
         """An eager step with the memory of the graph, and a look at what it leaves in the links."""
         cuda = backend.import_cupy().cuda
         self._pool = cuda.MemoryPool()
@@ -187,7 +193,7 @@ class _Step:
             optimizer.update(loss_func, *args, **named)
         self.reason = links.why_not()
 
-    def _capture(self, optimizer: Any, loss_func: Any, args: tuple[Any, ...], named: Named) -> None:
+    def _capture(self, optimizer: GradientMethod, loss_func: Loss, args: Args, named: Named) -> None:
         cuda = backend.import_cupy().cuda
         self._host = ReplayedUpdate(optimizer)
         draws, links = random.get_state(), _Attributes(optimizer.target)
@@ -209,7 +215,7 @@ class _Step:
             self._host, self.graph = None, None
             raise _NotCaptured("the step changes the rules of its own update")
 
-    def _record(self, optimizer: Any, loss_func: Any) -> None:
+    def _record(self, optimizer: GradientMethod, loss_func: Loss) -> None:
         assert self._block is not None
         was_collecting, graph = gc.isenabled(), None
         gc.collect()  # what is destroyed later could disturb the capture
@@ -230,7 +236,7 @@ class _Step:
                 raise CaptureError(f"{name!r} is reported as a {type(value).__name__} of the host")
         self.graph = graph
 
-    def _replay(self, args: tuple[Any, ...], named: Named) -> None:
+    def _replay(self, args: Args, named: Named) -> None:
         assert self._host is not None and self._block is not None
         self._host.begin()
         with self._here():
@@ -262,9 +268,9 @@ def _own_products() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _observing() -> Iterator[dict[str, Any]]:
+def _observing() -> Iterator[dict[str, Array]]:
     """What is reported within the block, apart from what was reported before."""
-    observation: dict[str, Any] = {}
+    observation: dict[str, Array] = {}
     reporter = _current_reporter()
     with contextlib.nullcontext() if reporter is None else reporter.scope(observation):
         yield observation
@@ -280,10 +286,10 @@ def _current_reporter() -> Reporter | None:
 class _Attributes:
     """The attributes of all links at one time: what a step changes there, and reads again, is state of the host."""
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: Link) -> None:
         self._links = list(target.namedlinks())
         self._before = [dict(vars(link)) for _, link in self._links]
-        self._stale: dict[Any, str] = {}
+        self._stale: dict[VariableNode, str] = {}
 
     def why_not(self) -> str | None:
         """Why a step that has just run cannot be captured: it counts, or rebinds arrays."""
@@ -304,10 +310,10 @@ class _Attributes:
                     continue
                 yield path or "/", name, old, new
 
-    def persistent_arrays(self) -> Iterator[tuple[dict[str, Any], str, Array]]:
+    def persistent_arrays(self) -> Iterator[Attribute]:
         """Arrays that are saved with the links: the attributes of which, the name and the array."""
         for (_, link), before in zip(self._links, self._before):
-            for name in link._persistent:
+            for name in vars(link).get("_persistent", ()):
                 if backend.is_array(before.get(name)):
                     yield vars(link), name, before[name]
 
@@ -317,14 +323,14 @@ class _Attributes:
         for path, name, old, _ in list(self._changed()):
             vars(links[path])[name] = old
 
-    def watched(self, loss_func: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(self, loss_func: Loss) -> Loss:
         """A loss function that refuses a graph in which a Variable of the last step takes part."""
         for (path, _), before in zip(self._links, self._before):
             for name, value in before.items():
                 if isinstance(value, Variable) and not isinstance(value, Parameter):
                     self._stale[value.node] = f"{name!r} of the link {path or '/'}"
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: Array, **kwargs: Array) -> Variable:
             loss = loss_func(*args, **kwargs)
             for node in _nodes_behind(loss):
                 if node in self._stale:
@@ -334,8 +340,9 @@ class _Attributes:
         return call
 
 
-def _nodes_behind(loss: Any) -> Iterator[Any]:
-    seen, waiting = set(), [loss.node] if isinstance(loss, Variable) else []
+def _nodes_behind(loss: Variable) -> Iterator[VariableNode]:
+    seen: set[VariableNode] = set()
+    waiting = [loss.node] if isinstance(loss, Variable) else []
     while waiting:
         node = waiting.pop()
         if node not in seen:

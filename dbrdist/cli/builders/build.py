@@ -23,13 +23,14 @@ from dbrdist.cli.configuration.settings import Custom, Settings
 from dbrdist.cli.output.refuse import WRONG, Refused
 from dbrdist.cli.output.words import said
 from dbrdist.comm import open_images_once
-from dbrdist.core.array.backend import DeviceSpec, is_floating
+from dbrdist.core.array.backend import DeviceSpec, get_device, is_floating
 from dbrdist.core.array.config import get_dtype
 from dbrdist.core.array.types import Array
 from dbrdist.core.model.link import Link
 from dbrdist.datasets.image import transforms as T
 from dbrdist.datasets.loading.base import Batch
 from dbrdist.datasets.loading.convert import concat_examples
+from dbrdist.datasets.loading.transfer import ConcatWithAsyncTransfer
 from dbrdist.errors import ConfigError
 from dbrdist.training.extension import as_extension
 
@@ -268,16 +269,20 @@ def _custom_data(config: Config, settings: Custom, origin: Origin) -> Data:
 
 
 def converter(dtype: DTypeLike) -> Callable[[Any, Any], Any]:
-    """Stacks examples and casts floating numbers to `dtype`."""
+    """Stacks examples and casts floating numbers to `dtype`; a GPU gets them from pinned memory while it computes."""
     dtype = get_dtype(dtype)
+    send = ConcatWithAsyncTransfer()
 
     def cast(x: Any) -> Array:
         own = x.dtype
         return x if own == dtype or own.kind in "biu" or not is_floating(own) else x.astype(dtype)
 
     def convert(batch: Any, device: DeviceSpec | None = None) -> Any:
-        is_here = device is None and isinstance(batch, Batch)
-        arrays = batch.finished(dtype).arrays if is_here else concat_examples(batch, device)
+        if device is not None and get_device(device).module != "numpy":
+            arrays = send.convert(batch, device, dtype=dtype)
+        else:
+            is_here = device is None and isinstance(batch, Batch)
+            arrays = batch.finished(dtype).arrays if is_here else concat_examples(batch, device)
         if isinstance(arrays, tuple):
             for x in arrays:
                 if x.dtype != dtype and x.dtype.kind not in "biu":

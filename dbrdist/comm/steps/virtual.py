@@ -84,9 +84,9 @@ class VirtualUpdater(StandardUpdater):
         input_device: DeviceSpec | None = None,
         grad_dtype: str | None = None,
     ) -> None:
-        options = {} if input_device is None else {"input_device": input_device}
+        rest = loss_func, loss_scale, auto_new_epoch
         with agree.together(communicator):
-            super().__init__(iterator, optimizer, converter, device, loss_func, loss_scale, auto_new_epoch, **options)
+            super().__init__(iterator, optimizer, converter, device, *rest, input_device=input_device)
             _check(self._iterators, self._optimizers, communicator)
             if reproducible and communicator.get_config("allreduce_grad_dtype") is not None:
                 raise ValueError("reproducible sums keep their type: expected allreduce_grad_dtype of None")

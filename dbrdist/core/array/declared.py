@@ -12,13 +12,16 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dbrdist.core.array import backend
-from dbrdist.core.array.types import Array, HostArray
+from dbrdist.core.array.types import Array, CudaEvent, CudaStream, DType, HostArray
 from dbrdist.errors import CaptureError
+
+Numbers: TypeAlias = float | np.generic | tuple[float, ...]
 
 _ALIGNMENT = 8  # bytes: the largest type of a value
 _NUM_COPIES = 4  # of the block in pinned memory, so that the host need not wait for the last one
@@ -33,17 +36,17 @@ class DeclaredBlock:
 
     def __init__(self, num_bytes: int = 1 << 16) -> None:
         xp = backend.import_cupy()
-        self._device = xp.zeros(num_bytes, np.uint8)
+        self._device: Any = xp.zeros(num_bytes, np.uint8)
         self._host = np.zeros(num_bytes, np.uint8)
         self._pinned = [backend.pinned_bytes(num_bytes) for _ in range(_NUM_COPIES)]
-        self._sent: list[Any] = [None] * _NUM_COPIES  # events: when the copy from each was done
+        self._sent: list[CudaEvent | None] = [None] * _NUM_COPIES  # events: when the copy from each was done
         self._turn = 0
         self._end = 0
-        self._values: list[tuple[HostArray, Callable[[], Any]]] = []
+        self._values: list[tuple[HostArray, Callable[[], Numbers]]] = []
         self.kept: list[Array] = []  # arrays of caches, which a graph uses as long as it lives
         self.overflow: Array | None = None  # the flag: whether gradients hold NaN or infinity
 
-    def declare(self, values: Callable[[], Any], count: int, dtype: Any) -> Array:
+    def declare(self, values: Callable[[], Numbers], count: int, dtype: DTypeLike) -> Array:
         """A device array of ``count`` numbers, which holds what ``values()`` returns before each replay."""
         place, host = self._take(count, np.dtype(dtype))
         self._values.append((host, values))
@@ -59,14 +62,14 @@ class DeclaredBlock:
             self.overflow = self._take(1, np.dtype(bool))[0].reshape(())
         return self.overflow
 
-    def _take(self, count: int, dtype: np.dtype[Any]) -> tuple[Array, HostArray]:
+    def _take(self, count: int, dtype: DType) -> tuple[Array, HostArray]:
         start, stop = self._end, self._end + count * dtype.itemsize
         if stop > self._host.size:
             raise CaptureError(f"the step has more than {self._host.size} bytes of numbers that change")
         self._end = -(-stop // _ALIGNMENT) * _ALIGNMENT
         return self._device[start:stop].view(dtype), self._host[start:stop].view(dtype)
 
-    def send(self, stream: Any) -> None:
+    def send(self, stream: CudaStream) -> None:
         """Compute all values and copy them to the device, on a stream, before what that does next."""
         for place, values in self._values:
             place[...] = values()
@@ -88,14 +91,16 @@ class DeclaredNumber:
     def __init__(self, block: DeclaredBlock, value: Callable[[], float]) -> None:
         self._block, self._value = block, value
 
-    def as_type(self, dtype: Any) -> Array:
+    def as_type(self, dtype: DTypeLike) -> Array:
         """A 0-d array on the device."""
-        value, scalar = self._value, np.dtype(dtype).type
+        value: Callable[[], float] = self._value
+        scalar: Any = np.dtype(dtype).type
         return self._block.declare(lambda: scalar(value()), 1, dtype).reshape(())
 
-    def inverse(self, dtype: Any) -> Array:
+    def inverse(self, dtype: DTypeLike) -> Array:
         """1 / the number, computed in float64."""
-        value, scalar = self._value, np.dtype(dtype).type
+        value: Callable[[], float] = self._value
+        scalar: Any = np.dtype(dtype).type
         return self._block.declare(lambda: scalar(1.0 / value()), 1, dtype).reshape(())
 
 

@@ -148,3 +148,43 @@ Operator: TypeAlias = Callable[..., Array]
 
 IndexOfAxis: TypeAlias = int | slice | EllipsisType | Array | Sequence[int] | None
 Index: TypeAlias = IndexOfAxis | tuple[IndexOfAxis, ...]
+
+
+# ---- streams, graphs and memory of a GPU
+
+
+class CudaEvent(Protocol):
+    """CuPy's: a point in the work of a stream."""
+
+    def record(self, stream: CudaStream) -> None: ...
+    def synchronize(self) -> None: ...
+
+
+class CudaGraph(Protocol):
+    """CuPy's: what was captured of a stream."""
+
+    def launch(self, stream: CudaStream) -> None: ...
+
+
+class CudaStream(Protocol):
+    """CuPy's: a queue of work on one device."""
+
+    ptr: int
+
+    def __enter__(self) -> CudaStream: ...
+    def __exit__(self, *exc: object) -> None: ...
+    def begin_capture(self) -> None: ...
+    def end_capture(self) -> CudaGraph: ...
+    def wait_event(self, event: CudaEvent) -> None: ...
+
+
+class CudaPointer(Protocol):
+    """CuPy's: memory of a pool."""
+
+    ptr: int
+
+
+class CudaPool(Protocol):
+    """CuPy's: memory of a device that is given out again."""
+
+    def malloc(self, num_bytes: int) -> CudaPointer: ...

@@ -8,6 +8,7 @@ from typing import Any
 
 from dbrdist.core.array import declared
 from dbrdist.core.array.backend import Array, get_array_module, on
+from dbrdist.core.model.flat import Run
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.errors import CaptureError
 
@@ -64,6 +65,18 @@ class LossScaling:
             factor = self._loss_scale_growth if self._was_unsafe else 2.0
         self._loss_scale = max(1.0, min(_MAX_LOSS_SCALE, self._loss_scale * factor))
 
+    def follow_overflow(self, is_there: bool) -> None:
+        """Adapt a dynamic loss scale to what a replayed update found, and left out; the gradients are named.
+
+        Args:
+            is_there: whether gradients hold NaN or infinity.
+        """
+        self._is_safe = True
+        if is_there:
+            self.check_nan_in_grads()
+            self._is_safe = False
+        self.update_loss_scale()
+
     def check_nan_in_grads(self) -> None:
         """If the loss scale is dynamic, look for NaN and infinity in the gradients, and warn of them by name."""
         self._is_safe = True
@@ -93,11 +106,11 @@ class LossScaling:
             xp = get_array_module(run.grad)
             xp.logical_or(flag, xp.logical_not(xp.isfinite(run.grad).all()), out=flag)
 
-    def runs(self) -> Iterable[Any]:
+    def runs(self) -> Iterable[Run]:
         """The runs of flat memory that an update covers; gradients elsewhere have no overflow flag on a device."""
         raise CaptureError(f"{type(self).__name__} looks for overflows on the host")
 
-    def scale_of_step(self) -> Any:
+    def scale_of_step(self) -> float | declared.DeclaredNumber | None:
         """The loss scale; in a captured step what that declares, so that each replay has its own."""
         block = None if self._loss_scale is None else declared.current()
         return self._loss_scale if block is None else block.number(lambda: float(self._loss_scale or 1.0))

@@ -364,6 +364,15 @@ class GradientMethod(Optimizer):
             self._watch = Watch([*self.target.links(), *everything, *rules, *(r.hyperparam for r in rules)])
         return self._parts
 
+    def planned(self) -> tuple[list[Part], Watch | None]:
+        """The plan of updates, and what tells whether it still holds: another object after the plan has changed."""
+        return self._plan(), self._watch
+
+    @property
+    def updates_jointly(self) -> bool:
+        """Whether whole runs of flat memory are all that an update changes, and first updates have been looked at."""
+        return not self._alone and self._sharding is None and self._first_updates is None
+
     def divide(self, sharding: Sharding | None) -> None:
         """Update only parts of the parameters from now on, as ``sharding`` says; other ranks update the rest."""
         self._sharding = sharding

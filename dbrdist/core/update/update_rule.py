@@ -163,11 +163,12 @@ class UpdateRule:
         if found is None or update is None:
             return False
         name, numbers = found
+        given: tuple[Any, ...] | Array = numbers
         if type(run.data) is not np.ndarray and (block := declared.current()) is not None:
-            numbers = self._declared_numbers(block, state, len(numbers))
-        return bool(update(name, (run.data, run.grad, *state), numbers, before))
+            given = self._declared_numbers(block, state, len(numbers))
+        return bool(update(name, (run.data, run.grad, *state), given, before))
 
-    def _declared_numbers(self, block: declared.DeclaredBlock, state: list[Array], count: int) -> Any:
+    def _declared_numbers(self, block: declared.DeclaredBlock, state: list[Array], count: int) -> Array:
         """The numbers of :meth:`kernel` in a captured step: those of each replay."""
         return block.declare(lambda: self.kernel(self._hyperparam.in_numbers(), self.t, state)[1], count, np.float64)  # type: ignore[index]
 

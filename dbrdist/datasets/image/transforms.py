@@ -18,7 +18,8 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from dbrdist.core.array.backend import Array, get_array_module
+from dbrdist import kernels
+from dbrdist.core.array.backend import Array, device_of, get_array_module
 from dbrdist.core.array.random import SampleGenerator
 from dbrdist.core.names.limits import positive
 from dbrdist.datasets.image.crops import CenterCrop as CenterCrop
@@ -285,16 +286,30 @@ class Finisher:
 
     def _from_table(self, images: Array, dtype: Any) -> Any:
         *values, layout = self._compose.transforms
-        if images.dtype != np.uint8 or not isinstance(images, np.ndarray) or not _is_table(values, layout):
+        if images.dtype != np.uint8 or not _is_table(values, layout):
             return None
-        key = (images.shape[-1], dtype)
+        if not isinstance(images, np.ndarray):
+            return None if images.ndim != 4 else kernels.by_table(images, self._on_device(values, images, dtype))
+        found = lookup(images, self._table(values, images.shape[-1], dtype))
+        return None if found is None else np.moveaxis(found, -1, -3)
+
+    def _table(self, values: Sequence[Any], num_channels: int, dtype: Any) -> Array:
+        key = (num_channels, dtype)
         table = self._tables.get(key)
         if table is None:
-            every = np.repeat(np.arange(256, dtype=np.uint8)[None, :, None], images.shape[-1], axis=2)
+            every = np.repeat(np.arange(256, dtype=np.uint8)[None, :, None], num_channels, axis=2)
             table = _cast(Compose(values)(every).astype(np.float32, copy=False), dtype)[0]
             self._tables[key] = table
-        found = lookup(images, table)
-        return None if found is None else np.moveaxis(found, -1, -3)
+        return table
+
+    def _on_device(self, values: Sequence[Any], images: Array, dtype: Any) -> Array:
+        """The table on the GPU of the images, so that they have the same numbers there as on the host."""
+        device = device_of(images)
+        key = (images.shape[-1], dtype, device)
+        table = self._tables.get(key)
+        if table is None:
+            table = self._tables[key] = device.send(self._table(values, images.shape[-1], dtype))
+        return table
 
 
 def _is_table(values: Sequence[Any], layout: Any) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dbrdist.core.array.backend import Array, Device, DeviceSpec, get_device, is_array, using_device
 from dbrdist.datasets.loading.base import Batch
@@ -201,6 +202,19 @@ class ConcatWithAsyncTransfer:
 
     def __call__(self, batch: Any, device: DeviceSpec | None = None, padding: int | None = None) -> Any:
         """The arrays of a batch on ``device``; None and the CPU: as ``concat_examples`` gives them."""
+        return self.convert(batch, device, padding)
+
+    def convert(
+        self, batch: Any, device: DeviceSpec | None, padding: int | None = None, dtype: DTypeLike | None = None
+    ) -> Any:
+        """As a call; images that become floating numbers on the device only are of ``dtype`` then.
+
+        Args:
+            batch: a list of examples, or a :class:`~dbrdist.datasets.Batch`.
+            device: where the arrays go.
+            padding: fills arrays of several sizes up, as in ``concat_examples``.
+            dtype: the floating type of images that are sent as uint8; None is float32.
+        """
         found = None if device is None else get_device(device)
         if found is None or found.module == "numpy":
             return concat_examples(batch, found, padding)
@@ -211,7 +225,7 @@ class ConcatWithAsyncTransfer:
         with using_device(found):
             self._follow(found.xp.cuda)
             if isinstance(batch, Batch):
-                return batch.to_device(self._sender)
+                return batch.to_device(self._sender, dtype)
             return _each(self._sender.send, concat_examples(batch, None, padding))
 
     def _follow(self, cuda: Any) -> None:

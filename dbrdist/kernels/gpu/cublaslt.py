@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dbrdist.core.array import backend
-from dbrdist.core.array.types import Array
+from dbrdist.core.array.types import Array, CudaPointer, DType
 from dbrdist.errors import CaptureError
 from dbrdist.kernels.unsupported import Unsupported
 
@@ -141,7 +141,10 @@ def _operand(a: Array) -> _Operand | None:
 class _Product:
     """A product of given types, shapes and layouts: what describes it, and the algorithm that was chosen."""
 
-    def __init__(self, device: int, dtype: Any, m: int, k: int, n: int, a: _Operand, b: _Operand, y: _Operand) -> None:
+    def __init__(
+        self, device: int, dtype: DType, sizes: tuple[int, int, int], a: _Operand, b: _Operand, y: _Operand
+    ) -> None:
+        m, k, n = sizes
         self._handle = _local.handle(device)
         self._description = c_void_p()
         wide = dtype.itemsize == 8
@@ -177,7 +180,7 @@ class _Product:
         )  # fmt: skip
 
 
-def _layout(dtype: Any, rows: int, columns: int, x: _Operand, num_stacked: int) -> c_void_p:
+def _layout(dtype: DType, rows: int, columns: int, x: _Operand, num_stacked: int) -> c_void_p:
     """A matrix (rows, columns) by columns; or its transpose, where that is what is stored so."""
     made = c_void_p()
     size = (columns, rows) if x.is_by_columns else (rows, columns)
@@ -228,7 +231,7 @@ def product(a: Array, b: Array, out: Array | None = None) -> Array:
     key = device, a.dtype, m, k, n, of_a, of_b, of_y
     planned = _local.products.get(key)
     if planned is None:
-        planned = _local.products[key] = _Product(device, a.dtype, m, k, n, of_a, of_b, of_y)
+        planned = _local.products[key] = _Product(device, a.dtype, (m, k, n), of_a, of_b, of_y)
     room = cuda.alloc(planned.workspace_bytes) if planned.workspace_bytes else None
     _run(planned, a, b, y, room, cuda.get_current_stream().ptr)
     if out is not None and out is not y:
@@ -237,7 +240,7 @@ def product(a: Array, b: Array, out: Array | None = None) -> Array:
     return y
 
 
-def _run(planned: _Product, a: Array, b: Array, y: Array, room: Any, stream: int) -> None:
+def _run(planned: _Product, a: Array, b: Array, y: Array, room: CudaPointer | None, stream: int) -> None:
     planned.run(a.data.ptr, b.data.ptr, y.data.ptr, 0 if room is None else room.ptr, stream)
 
 

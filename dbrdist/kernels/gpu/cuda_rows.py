@@ -1,4 +1,4 @@
-"""Softmax, layer normalization and dropout on a GPU, each in one kernel of our own; sums run in one order."""
+"""Softmax, layer normalization, dropout and inputs on a GPU, each in one kernel of our own; sums run in one order."""
 
 from __future__ import annotations
 
@@ -134,9 +134,33 @@ def _plan_dropout(x: Array, length: int, draw: Draw, threshold: int, scale: floa
     return dropout
 
 
+# ---- inputs
+
+
+def _plan_by_table(x: Array, table: Array) -> Any:
+    """See device_dispatch.by_table."""
+    cuda_source.require(table)
+    cuda_source.require_here(x)
+    n, h, w, c = x.shape
+    if x.dtype != np.uint8 or table.shape != (256, c) or not x.size:
+        raise Unsupported("images of another type, or a table of other channels")
+    if not (x.flags.c_contiguous and table.flags.c_contiguous):
+        raise Unsupported("memory with gaps, or another order")
+    run, (grid, block) = cuda_source.kernel("layout", "by_table", table.dtype), cuda_source.over(x.size)
+    new, sizes = cuda_source.images((n, c, h, w), table.dtype), (x.size, np.int32(c))
+
+    def by_table(x: Array, table: Array) -> Array:
+        y = new()
+        run(grid, block, (x, table, y, *sizes))
+        return y
+
+    return by_table
+
+
 ROWS = {
     **{name: _plan_softmax(name) for name in ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")},
     "ln_forward": _plan_ln_forward,
     "ln_backward": _plan_ln_backward,
     "dropout": _plan_dropout,
+    "by_table": _plan_by_table,
 }

@@ -346,6 +346,7 @@ ROWS |= {
     "conv_bn_inference": _planner(lambda *_: None),  # which saves nothing here
     "stacked_matmul": _planner(lambda *_: None),
     "dropout": _planner(lambda *_: None),
+    "by_table": _planner(lambda *_: None),
     "conv_forward_and_keep": _planner(lambda *_: None),
     "conv_backward_data_as_laid": _planner(lambda gy, W, x_shape, g, laid: conv_backward_data(gy, W, x_shape, g)),
     "bn_forward_and_move": _planner(lambda *_: None),

@@ -42,3 +42,11 @@ __global__ void widen(const From* x, To* out, long long size, int C, int H, int 
         out[t] = c < C ? cast<To>(x[n * sn + c * sc + i * sh + j * sw]) : To(0.0f);
     }
 }
+
+// Images (N, H, W, C) of bytes: the entry of each value in the table (256, C) of its channel.
+template <typename To>
+__global__ void by_table(const unsigned char* x, const To* table, To* out, long long size, int C) {
+    for (long long t = blockIdx.x * (long long)blockDim.x + threadIdx.x; t < size; t += (long long)gridDim.x * blockDim.x) {
+        out[t] = table[x[t] * C + int(t % C)];
+    }
+}
