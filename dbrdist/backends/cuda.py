@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -18,6 +18,9 @@ from dbrdist.core.array.backend import Array, GpuDevice, get_array_module
 from dbrdist.core.array.backend import get_device as _device_of_spec
 from dbrdist.core.array.config import config
 from dbrdist.core.names.missing_names import error as _error
+
+if TYPE_CHECKING:
+    from dbrdist.core.array.backend import DeviceSpec
 
 __all__ = [
     "DummyDevice",
@@ -195,7 +198,7 @@ def to_cpu(array: Any, stream: Any = None) -> Any:
     return _device_of_spec("@numpy").send(array)
 
 
-def copy(array: Array, out: Array = None, out_device: Any = None, stream: Any = None) -> Array:
+def copy(array: Array, out: Array = None, out_device: DeviceSpec | None = None, stream: Any = None) -> Array:
     """A copy of an array on a GPU, on ``out_device`` or in ``out``."""
     check_cuda_available()
     if out is not None:

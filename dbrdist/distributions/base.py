@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -18,6 +18,9 @@ from dbrdist.core.array.types import Number
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.core.usage.mistakes import refuse
+
+if TYPE_CHECKING:
+    pass
 
 SampleShape = int | Sequence[int]
 
@@ -95,7 +98,7 @@ class Distribution:
         """The entropy in nats."""
         raise self._not_there("entropy")
 
-    def log_prob(self, x: Any) -> Variable:
+    def log_prob(self, x: Operand | Number) -> Variable:
         """The logarithm of the density or probability at ``x`` (sample_shape + batch_shape + event_shape)."""
         raise self._not_there("log_prob")
 
@@ -107,21 +110,21 @@ class Distribution:
         """The probability of an outcome up to ``x``, which is broadcast against the parameters."""
         raise self._not_there("cdf")
 
-    def log_cdf(self, x: Any) -> Variable:
+    def log_cdf(self, x: Operand | Number) -> Variable:
         """The logarithm of :meth:`cdf` at ``x``."""
         with np.errstate(divide="ignore"):
             return F.log(self.cdf(x))
 
-    def survival_function(self, x: Any) -> Variable:
+    def survival_function(self, x: Operand | Number) -> Variable:
         """The probability of an outcome above ``x``."""
         return 1.0 - self.cdf(x)
 
-    def log_survival_function(self, x: Any) -> Variable:
+    def log_survival_function(self, x: Operand | Number) -> Variable:
         """The logarithm of :meth:`survival_function` at ``x``."""
         with np.errstate(divide="ignore"):
             return F.log(self.survival_function(x))
 
-    def icdf(self, x: Any) -> Variable:
+    def icdf(self, x: Operand | Number) -> Variable:
         """The outcome at which :meth:`cdf` is ``x``; NaN where ``x`` is outside [0, 1]."""
         raise self._not_there("icdf")
 
@@ -152,7 +155,7 @@ class Distribution:
         x = as_variable(x)
         return x if backend.is_floating(x.dtype) else F.cast(x, self._like().dtype)
 
-    def _drawn(self, draw: Callable[[np.random.Generator], Any], dtype: DTypeLike | None = None) -> Variable:
+    def _drawn(self, draw: Callable[[np.random.Generator], Array], dtype: DTypeLike | None = None) -> Variable:
         """What ``draw`` makes of a generator, on the device of the parameters and in their type or ``dtype``."""
         like = self._like()
         words = random.raw_words(1, 4)[0]
@@ -203,7 +206,7 @@ def as_parameter(x: Any, dtype: DTypeLike = np.float32) -> Variable:
     return x if backend.is_floating(x.dtype) else F.cast(x, dtype)
 
 
-def in_one_type(*xs: Any) -> list[Variable]:
+def in_one_type(*xs: Operand | Number) -> list[Variable]:
     """Parameters of one distribution; what has no floating type of its own takes that of the others, or float32."""
     found = [x.dtype for x in xs if hasattr(x, "dtype") and backend.is_floating(x.dtype)]
     return [as_parameter(x, found[0] if found else np.float32) for x in xs]

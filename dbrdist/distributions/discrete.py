@@ -120,11 +120,11 @@ class Bernoulli(UnivariateDistribution):
         held = F.where(inside, x, self.xp.zeros_like(x.array))  # what is infinite would be added to its opposite
         return self._within(inside, self._mixed(held, 1.0 - held), x=x)
 
-    def _is_outcome(self, x: Any) -> Array:
+    def _is_outcome(self, x: Operand | Number) -> Array:
         values = value_of(x)
         return (values == 0) | (values == 1) if self.binary_check else (values >= 0) & (values <= 1)
 
-    def prob(self, x: Any) -> Variable:
+    def prob(self, x: Operand | Number) -> Variable:
         x = self._outcome(x)
         inside = self._is_outcome(x)
         held = F.where(inside, x, self.xp.zeros_like(x.array))
@@ -351,7 +351,7 @@ class OneHotCategorical(Categorical):
         xp = self.xp
         return (index[..., None] == xp.arange(self.p.shape[-1])).astype(self.p.dtype)
 
-    def log_prob(self, x: Any) -> Variable:
+    def log_prob(self, x: Operand | Number) -> Variable:
         value = value_of(self._outcome(x))
         is_unit = ((value == 0) | (value == 1)).all(axis=-1) & (value.sum(axis=-1) == 1)
         y = super().log_prob(value.argmax(axis=-1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from dbrdist.distributions.base import (
     see_parameters,
     value_of,
 )
+
+if TYPE_CHECKING:
+    from dbrdist.core.array.types import Array
 
 _EULER = float(np.euler_gamma)
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -45,7 +48,7 @@ class _LocationScale(UnivariateDistribution):
     def sample_n(self, n: int) -> Variable:
         return self.loc + self.scale * self._drawn(lambda rng: self._draw(rng, self._shape(n)))
 
-    def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         raise self._not_there("sample_n")
 
 
@@ -118,7 +121,7 @@ class Normal(_LocationScale):
     def icdf(self, x: Operand | Number) -> Variable:
         return self._quantile(x, lambda p: self.loc + self.scale * F.ndtri(p), -np.inf, np.inf)
 
-    def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         return rng.standard_normal(shape)
 
 
@@ -185,7 +188,7 @@ class Laplace(_LocationScale):
 
         return self._quantile(x, standard, -np.inf, np.inf)
 
-    def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         return rng.laplace(size=shape)
 
 
@@ -267,7 +270,7 @@ class Cauchy(_LocationScale):
         tail = 1.0 / F.tan(math.pi * F.where(is_low, p, F.where(is_high, 1.0 - p, inner * 0.5)))
         return F.where(is_low, -tail, F.where(is_high, tail, middle))
 
-    def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         return rng.standard_cauchy(shape)
 
 
@@ -328,7 +331,7 @@ class Gumbel(_LocationScale):
     def icdf(self, x: Operand | Number) -> Variable:
         return self._quantile(x, lambda p: self.loc - self.scale * F.log(-F.log(p)), -np.inf, np.inf)
 
-    def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         return rng.gumbel(size=shape)
 
 

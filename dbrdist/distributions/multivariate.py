@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from dbrdist.distributions.base import (
     value_of,
     xlogy,
 )
+
+if TYPE_CHECKING:
+    pass
 
 _FROM_ONE = 1e-2  # how far the sum of probabilities may be from 1, which rounded ones are
 
@@ -91,7 +94,7 @@ class Dirichlet(Distribution):
     def _log_norm(self) -> Variable:
         return F.sum(F.lgamma(self.alpha), axis=-1) - F.lgamma(self.alpha0)
 
-    def log_prob(self, x: Any) -> Variable:
+    def log_prob(self, x: Operand | Number) -> Variable:
         x = self._outcome(x)
         value = value_of(x)
         inside = ((value >= 0) & (value <= 1)).all(axis=-1) & (abs(value.sum(axis=-1) - 1) < _FROM_ONE)
@@ -185,7 +188,7 @@ class MultivariateNormal(Distribution):
         k = self.event_shape[0]
         return F.reshape(F.batch_inv(F.reshape(self._lower, (-1, k, k))), self.scale_tril.shape)
 
-    def log_prob(self, x: Any) -> Variable:
+    def log_prob(self, x: Operand | Number) -> Variable:
         x = self._outcome(x)
         inside = ~self.xp.isinf(value_of(x)).any(axis=-1)
         x = F.where(inside[..., None], x, self.xp.zeros_like(x.array))
@@ -289,7 +292,7 @@ class Independent(Distribution):
     def log_survival_function(self, x: Operand | Number) -> Variable:
         return self._summed(self.distribution.log_survival_function(x))
 
-    def icdf(self, x: Any) -> Variable:
+    def icdf(self, x: Operand | Number) -> Variable:
         raise NotImplementedError("Independent: a vector of probabilities has no single inverse")
 
     def sample_n(self, n: int) -> Variable:

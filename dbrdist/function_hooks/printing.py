@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TextIO
+from typing import TextIO
 
 from dbrdist.core.array.backend import get_array_module
 from dbrdist.core.array.chainer_mode import as_chainer
@@ -39,7 +39,9 @@ class PrintHook(FunctionHook):
         self._print(f"function\t{function.label}")
         self._print_arrays("input data", in_data)
 
-    def backward_preprocess(self, function: FunctionNode, in_data: Any, out_grad: tuple[Array, ...]) -> None:
+    def backward_preprocess(
+        self, function: FunctionNode, in_data: tuple[Array | None, ...], out_grad: tuple[Array, ...]
+    ) -> None:
         self._print(f"function\t{function.label}")
         self._print_arrays("input data", in_data)
         self._print_arrays("output gradient", out_grad)

@@ -12,7 +12,7 @@ class Report:
 
     call_history: list[tuple[str, Any]]
 
-    def summary(self) -> dict[str, dict[str, Any]]:
+    def summary(self) -> dict[str, dict[str, float]]:
         """For each function, in the order of first calls: what it used, and ``occurrence``, how often it was called."""
         found: dict[str, dict[str, Any]] = {}
         for name, used in self.call_history:
@@ -21,10 +21,10 @@ class Report:
             row["occurrence"] += 1
         return found
 
-    def _row(self) -> dict[str, Any]:
+    def _row(self) -> dict[str, float]:
         raise NotImplementedError
 
-    def _add(self, row: dict[str, Any], used: Any) -> None:
+    def _add(self, row: dict[str, float], used: dict[str, float]) -> None:
         raise NotImplementedError
 
 

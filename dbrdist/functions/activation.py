@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.math import max, minimum
 from dbrdist.functions.rectifier import ReLUGradient
 from dbrdist.functions.special import ndtr, normal_density
+
+if TYPE_CHECKING:
+    pass
 
 sigmoid = function(
     "sigmoid",

@@ -79,13 +79,7 @@ def scaled_dot_product_attention(
     return ops.matmul(weights, value)
 
 
-def _seen(
-    name: str,
-    shape: tuple[int, ...],
-    dtype: DType,
-    mask: Any,
-    is_causal: bool,
-) -> Seen:
+def _seen(name: str, shape: tuple[int, ...], dtype: DType, mask: Any, is_causal: bool) -> Seen:
     """What a mask of scores of a shape and type means."""
     if mask is None:
         return Seen(None, None, is_causal)

@@ -163,7 +163,7 @@ class Attention(FunctionNode):
         return gq, gk, gv
 
     def _of_variables_at_once(
-        self, q: Variable, k: Variable, v: Variable, gy: Any
+        self, q: Variable, k: Variable, v: Variable, gy: Array
     ) -> tuple[Variable, Variable, Variable]:
         """The same with Variables, for passes of higher order; these store all scores."""
         scaled = ops.mul(q, self.scale)

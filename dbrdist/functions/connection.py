@@ -6,7 +6,6 @@ N examples, I inputs, O outputs.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -19,7 +18,7 @@ from dbrdist.core.array.backend import Array, empty, is_array
 from dbrdist.core.array.config import config
 from dbrdist.core.array.observed import observed
 from dbrdist.core.array.sums import ones, sum_rows
-from dbrdist.core.array.types import DType
+from dbrdist.core.array.types import Destinations, DType
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import Operands, OperandTypeError, describe, expected
 from dbrdist.core.tape.elementwise_table import together
@@ -61,9 +60,7 @@ class LinearFunction(FunctionNode):
             return (y,)
         return (kernels.linear(x, W, b),)
 
-    def derive(
-        self, wanted: tuple[int, ...], gys: tuple[Array, ...], out: Sequence[Array | None] | None
-    ) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...], out: Destinations) -> tuple[Any, ...]:
         gy = gys[0]
         gxs = _small_gradients(self, wanted, gy, out)
         if gxs is not None:
@@ -135,7 +132,7 @@ def _plan(plans: dict[Any, Any], shape: tuple[int, ...], sizes: tuple[int, ...],
 
 
 def _small_gradients(
-    call: FunctionNode, wanted: tuple[int, ...], gy: Any, out: Sequence[Array | None] | None
+    call: FunctionNode, wanted: tuple[int, ...], gy: Any, out: Destinations
 ) -> tuple[Array, ...] | None:
     """The gradients after a small product, where gy is of its type; else None."""
     plan = call._for_rule

@@ -8,7 +8,6 @@ are again among the three, so that derivatives of any order come from these para
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +17,7 @@ from numpy import ndarray
 from dbrdist import kernels
 from dbrdist.core.array.backend import Array, is_floating
 from dbrdist.core.array.config import config
-from dbrdist.core.array.types import DType, Number, PerAxis
+from dbrdist.core.array.types import Destinations, DType, Number, PerAxis
 from dbrdist.core.model.parameter import Kept, Parameter
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import ArgumentError, Given, Operands, expected
@@ -57,9 +56,7 @@ class Convolution2D(FunctionNode):
                 return (y,)
         return (kernels.conv_forward(xs[0], xs[1], b, self.geometry),)
 
-    def derive(
-        self, wanted: tuple[int, ...], gys: tuple[Array, ...], out: Sequence[Array | None] | None
-    ) -> tuple[Array, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...], out: Destinations) -> tuple[Array, ...]:
         on_variables = self._on_variables  # else the kernels themselves, without a node for each
         gy, (x, W), g = gys[0], self.retained_inputs() if on_variables else self._kept_xs, self.geometry
         gxs = []
@@ -109,7 +106,7 @@ class ConvolutionData(FunctionNode):
             y = ops.add(y, _per_channel(xs[2], y.dtype))
         return (y,)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...], out: Any) -> tuple[Array, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...], out: Destinations) -> tuple[Array, ...]:
         (ggx,), (gy, W), g = gys, self.retained_inputs(), self.geometry
         gxs = []
         for k, i in enumerate(wanted):
@@ -198,8 +195,8 @@ def _kept(W: Parameter) -> Kept | None:
 
 
 def convolution_bn_2d(
-    x: Any, W: Any, b: Any, vectors: tuple[Any, ...], eps: float, added: Any, relu: bool, *, stride: tuple[int, ...],
-    pad: tuple[int, ...], dilate: tuple[int, ...], groups: int,
+    x: Any, W: Any, b: Any, vectors: tuple[Any, ...], eps: float, added: Any, relu: bool, *,
+    stride: tuple[int, ...], pad: tuple[int, ...], dilate: tuple[int, ...], groups: int,
 ) -> Any:  # fmt: skip
     """:func:`convolution_2d`, normalization with given statistics, an addition and :func:`relu` at once.
 

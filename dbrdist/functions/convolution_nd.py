@@ -7,7 +7,7 @@ each place along the first axis of the window, over all places of the result at 
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from dbrdist.core.tape.checks import expected, floating, wrong_shape
 from dbrdist.core.tape.variable import Operand, Variable, as_array
 from dbrdist.functions.connection import activation
 from dbrdist.functions.convolution import convolution_2d, deconvolution_2d
+
+if TYPE_CHECKING:
+    pass
 
 
 def each_axis(function: str, argument: str, value: Any, ndim: int) -> tuple[int, ...]:
@@ -45,7 +48,7 @@ def _operands(function: str, ndim: int | None, x: Operand, W: Operand, b: Any) -
     return x, W, b
 
 
-def _geometry(function: str, stride: Any, pad: Any, dilate: PerAxis, ndim: int) -> tuple[tuple[int, ...], ...]:
+def _geometry(function: str, stride: PerAxis, pad: PerAxis, dilate: PerAxis, ndim: int) -> tuple[tuple[int, ...], ...]:
     """Steps, padding and distances within a window for each axis."""
     s, p, d = (each_axis(function, name, v, ndim) for name, v in (("stride", stride), ("pad", pad), ("dilate", dilate)))
     if min(*s, *d) < 1 or min(p) < 0:

@@ -97,7 +97,7 @@ class Recurrence(FunctionNode):
         return tuple(gb if i else ops.mul(gb, before) for i in wanted)
 
 
-def _accumulated(a: Variable, g: Any) -> Variable:
+def _accumulated(a: Variable, g: Array) -> Variable:
     """s_j = g_j + a_{j+1} s_{j+1} along axis 0."""
     turned = slice(None, None, -1)
     later = ops.getitem(ops.concat((ops.getitem(a, slice(1, None)), ops.getitem(a, slice(1))), 0), turned)
@@ -150,7 +150,7 @@ def cumprod(x: Operand, axis: int | None = None) -> Variable:
     return ops.transpose(CumProd().apply((ops.transpose(x, order),))[0], back)
 
 
-def _along(function: str, x: Any, axis: int | None) -> tuple[Variable, int]:
+def _along(function: str, x: Operand, axis: int | None) -> tuple[Variable, int]:
     """x and the number of the axis from 0 on; flat where None."""
     floating(function, x=x)
     x = as_variable(x)

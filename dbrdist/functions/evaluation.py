@@ -214,7 +214,9 @@ def f1_score(y: Operand, t: Operand, label_num: int | None = None, ignore_label:
     return summary[2], summary[3]
 
 
-def r2_score(pred: Operand, true: Operand, sample_weight: Any = None, multioutput: str = "uniform_average") -> Variable:
+def r2_score(
+    pred: Operand, true: Operand, sample_weight: Operand | None = None, multioutput: str = "uniform_average"
+) -> Variable:
     """The coefficient of determination, 1 - sum (true - pred)^2 / sum (true - mean true)^2, over axis 0.
 
     Args:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -40,7 +39,7 @@ class LayerNormalization(FunctionNode):
         y, self.mean, self.var = kernels.ln_forward(*xs, self.eps)
         return (y,)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array | None, ...]:
         x, gamma = self.retained_inputs()
         node = LayerNormalizationGradient(self.mean, self.var, self.eps)
         grads = (node.apply if self._on_variables else node.forward)((x, gamma, gys[0]))

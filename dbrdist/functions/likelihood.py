@@ -32,7 +32,7 @@ def _see_order(x: Operand, y: Operand) -> None:
         see_targets("bernoulli_nll", "x", as_array(x))
 
 
-def _outcomes(function: str, **xs: Any) -> tuple[Any, ...]:
+def _outcomes(function: str, **xs: Operand) -> tuple[Any, ...]:
     """The operands as Variables of one shape; in a program of Chainer, in types and shapes that go together."""
     if not as_chainer[0]:
         return same_shapes(function, **xs)

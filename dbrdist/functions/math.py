@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from dbrdist.functions.extremum import Extremum
 from dbrdist.functions.products import batch_matmul as batch_matmul
 from dbrdist.functions.products import matmul as matmul
 from dbrdist.functions.products import tensordot as tensordot
+
+if TYPE_CHECKING:
+    pass
 
 # ---- elementary functions -------------------------------------------------------------------------------------------
 
@@ -530,12 +533,15 @@ def greatest(x: Array, axis: tuple[int, ...] | None) -> Array:
     return _finite(x.max(axis=axis, keepdims=True))
 
 
+_einsum: Callable[..., Array] = np.einsum  # whose own overloads take mypy half a minute
+
+
 def sum_of_exp(x: Array, shift: Array, axis: tuple[int, ...] | None) -> Array:
     """sum exp(x - shift) over axes, which stay as 1; x in the type of sums."""
     terms = exp_difference(x, shift)
     if axis == (1,) and x.ndim == 2 and isinstance(x, np.ndarray) and x.size:  # to multiply by ones: half the time
         # dot, as fast, has warned of invalid values although all were finite
-        return np.einsum("ij,j->i", terms, np.ones(x.shape[1], x.dtype))[:, None]
+        return _einsum("ij,j->i", terms, np.ones(x.shape[1], x.dtype))[:, None]
     return wide_sum(terms, axis, True)
 
 

@@ -301,8 +301,8 @@ class RecurrentLayer(FunctionNode):
 
 
 def _n_step(
-    name: str, cell: Any, is_both: bool, n_layers: int, dropout_ratio: float, states: tuple[Any, ...], ws: Any, bs: Any,
-    xs: Sequence[Operand], kwargs: dict[str, bool],
+    name: str, cell: Any, is_both: bool, n_layers: int, dropout_ratio: float, states: tuple[Any, ...], ws: Any,
+    bs: Any, xs: Sequence[Operand], kwargs: dict[str, bool],
 ) -> tuple[Any, ...]:  # fmt: skip
     """Layers over sequences; see the public functions."""
     if kwargs:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy import ndarray
@@ -25,7 +25,7 @@ from dbrdist.core.array.backend import (
     unwritten,
 )
 from dbrdist.core.array.ownership import is_private
-from dbrdist.core.array.types import PerAxis, Shape
+from dbrdist.core.array.types import Destinations, PerAxis, Shape
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import Given, expected
@@ -35,6 +35,9 @@ from dbrdist.core.tape.node import form
 from dbrdist.core.tape.variable import Operand, Variable, as_array
 from dbrdist.functions.rectified import Mask, MaskedGradient, PendingNormalization, expects_relu
 from dbrdist.functions.rectifier import ReLU
+
+if TYPE_CHECKING:
+    pass
 
 Share = Callable[[Array], Array]
 _LARGE = 4096  # elements; below, a ReLU costs less than looking for it
@@ -120,7 +123,7 @@ class BatchNormalization(Normalization):
     def mask_for(self, y: Array) -> Mask | None:
         return kernels.bn_mask(self.saved, y.shape, y.dtype)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any = None) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Destinations = None) -> tuple[Any, ...]:
         gy, is_whole = gys[0], len(wanted) == 3
         if self._on_variables:
             x, gamma = self.retained_inputs()

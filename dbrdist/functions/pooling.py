@@ -155,12 +155,7 @@ def global_average_pooling_2d(x: Operand) -> Variable:
 
 
 def _geometry(
-    kind: str,
-    x: Any,
-    ksize: PerAxis,
-    stride: PerAxis | None,
-    pad: PerAxis,
-    cover_all: bool,
+    kind: str, x: Operand, ksize: PerAxis, stride: PerAxis | None, pad: PerAxis, cover_all: bool
 ) -> PoolGeometry:
     name = f"{kind}_pooling_2d"
     g = PoolGeometry(kind, *pair(ksize), *pair(ksize if stride is None else stride), *pair(pad), cover_all)

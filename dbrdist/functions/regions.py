@@ -30,12 +30,7 @@ class Regions(NamedTuple):
 
 
 def _regions(
-    function: str,
-    x: Variable,
-    rois: Any,
-    roi_indices: Any,
-    outsize: Any,
-    spatial_scale: float,
+    function: str, x: Variable, rois: Any, roi_indices: Any, outsize: PerAxis, spatial_scale: float
 ) -> Regions:
     """The arguments of all functions here, checked."""
     floating(function, rois=rois)
@@ -165,13 +160,14 @@ def _ratios(function: str, sampling_ratio: Any) -> tuple[Any, Any]:
 
 
 def _samples(regions: Regions, axis: int, length: int, ratio: int | None) -> Samples:
-    start, end = regions.start[axis], regions.end[axis]
-    size = np.maximum(end - start, 1.0) / regions.out[axis]
-    counts = np.ceil(size) if ratio is None else np.full(len(size), float(ratio))
+    start: Array = regions.start[axis]
+    size: Array = np.maximum(regions.end[axis] - start, 1.0) / regions.out[axis]
+    counts: Array = np.ceil(size) if ratio is None else np.full(len(size), float(ratio))
     start, size, count = (v[:, None, None] for v in (start, size, counts))
-    bins = np.arange(regions.out[axis])[:, None]
+    bins: Array = np.arange(regions.out[axis])[:, None]
     # A bin may be far larger than the image: only the samples from the first within it on, as many as may be there.
-    first = np.maximum(np.ceil((-1 - start - bins * size) * count / size - 0.5) - 1, 0)
+    outside: Array = np.ceil((-1 - start - bins * size) * count / size - 0.5)
+    first: Array = np.maximum(outside - 1, 0)
     most = min(counts.max(initial=1), np.ceil((length + 2) * (count / size).max(initial=1)) + 2)
     number = first + np.arange(int(most))
     at = start + (bins + (number + 0.5) / count) * size

@@ -71,7 +71,7 @@ def _lie_between_0_and_1(some: Any) -> bool:
     return isinstance(some, ndarray) and bool(((some >= 0) & (some <= 1)).all())
 
 
-def see_targets(loss: str, name: str, t: Any) -> None:
+def see_targets(loss: str, name: str, t: Operand) -> None:
     """Warn where targets that are probabilities lie outside [0, 1], such as pixels up to 255; some are looked at."""
     if not isinstance(t, ndarray) or not t.size or t.dtype.kind != "f":
         return
@@ -96,7 +96,7 @@ def warn_of_one_class(loss: str) -> None:
     )
 
 
-def warn_of_other_labels(metric: str, t: Any, num_classes: int, ignore_label: int | None) -> None:
+def warn_of_other_labels(metric: str, t: Operand, num_classes: int, ignore_label: int | None) -> None:
     """Labels that are no class count as wrong, which is probably not meant."""
     if not isinstance(t, ndarray) or not t.size or (int(t.min()) >= 0 and int(t.max()) < num_classes):
         return

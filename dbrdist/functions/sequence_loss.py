@@ -68,7 +68,7 @@ def _chain(function: str, cost: Operand, xs: Sequence[Operand]) -> tuple[Any, li
     return cost, steps, dtype
 
 
-def crf1d(cost: Operand, xs: Sequence[Any], ys: Sequence[Any], reduce: str = "mean") -> Variable:
+def crf1d(cost: Operand, xs: Sequence[Operand], ys: Sequence[Any], reduce: str = "mean") -> Variable:
     """The negative logarithm of the probability of label sequences in a chain (Lafferty et al. 2001).
 
     Args:
@@ -360,7 +360,7 @@ def negative_sampling(
     return (losses, words) if return_samples else losses
 
 
-def _words(function: str, x: Variable, t: Any, W: Variable) -> Array:
+def _words(function: str, x: Variable, t: Operand, W: Variable) -> Array:
     t = as_array(t)
     if x.ndim != 2:
         raise expected(function, "x", "shape (N, I)", x)

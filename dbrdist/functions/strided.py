@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,13 +13,11 @@ from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.function_node import FunctionNode, call
 from dbrdist.core.tape.variable import Operand, Variable, as_variable
 
+if TYPE_CHECKING:
+    from dbrdist.core.array.types import Shape
 
-def as_strided(
-    x: Operand,
-    shape: Any,
-    strides: Any,
-    storage_offset: int | None = None,
-) -> Variable:
+
+def as_strided(x: Operand, shape: Shape, strides: Shape, storage_offset: int | None = None) -> Variable:
     """y[i, j, ...] = element storage_offset + i strides[0] + j strides[1] + ... of x.
 
     Args:

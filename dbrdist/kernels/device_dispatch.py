@@ -5,7 +5,7 @@ None as a result means that the formula has to do; so it is for arrays of the ho
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.core.array.backend import places_of
 from dbrdist.core.array.config import config
@@ -13,6 +13,9 @@ from dbrdist.core.array.random import Draw
 from dbrdist.core.array.types import Array
 from dbrdist.kernels.geometry import ConvGeometry
 from dbrdist.kernels.table import kernel, key_of, planned, server_of
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
 
 
 def _lies(*arrays: Array | None) -> tuple[Any, ...]:
@@ -83,7 +86,7 @@ def dropout(x: Array, length: int, draw: Draw, threshold: int, scale: float) -> 
 def _bn_forward_and_move_key(
     x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...], relu: bool, running: tuple[Array, Array],
     decay: float, weights: tuple[float, float],
-) -> Any:  # fmt: skip
+) -> Hashable:  # fmt: skip
     places = places_of(x, gamma, beta, *running)
     return "bn_forward_and_move", type(x), *_lies(x, *running), eps, axis, relu, places
 

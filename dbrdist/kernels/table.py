@@ -23,6 +23,9 @@ from typing import Any, TypeVar
 from dbrdist.kernels import providers
 from dbrdist.kernels.unsupported import Unsupported
 
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
 Plan = Callable[..., Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -68,7 +71,7 @@ def _of_provider(name: str, kernel: str, arguments: tuple[Any, ...]) -> Plan:
 _local = ThreadPlans()
 
 
-def planned(key: Any, arguments: tuple[Any, ...], provider: str | None = None) -> Plan:
+def planned(key: Hashable, arguments: tuple[Any, ...], provider: str | None = None) -> Plan:
     """The plan for a call, of the given provider where there is one."""
     return _local.plans.get(key) or _local.find(key, arguments, provider)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from dbrdist.link_hooks.weight import WeightHook
 from dbrdist.links.convolution import Deconvolution2D
 from dbrdist.links.convolution_nd import DeconvolutionND
 from dbrdist.links.initializers import Constant
+
+if TYPE_CHECKING:
+    pass
 
 
 def l2normalize(xp: Module, v: Array, eps: float = 1e-12) -> Array:

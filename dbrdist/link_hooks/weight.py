@@ -22,7 +22,7 @@ class WeightHook(LinkHook):
         if name is not None:
             self.name = name  # type: ignore[misc]
 
-    def weight(self, link: Any, W: Any) -> Any:
+    def weight(self, link: Link, W: Variable) -> Variable:
         """The weight for forward, a Variable, from the present one."""
         raise NotImplementedError
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dbrdist import functions as F
 from dbrdist.core.tape.checks import expected
 from dbrdist.link_hooks.weight import WeightHook
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
+    from dbrdist.core.tape.variable import Variable
 
 
 class WeightStandardization(WeightHook):
@@ -32,7 +36,7 @@ class WeightStandardization(WeightHook):
         super().__init__(weight_name, name)
         self.eps = eps
 
-    def weight(self, link: Any, W: Any) -> Any:
+    def weight(self, link: Link, W: Variable) -> Variable:
         """The weight ``W`` of ``link`` with mean 0 and variance 1 for each output; it has two axes or more."""
         if W.ndim < 2:
             raise expected("WeightStandardization", self.weight_name, "two axes or more", W)

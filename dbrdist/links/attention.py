@@ -122,8 +122,8 @@ class TransformerBlock(Chain):
 
     def __init__(
         self, n_units: int, n_heads: int, n_hidden: int | None = None, dropout: float = 0.1,
-        activation: Callable[[Any], Any] = F.relu, norm_first: bool = False, eps: float = 1e-5, nobias: bool = False,
-        initialW: InitialValue = None, initial_bias: InitialValue = None,
+        activation: Callable[[Any], Any] = F.relu, norm_first: bool = False, eps: float = 1e-5,
+        nobias: bool = False, initialW: InitialValue = None, initial_bias: InitialValue = None,
     ) -> None:  # fmt: skip
         super().__init__()
         n_hidden = 4 * n_units if n_hidden is None else n_hidden

@@ -93,7 +93,8 @@ class Highway(Chain):
 
     def __init__(
         self, in_out_size: int, nobias: bool = False, activate: Callable[[Any], Any] = F.relu,
-        init_Wh: Array | None = None, init_Wt: Any = None, init_bh: Any = None, init_bt: Any = -1,
+        init_Wh: Array | None = None, init_Wt: Any = None, init_bh: Any = None,
+        init_bt: Any = -1,
     ) -> None:  # fmt: skip
         super().__init__()
         self.activate = activate

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,11 @@ from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.variable import Operand, as_array
 from dbrdist.functions.connection import bilinear, embed_id, linear, whole_batch_axes
 from dbrdist.links.initializers import InitialValue, Normal, get_initializer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dbrdist.core.tape.variable import Variable
 
 
 def see_biases(link: type[Link], out_size: int, b: Array | None) -> None:
@@ -62,7 +67,7 @@ class Linear(Link):
                 self.b = Parameter(get_initializer(0 if initial_bias is None else initial_bias), out_size)
 
     @property
-    def printable_specs(self) -> Any:
+    def printable_specs(self) -> Iterator[tuple[str, object]]:
         yield "in_size", self.in_size
         yield "out_size", self.out_size
         yield "nobias", self.b is None
@@ -79,7 +84,7 @@ class Linear(Link):
         see_biases(cls, W.shape[0], b)
         return cls(W.shape[1], W.shape[0], nobias, as_array(W), None if b is None else as_array(b))
 
-    def forward(self, x: Operand, n_batch_axes: int = 1) -> Any:
+    def forward(self, x: Operand, n_batch_axes: int = 1) -> Variable:
         """``x`` to its first ``n_batch_axes`` axes (default 1), which count examples, and ``out_size``."""
         W = self.W
         if W._array is None:
@@ -129,12 +134,12 @@ class EmbedID(Link):
         return cls(*W.shape, as_array(W), ignore_label)
 
     @property
-    def printable_specs(self) -> Any:
+    def printable_specs(self) -> Iterator[tuple[str, object]]:
         yield "in_size", self.W.shape[0]
         yield "out_size", self.W.shape[1]
         yield "ignore_label", self.ignore_label
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Operand) -> Variable:
         """``x``, integers of any shape, to its shape and (out_size,)."""
         y = embed_id(x, self.W, self.ignore_label)
         return ops.cast(y, get_dtype()) if config.dtype in MIXED and y.dtype == np.float32 else y
@@ -179,7 +184,7 @@ class Bilinear(Link):
                 self.V2 = Parameter(get_initializer(V2), (right_size, out_size))
                 self.b = Parameter(get_initializer(b), (out_size,))
 
-    def forward(self, e1: Operand, e2: Operand) -> Any:
+    def forward(self, e1: Operand, e2: Operand) -> Variable:
         """``e1`` (N, left_size) and ``e2`` (N, right_size) to (N, out_size)."""
         if self.nobias:
             return bilinear(e1, e2, self.W)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist import functions as F
 from dbrdist.core.model.link import Link
@@ -14,6 +14,9 @@ from dbrdist.core.usage.mistakes import warn
 from dbrdist.functions.convolution import pair
 from dbrdist.links.connection import see_biases
 from dbrdist.links.initializers import Constant, InitialValue, get_initializer
+
+if TYPE_CHECKING:
+    pass
 
 
 def see_channels_first(where: str, x: Any) -> None:
@@ -77,8 +80,8 @@ class Convolution2D(Link):
 
     @classmethod
     def from_params(
-        cls, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, nobias: bool = False, *, dilate: Any = 1,
-        groups: int = 1,
+        cls, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, nobias: bool = False, *,
+        dilate: Any = 1, groups: int = 1,
     ) -> Convolution2D:  # fmt: skip
         """A link with these filters (out_channels, in_channels/groups, kh, kw) and biases, which are copied.
 

@@ -101,8 +101,9 @@ class Conv2DBNActiv(Chain):
 
     def __init__(
         self, in_channels: Whole, out_channels: Sizes, ksize: Sizes = None, stride: Sizes = 1, pad: Sizes = 0,
-        dilate: Sizes = 1, groups: int = 1, nobias: bool = True, initialW: Any = None, initial_bias: Any = None,
-        activ: Callable[[Any], Any] | None = F.relu, bn_kwargs: Mapping[str, Any] | None = None,
+        dilate: Sizes = 1, groups: int = 1, nobias: bool = True, initialW: Any = None,
+        initial_bias: Any = None, activ: Callable[[Any], Any] | None = F.relu,
+        bn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         if ksize is None:

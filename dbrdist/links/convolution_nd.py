@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from dbrdist.functions.convolution_nd import each_axis
 from dbrdist.links.connection import see_biases
 from dbrdist.links.convolution import Convolution2D
 from dbrdist.links.initializers import Constant, InitialValue, get_initializer
+
+if TYPE_CHECKING:
+    pass
 
 
 class _FiltersND(Link):
@@ -101,8 +104,8 @@ class ConvolutionND(_FiltersND):
 
     @classmethod
     def from_params(
-        cls, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, nobias: bool = False, *, cover_all: bool = False,
-        dilate: Any = 1, groups: int = 1,
+        cls, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, nobias: bool = False, *,
+        cover_all: bool = False, dilate: Any = 1, groups: int = 1,
     ) -> ConvolutionND:  # fmt: skip
         """A link with these filters (out_channels, in_channels/groups, ...) and biases, which are copied.
 
@@ -408,7 +411,8 @@ class MLPConvolution2D(ChainList):
 
     def __init__(
         self, in_channels: Sizes, out_channels: Sizes, ksize: Sizes = None, stride: Sizes = 1, pad: Sizes = 0,
-        activation: Callable[[Any], Any] = F.relu, conv_init: InitialValue = None, bias_init: InitialValue = None,
+        activation: Callable[[Any], Any] = F.relu, conv_init: InitialValue = None,
+        bias_init: InitialValue = None,
     ) -> None:  # fmt: skip
         if ksize is None:
             out_channels, ksize, in_channels = in_channels, out_channels, None

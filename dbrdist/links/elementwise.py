@@ -15,7 +15,7 @@ from dbrdist.functions.math import bias, scale
 from dbrdist.links.initializers import InitialValue, get_initializer
 
 if TYPE_CHECKING:
-    from dbrdist.core.tape.variable import Operand
+    from dbrdist.core.tape.variable import Operand, Variable
 
 
 class _WrongCount(TypeError, AssertionError):
@@ -42,7 +42,7 @@ class Bias(Link):
             if shape is not None:
                 self.b = CoreParameter(0.0, shape)
 
-    def forward(self, *xs: Operand) -> Any:
+    def forward(self, *xs: Operand) -> Variable:
         """``xs`` is x, or x and b where the link has no b; the result has the shape of x."""
         if len(xs) != (1 if "b" in self._params else 2):
             raise _WrongCount(f"Bias: expected {'x' if 'b' in self._params else 'x and b'}, got {len(xs)} arguments")
@@ -84,7 +84,7 @@ class Scale(Chain):
                     raise ValueError("Scale: bias_shape: expected a shape, since bias_term is True and W_shape is None")
                 self.bias = Bias(axis, shape)
 
-    def forward(self, *xs: Operand) -> Any:
+    def forward(self, *xs: Operand) -> Variable:
         """``xs`` is x, or x and W where the link has no W; the result has the shape of x."""
         axis = self.axis
         if len(xs) != (1 if "W" in self._params else 2):
@@ -137,7 +137,7 @@ class Parameter(Link):
         with self.init_scope():
             self.W = CoreParameter(array)
 
-    def forward(self, volatile: Any = None) -> Any:
+    def forward(self, volatile: Any = None) -> Variable:
         """W, as it is; ``volatile`` is accepted for compatibility with Chainer."""
         return self.W
 
@@ -159,7 +159,7 @@ class PReLU(Link):
         with self.init_scope():
             self.W = CoreParameter(get_initializer(init), shape)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Operand) -> Variable:
         """``x`` (N, ...) to the same shape; the axes of W are those of ``x`` from 1 on."""
         return prelu(x, self.W)
 
@@ -181,7 +181,7 @@ class Swish(Link):
         with self.init_scope():
             self.beta = CoreParameter(get_initializer(beta_init), beta_shape)
 
-    def forward(self, x: Operand) -> Any:
+    def forward(self, x: Operand) -> Variable:
         """``x`` (N, ...) to the same shape; the axes of beta are those of ``x`` from 1 on."""
         if not self.beta.is_initialized:
             self.beta.initialize(x.shape[1:])

@@ -7,7 +7,7 @@ parameters are initialised: the seed alone decides the values, which are therefo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
@@ -17,6 +17,7 @@ from dbrdist.core.array.backend import Array, DeviceSpec, as_dtype, device_of, g
 from dbrdist.core.array.config import get_dtype
 from dbrdist.core.array.random import next_initializer_generator
 from dbrdist.core.array.types import Module
+from dbrdist.core.model.parameter import InitialValue as InitialValue
 from dbrdist.core.names.constructors import explain_constructors
 from dbrdist.core.names.limits import number
 from dbrdist.core.tape.checks import expected, one_of, wrong_shape
@@ -47,9 +48,6 @@ class Initializer:
     def __call__(self, array: Array) -> None:
         """Fill the array."""
         raise NotImplementedError(f"{type(self).__name__} defines no __call__(array)")
-
-
-InitialValue: TypeAlias = Initializer | Callable[[Array], None] | Array | float | None  # None: the default
 
 
 class Constant(Initializer):

@@ -93,8 +93,9 @@ class DeformableConvolution2D(Chain):
 
     def __init__(
         self, in_channels: int | None, out_channels: int, ksize: Sizes, stride: Sizes = 1, pad: Sizes = 0,
-        offset_nobias: bool = False, offset_initialW: Initializer | None = None, offset_initial_bias: Any = None,
-        deform_nobias: bool = False, deform_initialW: Any = None, deform_initial_bias: Any = None,
+        offset_nobias: bool = False, offset_initialW: Initializer | None = None,
+        offset_initial_bias: Any = None, deform_nobias: bool = False, deform_initialW: Any = None,
+        deform_initial_bias: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
         kh, kw = pair(ksize)

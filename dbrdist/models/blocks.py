@@ -52,7 +52,7 @@ PLAIN = Options()
 _MIN_BLURRED = 16  # channels of an input that is worth a filter, as in FFCV and Composer
 
 
-def blur(x: Any, stride: int = 1) -> Any:
+def blur(x: Operand, stride: int = 1) -> Variable:
     """Each channel of ``x`` (N, C, H, W) filtered by (1, 2, 1) / 4 along both sides, zeros outside (Zhang 2019)."""
     num_channels = x.shape[1]
     W = empty((num_channels, 1, 3, 3), x.dtype, as_array(x))
@@ -67,7 +67,7 @@ def _blurred(x: Variable, conv: L.Convolution2D, blurs: bool) -> Variable:
     return blur(x) if blurs and conv.stride[0] > 1 and x.shape[1] >= _MIN_BLURRED else x
 
 
-def halved(x: Any) -> Any:
+def halved(x: Operand) -> Variable:
     """Means over squares of 2x2 of ``x`` (N, C, H, W); at odd ends over what is there."""
     if x.shape[2] % 2:
         x = F.concat([x, x[:, :, -1:]], axis=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from dbrdist.core.names.limits import fraction, not_negative, positive, rate
 from dbrdist.core.update.hyperparameter import HyperparameterProxy
 from dbrdist.core.update.optimizer import GradientMethod
 from dbrdist.core.update.update_rule import UpdateRule, denominator, workspace
+
+if TYPE_CHECKING:
+    from dbrdist.core.update.hyperparameter import Hyperparameter
 
 Rate = Annotated[float, rate, "Learning rate per step."]
 Beta1 = Annotated[float, fraction, "Decay per step of the gradient's mean."]
@@ -54,7 +57,7 @@ class AdamRule(UpdateRule):
         if state is not None and self.hyperparam.amsgrad and "vhat" not in state:
             state["vhat"] = state["v"].copy()
 
-    def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
+    def step(self, hp: Hyperparameter, t: int, p: Array, g: Array, *state: Array) -> None:
         m, v, *largest = state
         beta1, beta2 = hp.beta1, hp.beta2
         alpha_t = _alpha_t(hp, t)
@@ -81,18 +84,18 @@ class AdamRule(UpdateRule):
             w *= hp.eta * alpha_t
         p -= w
 
-    def kernel(self, hp: Any, t: int, state: list[Array]) -> tuple[str, tuple[Any, ...]] | None:
+    def kernel(self, hp: Hyperparameter, t: int, state: list[Array]) -> tuple[str, tuple[float, ...]] | None:
         if hp.adabound:
             return None
         decay = 1 - hp.eta * hp.weight_decay_rate
         return "adam", (hp.beta1, 1 - hp.beta1, hp.beta2, 1 - hp.beta2, hp.eta * _alpha_t(hp, t), hp.eps, decay)
 
 
-def _alpha_t(hp: Any, t: int) -> float:
+def _alpha_t(hp: Hyperparameter, t: int) -> float:
     return float(hp.alpha * math.sqrt(1 - hp.beta2**t) / (1 - hp.beta1**t))
 
 
-def _bounds(hp: Any, t: int) -> tuple[float, float]:
+def _bounds(hp: Hyperparameter, t: int) -> tuple[float, float]:
     """AdaBound's interval for the rate of each element: from (0, inf) it closes on final_lr, which follows alpha."""
     final = hp.final_lr * hp.alpha / hp.initial_alpha
     upper = final * (1 + 1 / (hp.gamma * t)) if hp.gamma else math.inf
@@ -246,12 +249,7 @@ class AMSGrad(Adam):
     config_name = "amsgrad"
 
     def __init__(
-        self,
-        alpha: Rate = 0.001,
-        beta1: Beta1 = 0.9,
-        beta2: Beta2 = 0.999,
-        eps: Eps = 1e-8,
-        eta: Eta = 1.0,
+        self, alpha: Rate = 0.001, beta1: Beta1 = 0.9, beta2: Beta2 = 0.999, eps: Eps = 1e-8, eta: Eta = 1.0
     ) -> None:
         super().__init__(alpha, beta1, beta2, eps, eta, amsgrad=True)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from dbrdist.core.names.limits import decay, fraction, not_negative, rate
 from dbrdist.core.update.hyperparameter import HyperparameterProxy
 from dbrdist.core.update.optimizer import GradientMethod
 from dbrdist.core.update.update_rule import UpdateRule, denominator, workspace
+
+if TYPE_CHECKING:
+    from dbrdist.core.update.hyperparameter import Hyperparameter
 
 
 def _average(a: Array, rate: float, new: Array) -> None:
@@ -26,7 +29,7 @@ class AdaGradRule(UpdateRule):
     state_names = ("h",)
     keeps_zero = True
 
-    def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
+    def step(self, hp: Hyperparameter, t: int, p: Array, g: Array, *state: Array) -> None:
         (h,) = state
         w = workspace(g)
         h += np.square(g, out=w)
@@ -35,7 +38,7 @@ class AdaGradRule(UpdateRule):
         w *= hp.lr
         p -= w
 
-    def kernel(self, hp: Any, t: int, state: list[Array]) -> tuple[str, tuple[Any, ...]] | None:
+    def kernel(self, hp: Hyperparameter, t: int, state: list[Array]) -> tuple[str, tuple[float, ...]] | None:
         return "ada_grad", (hp.lr, hp.eps)
 
 
@@ -71,7 +74,7 @@ class AdaDeltaRule(UpdateRule):
     state_names = ("msg", "msdx")
     keeps_zero = True
 
-    def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
+    def step(self, hp: Hyperparameter, t: int, p: Array, g: Array, *state: Array) -> None:
         msg, msdx = state
         w = workspace(g)
         _average(msg, hp.rho, np.square(g, out=w))
@@ -113,7 +116,7 @@ class RMSpropRule(UpdateRule):
     state_names = ("ms",)
     keeps_zero = True
 
-    def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
+    def step(self, hp: Hyperparameter, t: int, p: Array, g: Array, *state: Array) -> None:
         (ms,) = state
         w = workspace(g)
         _average(ms, hp.alpha, np.square(g, out=w))
@@ -126,7 +129,7 @@ class RMSpropRule(UpdateRule):
         w *= hp.lr
         p -= w
 
-    def kernel(self, hp: Any, t: int, state: list[Array]) -> tuple[str, tuple[Any, ...]] | None:
+    def kernel(self, hp: Hyperparameter, t: int, state: list[Array]) -> tuple[str, tuple[float, ...]] | None:
         return None if hp.eps_inside_sqrt else ("rmsprop", (hp.lr, hp.alpha, 1 - hp.alpha, hp.eps))
 
 
@@ -170,7 +173,7 @@ class RMSpropGravesRule(UpdateRule):
     state_names = ("n", "g", "delta")
     keeps_zero = True
 
-    def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
+    def step(self, hp: Hyperparameter, t: int, p: Array, g: Array, *state: Array) -> None:
         n, mean, delta = state
         w = workspace(g)
         _average(n, hp.alpha, np.square(g, out=w))
@@ -225,11 +228,11 @@ class SMORMS3Rule(UpdateRule):
 
     state_names = ("age", "g", "g2")
 
-    def state_of_chainer(self, state: dict[str, Any]) -> dict[str, Any]:
+    def state_of_chainer(self, state: dict[str, Array]) -> dict[str, Array]:
         """With the age of its ``mem``."""
         return {"age": state["mem"] - 1, "g": state["g"], "g2": state["g2"]}
 
-    def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
+    def step(self, hp: Hyperparameter, t: int, p: Array, g: Array, *state: Array) -> None:
         age, mean, g2 = state
         w = workspace(g)
         r = 1 / (age + 2)
@@ -278,7 +281,7 @@ class MSVAGRule(UpdateRule):
     state_names = ("m", "v")
     keeps_zero = True
 
-    def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
+    def step(self, hp: Hyperparameter, t: int, p: Array, g: Array, *state: Array) -> None:
         m, v = state
         w = workspace(g)
         _average(v, hp.beta, np.square(g, out=w))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from dbrdist.core.update.hyperparameter import HyperparameterProxy
 from dbrdist.core.update.optimizer import GradientMethod
 from dbrdist.core.update.update_rule import UpdateRule, pieces, workspace
 from dbrdist.kernels.small_arrays.small import momentum_sgd
+
+if TYPE_CHECKING:
+    from dbrdist.core.update.hyperparameter import Hyperparameter
 
 _SWEEP_INTERVAL = 64  # updates, in which a factor of 0.9 makes a thousandth
 
@@ -29,7 +32,7 @@ def sweep(v: Array, t: int) -> None:
         v *= np.abs(v) >= np.finfo(v.dtype).tiny
 
 
-def _with_velocity(rule: str, hp: Any, t: int, v: Array) -> tuple[str, tuple[Any, ...]]:
+def _with_velocity(rule: str, hp: Hyperparameter, t: int, v: Array) -> tuple[str, tuple[float, ...]]:
     """The kernel of a rule with a velocity, after a :func:`sweep` in pieces."""
     if not t % _SWEEP_INTERVAL:
         for piece in pieces(v):
@@ -46,11 +49,11 @@ class SGDRule(UpdateRule):
 
     keeps_zero = True
 
-    def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
+    def step(self, hp: Hyperparameter, t: int, p: Array, g: Array, *state: Array) -> None:
         w = workspace(g)
         p -= np.multiply(g, hp.lr, out=w)
 
-    def kernel(self, hp: Any, t: int, state: list[Array]) -> tuple[str, tuple[Any, ...]] | None:
+    def kernel(self, hp: Hyperparameter, t: int, state: list[Array]) -> tuple[str, tuple[float, ...]] | None:
         return "sgd", (hp.lr,)
 
 
@@ -71,10 +74,7 @@ class SGD(GradientMethod):
     rule_class = SGDRule
     lr = HyperparameterProxy("lr")
 
-    def __init__(
-        self,
-        lr: Annotated[float, rate, "Learning rate per step."] = 0.01,
-    ) -> None:
+    def __init__(self, lr: Annotated[float, rate, "Learning rate per step."] = 0.01) -> None:
         super().__init__(lr=lr)
 
 
@@ -85,7 +85,7 @@ class MomentumSGDRule(UpdateRule):
     state_meaning = _WITH_RATE
     keeps_zero = True
 
-    def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
+    def step(self, hp: Hyperparameter, t: int, p: Array, g: Array, *state: Array) -> None:
         (v,) = state
         if not t % _SWEEP_INTERVAL:
             sweep(v, t)
@@ -97,7 +97,7 @@ class MomentumSGDRule(UpdateRule):
             np.subtract(v, np.multiply(g, lr, workspace(g)), v)
             np.add(p, v, p)
 
-    def kernel(self, hp: Any, t: int, state: list[Array]) -> tuple[str, tuple[Any, ...]] | None:
+    def kernel(self, hp: Hyperparameter, t: int, state: list[Array]) -> tuple[str, tuple[float, ...]] | None:
         return _with_velocity("momentum_sgd", hp, t, state[0])
 
 
@@ -133,7 +133,7 @@ class CorrectedMomentumSGDRule(UpdateRule):
     state_meaning = _WITHOUT_RATE
     keeps_zero = True
 
-    def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
+    def step(self, hp: Hyperparameter, t: int, p: Array, g: Array, *state: Array) -> None:
         (v,) = state
         sweep(v, t)
         w = workspace(g)
@@ -141,7 +141,7 @@ class CorrectedMomentumSGDRule(UpdateRule):
         v -= g
         p += np.multiply(v, hp.lr, out=w)
 
-    def kernel(self, hp: Any, t: int, state: list[Array]) -> tuple[str, tuple[Any, ...]] | None:
+    def kernel(self, hp: Hyperparameter, t: int, state: list[Array]) -> tuple[str, tuple[float, ...]] | None:
         return _with_velocity("corrected_momentum_sgd", hp, t, state[0])
 
 
@@ -177,7 +177,7 @@ class NesterovAGRule(UpdateRule):
     state_meaning = _WITH_RATE
     keeps_zero = True
 
-    def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
+    def step(self, hp: Hyperparameter, t: int, p: Array, g: Array, *state: Array) -> None:
         (v,) = state
         sweep(v, t)
         w = workspace(g)
@@ -191,7 +191,7 @@ class NesterovAGRule(UpdateRule):
         p -= w
         p += np.multiply(v, factor, out=w)
 
-    def kernel(self, hp: Any, t: int, state: list[Array]) -> tuple[str, tuple[Any, ...]] | None:
+    def kernel(self, hp: Hyperparameter, t: int, state: list[Array]) -> tuple[str, tuple[float, ...]] | None:
         return None if as_chainer[0] else _with_velocity("nesterov_ag", hp, t, state[0])
 
 
@@ -225,7 +225,7 @@ class CorrectedNesterovAGRule(UpdateRule):
     state_meaning = _WITHOUT_RATE
     keeps_zero = True
 
-    def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
+    def step(self, hp: Hyperparameter, t: int, p: Array, g: Array, *state: Array) -> None:
         (v,) = state
         sweep(v, t)
         w = workspace(g)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from dbrdist.core.update.hyperparameter import HyperparameterProxy
 from dbrdist.core.update.optimizer import GradientMethod
 from dbrdist.core.update.update_rule import UpdateRule, denominator, in_pieces, pieces, workspace
 from dbrdist.optimizers.lars import SKIP_VECTORS, norm, quotient
+
+if TYPE_CHECKING:
+    from dbrdist.core.update.hyperparameter import Hyperparameter
 
 
 class LAMBRule(UpdateRule):
@@ -55,7 +58,7 @@ def _average(beta1: float, beta2: float, p: Array, g: Array, m: Array, v: Array)
     v += w
 
 
-def _direction(hp: Any, t: int, decay: float, p: Array, m: Array, v: Array) -> Array:
+def _direction(hp: Hyperparameter, t: int, decay: float, p: Array, m: Array, v: Array) -> Array:
     """u, in the workspace."""
     root = math.sqrt(1 - hp.beta2**t)
     w = workspace(m)

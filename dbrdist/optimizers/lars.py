@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from dbrdist.core.update.hyperparameter import HyperparameterProxy
 from dbrdist.core.update.optimizer import GradientMethod
 from dbrdist.core.update.update_rule import UpdateRule, in_pieces, pieces, workspace
 from dbrdist.optimizers.gradient_descent import sweep
+
+if TYPE_CHECKING:
+    from dbrdist.core.update.hyperparameter import Hyperparameter
 
 
 def norm(a: Array) -> Any:
@@ -159,7 +162,7 @@ class CorrectedLARSRule(LARSRule):
 
     keeps_zero = True
 
-    def step_run(self, hp: Any, t: int, run: Run, state: list[Array]) -> None:
+    def step_run(self, hp: Hyperparameter, t: int, run: Run, state: list[Array]) -> None:
         self._step_layers(hp, t, run, state[0])
 
     def _move(self, hp: Any, t: int, decay: float, trust: Any) -> Callable[..., None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from dbrdist.core.update.optimizer import GradientMethod
 from dbrdist.core.update.update_rule import UpdateRule, denominator, workspace
 from dbrdist.optimizers.gradient_descent import sweep
 
+if TYPE_CHECKING:
+    from dbrdist.core.update.hyperparameter import Hyperparameter
+
 
 class RMSpropWarmupRule(UpdateRule):
     """m <- alpha m + (1 - alpha) g^2; v <- momentum v - (a_sgd + a_rmsprop / (sqrt(m) + eps)) g; p <- p + lr v"""
@@ -20,7 +23,7 @@ class RMSpropWarmupRule(UpdateRule):
     state_names = ("m", "v")
     keeps_zero = True
 
-    def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
+    def step(self, hp: Hyperparameter, t: int, p: Array, g: Array, *state: Array) -> None:
         m, v = state
         sweep(v, t)
         w = workspace(g)

@@ -11,6 +11,7 @@ from dbrdist.core.usage.foreign_names import refuse_unknown
 if TYPE_CHECKING:
     from dbrdist.core.files.serializer import AbstractSerializer
     from dbrdist.training.trainer import Trainer
+    from dbrdist.training.triggers import TriggerLike
 
 PRIORITY_WRITER = 300  # writes into the observation
 PRIORITY_EDITOR = 200  # changes what was observed
@@ -20,7 +21,7 @@ PRIORITY_READER = 100  # only reads it
 class _NameOfClass:
     """The name of an object's class, as an attribute that can be set."""
 
-    def __get__(self, extension: Any, owner: type) -> str:
+    def __get__(self, extension: Callable[[Trainer], object], owner: type) -> str:
         return owner.__name__
 
 
@@ -40,7 +41,7 @@ class Extension:
         ...         print("epoch", trainer.updater.epoch)
     """
 
-    trigger: Any = (1, "iteration")
+    trigger: TriggerLike = (1, "iteration")
     priority: int = PRIORITY_READER
     name: str | None = None
     subject: str | None = None
@@ -95,11 +96,11 @@ def what_is_called(extension: Extension) -> Callable[[Any], Any]:
 
 
 def make_extension(
-    trigger: Any = None,
+    trigger: TriggerLike = None,
     default_name: str | None = None,
     priority: int | None = None,
     finalizer: Callable[[], None] | None = None,
-    initializer: Callable[[Any], None] | None = None,
+    initializer: Callable[[Trainer], None] | None = None,
     on_error: Callable[[Any, BaseException, Any], None] | None = None,
     **kwargs: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -148,7 +149,7 @@ def _refuse_what_makes_one(part: Any) -> None:
         raise TypeError(f"expected an extension, got a trigger, {type(part).__name__}; {words}")
 
 
-def as_extension(extension: Any) -> Extension:
+def as_extension(extension: Callable[[Trainer], object]) -> Extension:
     """The extension with everything that the trainer reads from it, for one that may be a bare function."""
     if isinstance(extension, Extension):
         return extension

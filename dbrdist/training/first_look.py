@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.core.usage.mistakes import warn
 from dbrdist.training.parallel_updater import ParallelUpdater
 from dbrdist.training.triggers import IntervalTrigger, ManualScheduleTrigger
 from dbrdist.training.updater import StandardUpdater
 
+if TYPE_CHECKING:
+    from dbrdist.training.trainer import Trainer
+    from dbrdist.training.triggers import TriggerLike
+
 _VANISHED = 1e-6  # a rate times this trains nothing any more
 _MARGIN = 1.5  # what a conversion of units may be off by: ranks, or a last batch that is short
 
 
-def see_triggers(trainer: Any, entries: Iterable[Any]) -> None:
+def see_triggers(trainer: Trainer, entries: Iterable[Any]) -> None:
     """Warn of extensions that will not be called before the run ends, and of rates that vanish within it."""
     stop = trainer.stop_trigger
     if type(stop) is not IntervalTrigger:
@@ -50,7 +54,7 @@ def _is_each_step(entry: Any) -> bool:
     return is_default and (trigger.period, trigger.unit) == (1, "iteration")
 
 
-def _is_too_late(trigger: Any, stop: IntervalTrigger, steps: float | None) -> bool:
+def _is_too_late(trigger: TriggerLike, stop: IntervalTrigger, steps: float | None) -> bool:
     """Whether a trigger first fires after the end."""
     if type(trigger) is IntervalTrigger:
         first: Any = trigger.period

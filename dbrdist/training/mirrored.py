@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.core.array.backend import empty
 from dbrdist.core.tape.variable import Variable
 
+if TYPE_CHECKING:
+    from dbrdist.core.tape.variable import Operand
 
-def mean_over_mirrored(network: Callable[[Any], Any], images: Any) -> Any:
+
+def mean_over_mirrored(network: Callable[[Operand], Variable], images: Operand) -> Variable:
     """The means of a network's outputs for images and for their mirror images, as the key `evaluation.flip` has them.
 
     Args:

@@ -22,6 +22,9 @@ from dbrdist.training.first_look import see_triggers
 from dbrdist.training.triggers import can_fire, get_trigger, position_if_each_step
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dbrdist.training.triggers import TriggerLike
     from dbrdist.training.updater import Updater
 
 
@@ -182,9 +185,9 @@ class Trainer:
 
     def extend(
         self,
-        extension: Any,
+        extension: Callable[[Trainer], object],
         name: str | None = None,
-        trigger: Any = None,
+        trigger: TriggerLike = None,
         priority: int | None = None,
         *,
         call_before_training: bool = False,

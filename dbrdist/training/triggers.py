@@ -6,7 +6,7 @@ import json
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.files import standard_streams
@@ -25,6 +25,9 @@ __all__ = [
     "AnyTrigger", "BestValueTrigger", "DictSummary", "EarlyStoppingTrigger", "EndTrigger", "IntervalTrigger",
     "ManualScheduleTrigger", "MaxValueTrigger", "MinValueTrigger", "OnceTrigger", "TimeTrigger", "get_trigger",
 ]  # fmt: skip
+
+Trigger: TypeAlias = "Callable[[Trainer], bool]"
+TriggerLike: TypeAlias = "Trigger | tuple[float, str] | None"  # what get_trigger takes; None never fires
 
 _SLACK = 1e-10  # epochs are quotients of sample counts: 0.3 / 0.1 must count as 3
 
@@ -147,12 +150,12 @@ def _never(trainer: Trainer) -> bool:
     return False
 
 
-def can_fire(trigger: Any) -> bool:
+def can_fire(trigger: TriggerLike) -> bool:
     """Whether the trigger can ever fire."""
     return trigger is not _never
 
 
-def position_if_each_step(trigger: Any) -> Any:
+def position_if_each_step(trigger: TriggerLike) -> Any:
     """The position of a trigger that fires with each step, as most do; None for any other.
 
     It fires where its ``iteration`` is not that of the updater, which then becomes its own: who does both need not

@@ -20,6 +20,7 @@ from dbrdist.training.captured_step import CapturedSteps
 
 if TYPE_CHECKING:
     from dbrdist.core.files.serializer import AbstractSerializer
+    from dbrdist.core.update.optimizer import Optimizer
     from dbrdist.datasets.loading.serial import Iterator
     from dbrdist.training.trainer import Trainer
 
@@ -58,7 +59,7 @@ class Updater:
         """The optimizer called ``name``, ``"main"`` for a single one."""
         raise NotImplementedError
 
-    def get_all_optimizers(self) -> dict[str, Any]:
+    def get_all_optimizers(self) -> dict[str, Optimizer]:
         """All optimizers by name."""
         raise NotImplementedError
 
@@ -187,7 +188,7 @@ class StandardUpdater(Updater):
         """The optimizer called ``name``: ``"main"``, or a key of the dictionary that was given."""
         return self._optimizers[name]
 
-    def get_all_optimizers(self) -> dict[str, Any]:
+    def get_all_optimizers(self) -> dict[str, Optimizer]:
         """All optimizers by name."""
         return dict(self._optimizers)
 
@@ -291,7 +292,7 @@ def _check_iterator(iterator: Any) -> None:
         )
 
 
-def _warn_of_ranks(iterator: Iterator, optimizer: Any) -> None:
+def _warn_of_ranks(iterator: Iterator, optimizer: Optimizer) -> None:
     """Warn where the data is divided over ranks and their gradients are not averaged, or is divided twice."""
     is_divided, is_scattered = parts_of_ranks(iterator)
     if is_divided and is_scattered:

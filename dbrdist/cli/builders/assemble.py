@@ -23,6 +23,7 @@ from dbrdist.training import extensions
 
 if TYPE_CHECKING:
     from dbrdist.comm.communicators.communicator import CommunicatorBase
+    from dbrdist.datasets.loading.base import Dataset
 
 
 class Parts(NamedTuple):
@@ -146,7 +147,7 @@ def check_sizes(config: Config, origin: Origin, num_examples: int, size: int) ->
         )
 
 
-def iterator(config: Config, dataset: Any, comm: CommunicatorBase, train: bool) -> Any:
+def iterator(config: Config, dataset: Dataset, comm: CommunicatorBase, train: bool) -> Any:
     """Batches over all ranks, of which this one takes its block."""
     batch = config.batch_size if train else config.evaluation.batch or config.batch_size
     options: dict[str, Any] = {"repeat": train, "shuffle": train, "seed": config.seed}

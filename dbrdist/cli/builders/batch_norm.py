@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dbrdist.cli.configuration.load import Origin
 from dbrdist.cli.configuration.schema import BatchNorm, Config
@@ -14,6 +14,7 @@ from dbrdist.links.normalization import BatchNormalization, use_last_batch
 
 if TYPE_CHECKING:
     from dbrdist.cli.builders.assemble import Parts
+    from dbrdist.cli.builders.task import Task
     from dbrdist.comm.communicators.communicator import CommunicatorBase
     from dbrdist.core.model.link import Link
 
@@ -28,7 +29,7 @@ def prepare(task: Link, settings: BatchNorm) -> None:
                 link.eps = settings.eps
 
 
-def share(config: Config, origin: Origin, task: Any, comm: CommunicatorBase) -> None:
+def share(config: Config, origin: Origin, task: Task, comm: CommunicatorBase) -> None:
     """Normalize the batches of neighbouring ranks together, if asked for. Collective."""
     group = config.batch_norm.group
     if group == 1 or comm.size == 1:

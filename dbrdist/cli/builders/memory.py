@@ -6,7 +6,7 @@ import contextlib
 import copy
 import tracemalloc
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from dbrdist.core.array import random
 from dbrdist.core.array.config import using_config
 
 if TYPE_CHECKING:
-    pass
+    from dbrdist.cli.builders.task import Task
 
 NUM_EXAMPLES = (2, 4)  # of the two steps that are measured: the difference is what an example needs
 _NUM_STATES = 2  # of an optimizer for each parameter: no built-in one has more
@@ -53,7 +53,7 @@ def measure(config: Config, origin: Origin, made: Parts) -> Need | None:
     return None
 
 
-def _peak_bytes(look: Look, task: Any, number: int) -> float:
+def _peak_bytes(look: Look, task: Task, number: int) -> float:
     """The largest memory that one step with `number` examples had at a time, gradients included."""
     task.cleargrads()
     tracemalloc.start()

@@ -10,7 +10,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from dbrdist.core.array.backend import to_cpu
 from dbrdist.core.array.types import Array
 from dbrdist.core.usage.mistakes import warn
 from dbrdist.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dbrdist.datasets.loading.base import Dataset
 
 _ENTROPIES = ("softmax_cross_entropy", "binary_cross_entropy")  # losses of classes
 _NUM_EXAMPLES = 4  # of each part, read and put through the network
@@ -116,7 +119,7 @@ def _ignored(part: str, labels: Array) -> None:
         )
 
 
-def _labels_of(dataset: Any) -> list[Any]:
+def _labels_of(dataset: Dataset) -> list[Any]:
     """All labels of a dataset that has them at hand, as one array; none of others."""
     labels = getattr(dataset, "labels", None)
     if labels is None:

@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from dbrdist.core.files.serializer import read_npz
 from dbrdist.core.usage.mistakes import warn
 from dbrdist.errors import CheckpointError, ConfigError
 from dbrdist.training import runs
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
 
 
 def export(run: str, path: str, names: str = "dbrdist") -> str:
@@ -73,12 +76,12 @@ def _of_the_network(weights: Mapping[str, Any]) -> dict[str, Any]:
 class Initial(NamedTuple):
     """What a file or a run gives to begin with: arrays by dotted names, and what belongs to them."""
 
-    arrays: dict[str, Any]
+    arrays: Mapping[str, Array]
     constants: dict[str, float] = {}
     recipe: dict[str, Any] = {}  # how the network was made, and its classes
 
 
-def begin_with(settings: InitFrom, network: Any, origin: Origin, recipe: Mapping[str, Any] | None = None) -> None:
+def begin_with(settings: InitFrom, network: Link, origin: Origin, recipe: Mapping[str, Any] | None = None) -> None:
     """Give a network the weights of a file or a run. Raises ConfigError with what does not fit.
 
     ``recipe`` is that of the network, with its classes. What makes the weights give other outputs here is warned of.
@@ -182,7 +185,7 @@ def _constants(facts: Mapping[str, str]) -> dict[str, float]:
     return {}
 
 
-def _targets(network: Any) -> Iterator[tuple[str, Any]]:
+def _targets(network: Link) -> Iterator[tuple[str, Any]]:
     """Each parameter and running statistic by its dotted name, with functions that read and fill it."""
     for path, link in network.namedlinks():
         prefix = path.strip("/").replace("/", ".")
@@ -193,7 +196,7 @@ def _targets(network: Any) -> Iterator[tuple[str, Any]]:
                 yield ".".join(filter(None, (prefix, name))), (lambda a=array: a, functools.partial(_fill, array))
 
 
-def _normalizations(network: Any) -> Iterator[str]:
+def _normalizations(network: Link) -> Iterator[str]:
     """The dotted names of the `eps` of what PyTorch normalizes with one and the same."""
     for path, link in network.namedlinks():
         if isinstance(link, _WITH_TORCH_EPS):
@@ -211,7 +214,7 @@ _OF_BN = {"weight": "gamma", "bias": "beta"}
 _BLOCK = re.compile(r"layer(\d+)\.(\d+)\.(.*)")
 
 
-def from_torchvision(arrays: Mapping[str, Any]) -> dict[str, Any]:
+def from_torchvision(arrays: Mapping[str, Array]) -> dict[str, Any]:
     """Arrays in torchvision's names of residual networks (`layer2.0.bn1.weight`) in ours (`blocks.3.bn1.gamma`)."""
     places = {(int(m[1]), int(m[2])) for m in map(_BLOCK.match, arrays) if m}
     number = {place: k for k, place in enumerate(sorted(places))}
@@ -261,7 +264,7 @@ def _torch_name(name: str, places: Mapping[int, tuple[int, int]]) -> str:
     return re.sub(r"^(conv|bn)\.", r"\g<1>1.", renamed) if places else renamed
 
 
-def _from_torch(name: str, wanted: Mapping[str, Any]) -> str:
+def _from_torch(name: str, wanted: Mapping[str, Array]) -> str:
     """Our name of an array in PyTorch's names: the one of this network that is written so."""
     head, _, last = name.rpartition(".")
     for ours, theirs in _TO_TORCH.items():

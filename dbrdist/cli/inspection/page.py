@@ -158,7 +158,7 @@ def _facts(runs: Sequence[RunRecord]) -> str:
     return f"<table>{''.join(rows)}</table>"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, dict):

@@ -228,7 +228,7 @@ def _plotly_script() -> Path | None:
 class _Silent(simple_server.WSGIRequestHandler):
     timeout = 60  # seconds for a browser to ask
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         pass
 
 

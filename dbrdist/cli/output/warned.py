@@ -6,13 +6,15 @@ import contextlib
 import os
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from dbrdist.cli.output.console import Console
 
 if TYPE_CHECKING:
+    from typing import TextIO
+
     from dbrdist.comm.communicators.communicator import CommunicatorBase
 
 _OWN_FILES = (
@@ -46,7 +48,7 @@ class Warned:
         category: type[Warning],
         filename: str,
         lineno: int,
-        file: Any = None,
+        file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
         words = in_words(message, category, filename, lineno)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import re
 import textwrap
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import TextIO
 
 WIDTH = 80  # columns of what a run prints, where nothing says how many there are
 
@@ -24,7 +27,7 @@ def said(error: Exception) -> str:
     return str(error.args[0]) if isinstance(error, KeyError) else re.sub(r"^\[Errno \d+\] ", "", str(error))
 
 
-def columns_of(stream: Any) -> int | None:
+def columns_of(stream: TextIO) -> int | None:
     """The columns of the terminal behind a stream; None where it is a pipe, a file or nothing."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or WIDTH

@@ -10,6 +10,7 @@ from dbrdist.cli.output.folder import now
 from dbrdist.core.array.backend import DeviceSpec, import_cupy
 
 if TYPE_CHECKING:
+    from dbrdist.core.update.optimizer import Optimizer
     from dbrdist.training.trainer import Trainer
     from dbrdist.training.updater import Updater
 
@@ -23,7 +24,9 @@ class Meter:
     slower ranks included; on a GPU the memory that CuPy holds there.
     """
 
-    def __init__(self, num_examples: int, updater: Updater, optimizer: Any = None, device: DeviceSpec | None = None):
+    def __init__(
+        self, num_examples: int, updater: Updater, optimizer: Optimizer | None = None, device: DeviceSpec | None = None
+    ):
         self._num_examples = num_examples
         self._updater = updater
         self._optimizer = optimizer  # one that counts its `exposed_seconds`

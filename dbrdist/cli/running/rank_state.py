@@ -14,6 +14,8 @@ from dbrdist.training import Extension
 from dbrdist.training.extensions.snapshots import PRIORITY_SNAPSHOT
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from dbrdist.comm.communicators.communicator import CommunicatorBase
     from dbrdist.training.trainer import Trainer
 
@@ -68,7 +70,7 @@ class RankState(Extension):
         self._due = now + self._period
         self._write(self._measured(trainer, now))
 
-    def on_error(self, trainer: Trainer, exception: BaseException, traceback: Any) -> None:
+    def on_error(self, trainer: Trainer, exception: BaseException, traceback: TracebackType | None) -> None:
         words = f"{type(exception).__name__}: {exception}"[:_MAX_ERROR]
         while len(strict_json.dumps(words)) > _MAX_ERROR_BYTES:
             words = words[: len(words) * 3 // 4]

@@ -201,7 +201,7 @@ def _sentence(change: Change, why: str, origin: Origin) -> str:
     )
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     if value is None:
         return "nothing"
     words = document.write(value, default_flow_style=True, width=10**6).replace("\n...", "").strip()

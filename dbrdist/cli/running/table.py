@@ -49,7 +49,7 @@ def _all(is_evaluated: bool, are_classes: bool) -> list[Column]:
     ]
 
 
-def short(value: Any) -> str:
+def short(value: object) -> str:
     """A number of at most 9 characters, with as many digits behind the point as its neighbours."""
     if not isinstance(value, float) or not math.isfinite(value):
         return str(value)

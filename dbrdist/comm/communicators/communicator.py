@@ -28,6 +28,7 @@ from dbrdist.core.array.backend import Array
 
 if TYPE_CHECKING:
     from dbrdist.core.model.link import Link
+    from dbrdist.core.model.parameter import Parameter
 
 SETTINGS: dict[str, Any] = {"allreduce_grad_dtype": None, "batched_copy": True}  # of every communicator
 
@@ -257,7 +258,7 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
         with self.gate.call("bcast_data"):
             models.bcast_data(self, model)
 
-    def broadcast_data(self, model: Any) -> None:
+    def broadcast_data(self, model: Link) -> None:
         """The older name of :meth:`bcast_data`.
 
         Args:
@@ -281,7 +282,7 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
         """
         self.weighted_mean_grad(list(model.namedparams()), zero_fill, None)
 
-    def allreduce_grad(self, model: Any, zero_fill: bool = False) -> None:
+    def allreduce_grad(self, model: Link, zero_fill: bool = False) -> None:
         """The older name of :meth:`multi_node_mean_grad`.
 
         Args:
@@ -289,7 +290,7 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
         """
         self.multi_node_mean_grad(model, zero_fill)
 
-    def weighted_mean_grad(self, params: list[tuple[str, Any]], zero_fill: bool, num_samples: int | None) -> None:
+    def weighted_mean_grad(self, params: list[tuple[str, Parameter]], zero_fill: bool, num_samples: int | None) -> None:
         """As :meth:`multi_node_mean_grad` for named parameters, with each rank weighted by its number of samples.
 
         None on every rank is equal weights; a rank with 0 samples takes part with weight 0.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.comm.communicators import cores, messages, mpi_communicator, nccl, shared_memory, threads, two_levels
 from dbrdist.comm.communicators.communicator import CommunicatorBase
@@ -13,10 +13,13 @@ from dbrdist.comm.transport import environment, mpi
 from dbrdist.core.files.standard_streams import stderr
 from dbrdist.errors import CommunicatorError
 
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
+
 Maker = Callable[[Any, dict[str, Any]], CommunicatorBase]
 
 
-def _of_this_thread(mpi_comm: Any, settings: dict[str, Any]) -> CommunicatorBase:
+def _of_this_thread(mpi_comm: Comm | None, settings: dict[str, bool | str]) -> CommunicatorBase:
     """The communicator of the rank that this thread is."""
     comm = threads.current()
     if comm is None:
@@ -26,7 +29,7 @@ def _of_this_thread(mpi_comm: Any, settings: dict[str, Any]) -> CommunicatorBase
     return comm
 
 
-def _alone(mpi_comm: Any, settings: dict[str, Any]) -> CommunicatorBase:
+def _alone(mpi_comm: Comm | None, settings: dict[str, bool | str]) -> CommunicatorBase:
     """One rank, without MPI."""
     comm = threads.ThreadCommunicator()
     for name, value in settings.items():
@@ -35,7 +38,7 @@ def _alone(mpi_comm: Any, settings: dict[str, Any]) -> CommunicatorBase:
 
 
 def _over_mpi(kind: type[mpi_communicator.MpiCommunicator]) -> Maker:
-    def make(mpi_comm: Any, settings: dict[str, int]) -> CommunicatorBase:
+    def make(mpi_comm: Comm | None, settings: dict[str, int]) -> CommunicatorBase:
         comm = kind(mpi_comm, settings)
         abort.guard_library_use(comm)
         return comm
@@ -64,7 +67,7 @@ FOR_TRAINING = tuple(name for name, kind in OVER_MPI.items() if not kind.reducer
 
 
 def create_communicator(
-    communicator_name: str | None = "auto", mpi_comm: Any = None, **kwargs: bool | str
+    communicator_name: str | None = "auto", mpi_comm: Comm | None = None, **kwargs: bool | str
 ) -> CommunicatorBase:
     """The communicator of this process (or thread), and from now on abort on failure.
 
@@ -112,7 +115,7 @@ def name_of(comm: CommunicatorBase) -> str:
     return next((name for name, kind in OVER_MPI.items() if type(comm) is kind), type(comm).__name__)
 
 
-def _what_fits(mpi_comm: Any) -> tuple[str, str]:
+def _what_fits(mpi_comm: Comm | None) -> tuple[str, str]:
     """(the name of the communicator that fits, why)."""
     if mpi_comm is None and threads.current() is not None:
         return "threads", "inside run_threads"
@@ -134,7 +137,7 @@ def _description(name: str, reason: str, comm: CommunicatorBase) -> str:
     return f"communicator {name!r}, {ranks}" + (f" ({reason})" if reason else "")
 
 
-def _told_to_all(error: Exception, mpi_comm: Any) -> Exception:
+def _told_to_all(error: Exception, mpi_comm: Comm | None) -> Exception:
     """``error``, after the other ranks of an MPI program, which wait to make a communicator, have raised it too."""
     is_rank = environment.is_launched() and not environment.is_helper()
     if mpi_comm is not None or (threads.current() is None and is_rank):
@@ -147,7 +150,7 @@ def _told_to_all(error: Exception, mpi_comm: Any) -> Exception:
     return error
 
 
-def _unknown(name: Any) -> str:
+def _unknown(name: object) -> str:
     close = difflib.get_close_matches(str(name), NAMES, 1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"unknown communicator {name!r}, known are {', '.join(NAMES)}{hint}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.comm.communicators.mpi_communicator import MpiCommunicator, MpiRanks
 from dbrdist.comm.gradients.pipeline import Messages, PipelinedSum
@@ -11,7 +11,9 @@ from dbrdist.comm.gradients.reducer import Reducer
 from dbrdist.comm.protocol.wire_type import Codec
 from dbrdist.comm.transport import message
 from dbrdist.comm.transport.call_log import Call
-from dbrdist.core.array.types import RealArray
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
 
 _PIECE_BYTES = 1 << 30  # counts of MPI before version 4 end at 2**31
 
@@ -28,7 +30,7 @@ class MessageReducer(Reducer):
 
     def reduce_over(
         self,
-        mpi_comm: Any,
+        mpi_comm: Comm,
         call: Call,
         x: message.HostArray,
         codec: Codec,
@@ -47,16 +49,11 @@ class MessageReducer(Reducer):
             piece = x[begin : begin + step]
             codec.carry(piece, lambda wide: self._reduce_native(mpi_comm, call, wide, factors, divisor))
 
-    def _messages(self, mpi_comm: Any) -> Messages:
+    def _messages(self, mpi_comm: Comm) -> Messages:
         return Messages(mpi_comm, self.ranks.MPI.BYTE, self.ranks.wait, self.ranks.abandoned)
 
     def _reduce_native(
-        self,
-        mpi_comm: Any,
-        call: Call,
-        x: RealArray,
-        factors: Sequence[float] | None,
-        divisor: float | None,
+        self, mpi_comm: Comm, call: Call, x: Any, factors: Sequence[float] | None, divisor: float | None
     ) -> None:
         """By MPI's own sum, in place."""
         if factors is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,10 +23,15 @@ from dbrdist.comm.protocol.gate import Passage, digest
 from dbrdist.comm.protocol.primitives import PendingRow, Ranks, Row
 from dbrdist.comm.transport import call_log, environment, hosts, message, mpi
 from dbrdist.comm.transport.call_log import Call
-from dbrdist.comm.transport.row_reduction import ReducedRow, RowReduction
+from dbrdist.comm.transport.row_reduction import RowReduction
 from dbrdist.core.array import spans
 from dbrdist.core.array.backend import Array
 from dbrdist.errors import CommunicatorError
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
+
+    from dbrdist.core.array.types import HostArray
 
 _PIECE_BYTES = 1 << 30  # counts of MPI before version 4 end at 2**31
 _WHOLE_BYTES = 1 << 14  # the most that is sent behind its head in one message
@@ -37,24 +42,24 @@ class MpiRanks(Ranks):
     """The ranks of an mpi4py communicator."""
 
     comm: Any = None  # for bytes, once they are connected
-    rows: Any  # for rows
+    rows: Comm  # for rows
     leaders: Sequence[int]  # for each rank the lowest rank of its host
 
-    def __init__(self, mpi_comm: Any, is_part: bool = False) -> None:
+    def __init__(self, mpi_comm: Comm, is_part: bool = False) -> None:
         """``is_part`` says that ``mpi_comm`` is ours, and not the user's."""
         self.MPI = mpi.start()
         self.user_comm = mpi_comm
         self.is_part = is_part
         self.rank: int = mpi_comm.rank
         self.size: int = mpi_comm.size
-        self.abandoned: list[Any] = []  # what MPI may still read or write after an interrupted verb
+        self.abandoned: list[object] = []  # what MPI may still read or write after an interrupted verb
         self._mailbox: Mailbox | None = None
         self._num_rows_left = 0
         self._then: Callable[[], None] | None = None  # see call_after_rows
 
     # ---- lifetime ----
 
-    def _duplicate(self, rows: Any) -> None:
+    def _duplicate(self, rows: Comm) -> None:
         """Keep ``rows``, on which rows are exchanged, and make duplicates of it for all else. Collective."""
         self.rows, self.comm, self._differing = rows, rows.Dup(), rows.Dup()
         self._row_reduction = RowReduction(self.MPI, rows, self._differing, self.wait)
@@ -148,7 +153,7 @@ class MpiRanks(Ranks):
 
     def exchange_row(
         self, call: Call, row: bytes, enclosed: Sequence[message.HostArray] = ()
-    ) -> tuple[list[bytes], list[list[Any]]]:
+    ) -> tuple[list[bytes], list[list[HostArray]]]:
         """By messages."""
         answer = super().exchange_row(call, row, enclosed)
         if self._then is not None:
@@ -264,7 +269,7 @@ class MpiRanks(Ranks):
         if call.meets_by == "bytes":
             self.wait(call, self.comm.Ibarrier())
 
-    def wait(self, call: Call, request: ReducedRow, kind: str = "reduce") -> None:
+    def wait(self, call: Call, request: mpi.Completion, kind: str = "reduce") -> None:
         """Return when a request of MPI is done."""
         try:
             self.wait_until(call, request.Test, kind)
@@ -272,7 +277,7 @@ class MpiRanks(Ranks):
             self.abandoned.append(request)
             raise
 
-    def wait_until(self, call: Call, test: Callable[[], Any], kind: str) -> None:
+    def wait_until(self, call: Call, test: Callable[[], object], kind: str) -> None:
         """Return when ``test()`` is true; what is recorded says for what ``kind`` of thing it waited."""
         recorder, began = spans.recording(), time.perf_counter()
         mpi.wait_until(test, call)
@@ -293,7 +298,7 @@ class MpiCommunicator(CommunicatorBase):
     ranks: MpiRanks
 
     def __init__(
-        self, mpi_comm: Any = None, settings: dict[str, Any] | None = None, error: Exception | None = None
+        self, mpi_comm: Comm | None = None, settings: dict[str, Any] | None = None, error: Exception | None = None
     ) -> None:
         mpi_module = mpi.start()
         world = mpi_module.COMM_WORLD
@@ -338,7 +343,7 @@ class MpiCommunicator(CommunicatorBase):
         return made
 
     @property
-    def mpi_comm(self) -> Any:
+    def mpi_comm(self) -> Comm:
         """The mpi4py communicator that this one was made from."""
         return self.ranks.user_comm
 

@@ -11,7 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -27,6 +27,10 @@ from dbrdist.core.array import backend
 from dbrdist.core.array.backend import Array
 from dbrdist.core.array.types import DType
 from dbrdist.errors import CommunicatorError
+
+if TYPE_CHECKING:
+    from dbrdist.comm.gradients.overlap import Overlap
+    from dbrdist.core.array.types import Module
 
 # NumPy's types that NCCL adds, and as which of its own; other numbers are added here. Complex ones are pairs.
 _TYPES = {
@@ -47,7 +51,7 @@ class _ErrorWatch:
     report of this rank, as any exception of a thread does (``failure/abort.py``).
     """
 
-    def __init__(self, comm: Any, rank: int) -> None:
+    def __init__(self, comm: Module, rank: int) -> None:
         self._comm, self._rank = comm, rank
         self.is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"NCCL errors of rank {rank}", daemon=True)
@@ -81,7 +85,7 @@ class NcclRing:
         rank: this one.
     """
 
-    def __init__(self, nccl: Any, size: int, unique_id: bytes, rank: int) -> None:
+    def __init__(self, nccl: Module, size: int, unique_id: bytes, rank: int) -> None:
         self._nccl = nccl
         self._size, self._rank = size, rank
         self._comm = nccl.NcclCommunicator(size, unique_id, rank)
@@ -222,7 +226,7 @@ class NcclReducer(FlatReducer):
         ring = self._ring_if_all(call, bool(plan.runs) and are_there)
         return super().share_gradients(call, plan) if ring is None else NcclGradients(ring, plan)
 
-    def overlap(self, call: Passage, plan: ReductionPlan) -> Any:
+    def overlap(self, call: Passage, plan: ReductionPlan) -> Overlap | None:
         return None if isinstance(plan.shared, NcclGradients) else super().overlap(call, plan)
 
     def for_arrays_like(self, call: Passage, x: Array) -> Adder:

@@ -9,7 +9,7 @@ and 4 MiB 46. With 4 ranks on 2 cores it was 4 times slower than messages.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,10 @@ from dbrdist.comm.transport.sockets import MOST_RANKS, Cable, connect
 from dbrdist.core.array.backend import Array
 from dbrdist.core.files.standard_streams import stderr
 
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
+
+
 T = TypeVar("T")
 
 _COMPARED_BYTES = 1 << 22
@@ -52,7 +56,7 @@ _SUMMED_BYTES = PIECE_BYTES * _NUM_BUFFERS
 class SharedSum:
     """Buffers that all ranks of ``mpi_comm``, which are on one host, read and write."""
 
-    def __init__(self, mpi_comm: Any, raws: Sequence[RawMemory]) -> None:
+    def __init__(self, mpi_comm: Comm, raws: Sequence[RawMemory]) -> None:
         self._comm = mpi_comm
         self._rank, self._size = self._comm.rank, self._comm.size
         self._buffers = [[raw[b * PIECE_BYTES : (b + 1) * PIECE_BYTES] for raw in raws] for b in range(_NUM_BUFFERS)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.communicators.world import ThreadJob, World
@@ -16,8 +16,14 @@ from dbrdist.comm.transport import message
 from dbrdist.comm.transport.call_log import Call
 from dbrdist.core.array.types import Array
 
+if TYPE_CHECKING:
+    from dbrdist.core.array.types import HostArray
+
 _EAGER_BYTES = 1 << 16  # a longer message waits until it is received, as MPI's send does
 _current = threading.local()
+
+
+T = TypeVar("T")
 
 
 class ThreadRanks(Ranks):
@@ -32,16 +38,16 @@ class ThreadRanks(Ranks):
         self.record = world.job.records[world.members[rank]]
         self._meeting = 0  # the number of this rank's last
 
-    def post_row(self, call: Call, row: bytes, enclosed: Sequence[Any] = ()) -> _PendingRow:
+    def post_row(self, call: Call, row: bytes, enclosed: Sequence[HostArray] = ()) -> _PendingRow:
         return _PendingRow(self.world, self.show(row))
 
-    def show(self, item: Any) -> int:
+    def show(self, item: object) -> int:
         """Show ``item`` at this rank's next meeting, whose number this is."""
         self._meeting += 1
         self.world.show(self._meeting, self.rank, item)
         return self._meeting
 
-    def exchange_items(self, item: Any, read: Callable[[list[Any]], None]) -> None:
+    def exchange_items(self, item: object, read: Callable[[list[Any]], None]) -> None:
         """Show ``item`` to all ranks; ``read`` is done with all items before any rank continues."""
         call = self.record.running[threading.get_ident()]
         read(self.world.see(call, self.show(item)))
@@ -149,7 +155,7 @@ class _PendingRow:
         """Whether all have come."""
         return self._world.is_complete(self._number)
 
-    def pieces(self) -> list[list[Any]]:
+    def pieces(self) -> list[list[HostArray]]:
         """Nothing is enclosed."""
         return []
 
@@ -164,8 +170,8 @@ def current() -> ThreadCommunicator | None:
 
 
 def run_threads(
-    num_ranks: int, function: Callable[..., Any], *args: Any, timeout_seconds: float | None = None, **kwargs: Any
-) -> list[Any]:
+    num_ranks: int, function: Callable[..., T], *args: object, timeout_seconds: float | None = None, **kwargs: object
+) -> list[T]:
     """Call a function on several ranks that are threads, and return what each gave, in order of ranks.
 
     If a rank raises, the others raise at their next call instead of waiting for it, and the caller gets the error of

@@ -37,7 +37,7 @@ class ThreadJob:
             self.left.add(rank)
             self.changed.notify_all()
 
-    def wait(self, call: Call, is_there: Callable[[], Any]) -> None:
+    def wait(self, call: Call, is_there: Callable[[], object]) -> None:
         """Wait until ``is_there()``; the caller holds ``changed``.
 
         Raises:
@@ -75,7 +75,7 @@ class World:
         self._readers: dict[int, int] = {}
         self._mail: dict[tuple[int, int, int], deque[Any]] = {}
 
-    def show(self, number: int, rank: int, item: Any) -> None:
+    def show(self, number: int, rank: int, item: object) -> None:
         """Show ``item`` at the meeting of that number, without waiting."""
         with self.job.changed:
             items = self._meetings.setdefault(number, [])
@@ -99,7 +99,7 @@ class World:
                 del self._meetings[number], self._readers[number]
             return [item for _, item in items]
 
-    def put(self, call: Call, key: tuple[int, int, int], item: Any, waits: bool) -> None:
+    def put(self, call: Call, key: tuple[int, int, int], item: object, waits: bool) -> None:
         """Leave an item for (source, destination, tag); ``waits`` until it is taken."""
         with self.job.changed:
             if self.job.failure:

@@ -7,7 +7,7 @@ These parts stay the same for the whole run, as in ChainerMN. Better use one dat
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from dbrdist.datasets.loading.base import block_bounds
 from dbrdist.datasets.table.split import SubDataset
 from dbrdist.errors import DataSizeError
 
+if TYPE_CHECKING:
+    from dbrdist.datasets.loading.base import Dataset
+
 
 class Shard(SubDataset):
     """One rank's examples. The last ``num_padding`` of them (0 or 1) belong to the next rank and only fill it up.
@@ -31,7 +34,7 @@ class Shard(SubDataset):
     A multi-node evaluator leaves them out; in training they count twice.
     """
 
-    def __init__(self, dataset: Any, start: int, finish: int, order: Array | None, num_padding: int) -> None:
+    def __init__(self, dataset: Dataset, start: int, finish: int, order: Array | None, num_padding: int) -> None:
         super().__init__(dataset, start, finish, order)
         self.num_padding = num_padding
         self.is_one_ranks = len(self) - num_padding < len(dataset)
@@ -43,7 +46,7 @@ class Shard(SubDataset):
 
 
 def scatter_dataset(
-    dataset: Any,
+    dataset: Dataset,
     comm: CommunicatorBase,
     root: int = 0,
     shuffle: bool = False,
@@ -102,13 +105,13 @@ def scatter_dataset(
     return Shard(dataset, begin, end, order, (end - begin) - (own_end - own_begin))
 
 
-def _length(dataset: Any) -> int:
+def _length(dataset: Dataset) -> int:
     if not hasattr(dataset, "__len__"):
         raise TypeError(f"scatter_dataset expected a dataset, but {type(dataset).__name__} has no len()")
     return len(dataset)
 
 
-def _for_all(dataset: Any, comm: CommunicatorBase, root: int, max_buf_len: int) -> Any:
+def _for_all(dataset: Dataset, comm: CommunicatorBase, root: int, max_buf_len: int) -> Any:
     """``dataset``, or where a rank has none, the root's."""
     with agree.together(comm):
         if comm.rank == root and dataset is None:
@@ -145,7 +148,7 @@ def scatter_index(
     return (begin, begin + -(-num_samples // comm.size)) if force_equal_length else (begin, end)
 
 
-def create_empty_dataset(dataset: Any) -> list[tuple[()]]:
+def create_empty_dataset(dataset: Dataset) -> list[tuple[()]]:
     """As many empty examples as ``dataset`` has, for a rank whose part of a model reads no data.
 
     Args:

@@ -29,7 +29,10 @@ from dbrdist.training.extensions.evaluator import Evaluator
 from dbrdist.training.updater import as_arguments
 
 if TYPE_CHECKING:
+    from dbrdist.core.array.types import Array
     from dbrdist.core.model.link import Link
+    from dbrdist.datasets.loading import serial
+    from dbrdist.training.trainer import Trainer
 
 
 def create_multi_node_evaluator(actual_evaluator: Any, communicator: CommunicatorBase) -> Any:
@@ -114,10 +117,10 @@ class GenericMultiNodeEvaluator(Evaluator):
     def __init__(
         self,
         comm: CommunicatorBase,
-        iterator: Any,
+        iterator: serial.Iterator,
         target: Link,
         device: DeviceSpec | None = None,
-        converter: Callable[..., Any] = concat_examples,
+        converter: Callable[..., tuple[Array, ...] | dict[str, Array] | Array] = concat_examples,
         root: int = 0,
         **kwargs: Any,
     ) -> None:
@@ -160,7 +163,7 @@ class GenericMultiNodeEvaluator(Evaluator):
             self._progress_hook(batch)
         return _on_host(result)
 
-    def __call__(self, trainer: Any = None) -> Any:
+    def __call__(self, trainer: Trainer | None = None) -> Any:
         """Evaluate; observed is what ``aggregate`` reports, on the root. Returns its result there, None elsewhere."""
         reporter = Reporter()
         prefix = self.name + "/" if self.name else ""
@@ -226,7 +229,7 @@ def _weighted_means(evaluator: Any) -> Means:
     return {key: (one.compute_mean(), one.weight) for key, one in evaluator.summarize().summaries().items()}
 
 
-def _plain_means(evaluator: Any) -> Means:
+def _plain_means(evaluator: Evaluator) -> Means:
     return {key: (float(value), 1.0) for key, value in evaluator.evaluate().items()}
 
 
@@ -240,7 +243,7 @@ def _merged(everyone: list[Means]) -> dict[str, float]:
     return {key: summary.compute_mean() for key, summary in total.items()}
 
 
-def _without_padding(evaluator: Any) -> Iterator[Any]:
+def _without_padding(evaluator: Evaluator) -> Iterator[Any]:
     """The batches of one pass; of a scattered dataset, without the examples that only fill up a rank's part."""
     iterator = evaluator.get_iterator("main")
     dataset = getattr(iterator, "dataset", None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.protocol import agree
@@ -11,12 +11,17 @@ from dbrdist.core.names.missing_names import explained as _explained
 from dbrdist.datasets.loading.order import ShuffleOrderSampler
 from dbrdist.datasets.loading.serial import Iterator
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dbrdist.datasets.loading import serial
+
 # What updaters, triggers and extensions read from an iterator.
 _PLACE = ("epoch", "epoch_detail", "previous_epoch_detail", "is_new_epoch", "current_position", "row", "num_read")
 
 
 def create_multi_node_iterator(
-    actual_iterator: Any, communicator: CommunicatorBase, rank_master: int = 0
+    actual_iterator: serial.Iterator, communicator: CommunicatorBase, rank_master: int = 0
 ) -> MultiNodeIterator:
     """An iterator that gives every rank the batches of one.
 
@@ -80,7 +85,7 @@ class MultiNodeIterator(Iterator):
         place["batch_size"], place["num_examples"] = getattr(actual, "batch_size", None), _length(dataset)
         return place
 
-    def _follow(self, place: dict[str, Any]) -> None:
+    def _follow(self, place: Mapping[str, object]) -> None:
         self.__dict__.update(place)
 
     def reset(self) -> None:

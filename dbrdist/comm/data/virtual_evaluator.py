@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.protocol import agree
 from dbrdist.core.model.reporter import DictSummary, as_number
 
 if TYPE_CHECKING:
-    pass
+    from dbrdist.training.extensions.evaluator import Evaluator
 
 Entry = tuple[int, int, int, dict[str, float]]  # batch, worker, examples, values
 
 
-def means(comm: CommunicatorBase, evaluator: Any) -> dict[str, float]:
+def means(comm: CommunicatorBase, evaluator: Evaluator) -> dict[str, float]:
     """The means over all examples, which the ranks add in the order of batches and workers. Collective."""
     mine: list[Entry] = []
     evaluator.knows_its_part = True
@@ -27,7 +27,7 @@ def means(comm: CommunicatorBase, evaluator: Any) -> dict[str, float]:
     return summary.compute_mean()
 
 
-def _entries(evaluator: Any) -> Iterator[Entry]:
+def _entries(evaluator: Evaluator) -> Iterator[Entry]:
     """What the virtual workers of this rank observe in one pass over the data."""
     if evaluator.eval_hook is not None:
         evaluator.eval_hook(evaluator)

@@ -21,18 +21,23 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from dbrdist.comm.failure import exit_status, watch
 from dbrdist.comm.transport import environment, mpi
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from mpi4py.MPI import Comm
 
 INTERRUPTED = 130
 _MEETING_SECONDS = 1.0  # ranks that fail alike have this time to say so before the first ends the job
 
 _installed_in: int | None = None  # the process id: a forked child inherits the hooks, but must not use them
 _is_within_hook = threading.Event()
-_earlier_hook: Callable[..., Any] = sys.__excepthook__
-_earlier_thread_hook: Callable[..., Any] = threading.excepthook
+_earlier_hook: Callable[..., object] = sys.__excepthook__
+_earlier_thread_hook: Callable[..., object] = threading.excepthook
 
 
 class OverMpi(Protocol):
@@ -42,7 +47,7 @@ class OverMpi(Protocol):
     def size(self) -> int: ...
 
     @property
-    def mpi_comm(self) -> Any: ...
+    def mpi_comm(self) -> Comm: ...
 
     def world_ranks(self) -> tuple[int, ...]: ...
 
@@ -116,7 +121,7 @@ def _install() -> None:
 # ---- the hooks ----
 
 
-def _on_exception(kind: type[BaseException], value: BaseException, tb: Any) -> None:
+def _on_exception(kind: type[BaseException], value: BaseException, tb: TracebackType | None) -> None:
     if _installed_in != os.getpid():
         _earlier_hook(kind, value, tb)
         return
@@ -134,7 +139,7 @@ def _on_exception(kind: type[BaseException], value: BaseException, tb: Any) -> N
     _fail(INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1, kind.__name__)
 
 
-def _on_thread_exception(args: Any) -> None:
+def _on_thread_exception(args: threading.ExceptHookArgs) -> None:
     if _installed_in != os.getpid() or issubclass(args.exc_type, SystemExit):  # a thread's own exit ends it alone
         _earlier_thread_hook(args)
         return

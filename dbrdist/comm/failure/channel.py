@@ -6,11 +6,18 @@ import itertools
 import json
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dbrdist.comm.transport import mpi
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mpi4py.MPI import Comm, Request
+
+    from dbrdist.core.array.types import JSON
 
 _TAG = 1
 _FOR = "pass on to"
@@ -25,13 +32,13 @@ class FailureChannel:
         members: its ranks, as numbered in the whole job.
     """
 
-    def __init__(self, mpi_comm: Any, members: tuple[int, ...]) -> None:
+    def __init__(self, mpi_comm: Comm, members: tuple[int, ...]) -> None:
         self.members = members
         self._MPI = mpi.start()
         self._comm = mpi_comm.Dup()
         self._place = {rank: place for place, rank in enumerate(members)}
-        self._sent: list[Any] = []
-        self._arrival: Any = None
+        self._sent: list[Request] = []
+        self._arrival: Request | None = None
         self._lock = threading.Lock()  # the watch and the end of the program both send
 
     @property
@@ -39,11 +46,11 @@ class FailureChannel:
         """The rank, as numbered in the job, that hears who waits."""
         return self.members[0]
 
-    def tell(self, rank: int, words: dict[str, Any]) -> None:
+    def tell(self, rank: int, words: Mapping[str, object]) -> None:
         """Send to one rank, as numbered in the job."""
         self.tell_each([rank], words)
 
-    def tell_each(self, ranks: Iterable[int], words: dict[str, Any]) -> None:
+    def tell_each(self, ranks: Iterable[int], words: Mapping[str, object]) -> None:
         """Send the same to some ranks."""
         raw = np.frombuffer(json.dumps(words).encode(), np.uint8)
         with self._lock:
@@ -66,13 +73,13 @@ class FailureChannel:
         for begin, end in itertools.pairwise(len(ranks) * k // _FAN for k in range(_FAN + 1)):
             self.tell(ranks[begin], {**words, _FOR: list(ranks[begin + 1 : end])})
 
-    def _pass_on(self, words: dict[str, Any]) -> dict[str, Any]:
+    def _pass_on(self, words: dict[str, Any]) -> dict[str, JSON]:
         ranks = words.pop(_FOR, ())
         if ranks:
             self._spread(ranks, words)
         return words
 
-    def hear(self) -> list[dict[str, Any]]:
+    def hear(self) -> list[dict[str, JSON]]:
         """What has come since the last call."""
         heard = []
         status = self._MPI.Status()

@@ -9,10 +9,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.comm.transport.call_log import Call, CallLog
 from dbrdist.comm.transport.disagreement import name_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from dbrdist.core.array.types import JSON
 
 _MAX_LISTED = 8
 
@@ -35,14 +40,14 @@ class Wait:
         """Whether it waits for all ranks of a communicator, and not for one message."""
         return self.kind in ("row", "bytes")
 
-    def keys(self, rank: int) -> dict[int, list[tuple[Any, ...]]]:
+    def keys(self, rank: int) -> dict[int, list[tuple[Hashable, ...]]]:
         """By rank, what it has to have counted: whether this wait of ``rank`` can end depends on it."""
         if self.is_meeting():
             return {other: [(self.comm_name,)] for other in self.members}
         answer = "recv" if self.kind == "send" else "send"
         return {other: [(self.comm_name, answer, rank, self.tag)] for other in self.members}
 
-    def encode(self) -> dict[str, Any]:
+    def encode(self) -> dict[str, JSON]:
         """As JSON has it; ranks in a row as one range, for a thousand ranks say the same to one."""
         return {**vars(self), "members": _ranges(tuple(self.members))}
 
@@ -77,10 +82,10 @@ class WaitState:
     is_busy: bool  # it computes, or may continue by itself
     has_left: bool = False
     waits: list[Wait] = field(default_factory=list)
-    counts: dict[tuple[Any, ...], int] = field(default_factory=dict)  # see Record.counts
+    counts: dict[tuple[Hashable, ...], int] = field(default_factory=dict)  # see Record.counts
 
     @staticmethod
-    def of(record: CallLog, now: float, has_left: bool, keys: Iterable[Sequence[Any]] | None = None) -> WaitState:
+    def of(record: CallLog, now: float, has_left: bool, keys: Iterable[Sequence[Hashable]] | None = None) -> WaitState:
         """What the record says. With ``keys`` of all that was counted for messages these alone."""
         waits = [Wait.of(call, now) for call in list(record.running.values()) if call.is_waiting]
         counts = record.counts()
@@ -93,7 +98,7 @@ class WaitState:
         """Which waits: unchanged as long as none of them is over."""
         return {wait.wait_id for wait in self.waits}
 
-    def encode(self) -> dict[str, Any]:
+    def encode(self) -> dict[str, JSON]:
         """As JSON has it."""
         counts = [[list(key), number] for key, number in self.counts.items()]
         return {**vars(self), "waits": [wait.encode() for wait in self.waits], "counts": counts}
@@ -128,7 +133,7 @@ class _Needs:
 
     def __init__(self, states: Mapping[int, WaitState]) -> None:
         self._states = states
-        self._missing: dict[tuple[Any, ...], frozenset[int]] = {}
+        self._missing: dict[tuple[Hashable, ...], frozenset[int]] = {}
         self.left = {rank for rank, state in states.items() if state.has_left}
         self.of_rank: dict[int, list[frozenset[int]]] = {
             rank: [self._of(rank, wait) for wait in state.waits]

@@ -14,10 +14,10 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-_watcher: Callable[[Any], Any] | None = None
+_watcher: Callable[[int | str | None], int | str | None] | None = None
 
 
-def watch(function: Callable[[Any], Any]) -> bool:
+def watch(function: Callable[[int | str | None], int | str | None]) -> bool:
     """Call ``function(code)`` when the interpreter is about to end for an uncaught SystemExit.
 
     What the function returns takes the place of the code. Returns False where this interpreter does not allow it
@@ -54,7 +54,7 @@ def _replace_attribute() -> bool:
     return True
 
 
-def _exit(status: Any = None, /) -> NoReturn:
+def _exit(status: object = None, /) -> NoReturn:
     """Exit the interpreter by raising SystemExit(status)."""
     if isinstance(status, SystemExit):
         raise status

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dbrdist.comm.failure import deadlock
 from dbrdist.comm.failure.channel import FailureChannel
 from dbrdist.comm.failure.deadlock import WaitState
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
 
 # For the answers of ranks without which the verdict stands, too. They hear it with the others if they answer, and on a
 # busy machine a second may pass until then; only a rank that is deep in a call that holds the GIL does not.
@@ -102,9 +105,9 @@ class DeadlockJudge:
         for rank in [*(rank for rank in there if rank in keys), *sorted(left & keys.keys())]:
             self.channel.tell(rank, {"what": "ask", "keys": keys[rank]})
 
-    def _keys_of_messages(self) -> dict[int, list[tuple[Any, ...]]]:
+    def _keys_of_messages(self) -> dict[int, list[tuple[Hashable, ...]]]:
         """By rank, the counts of messages on which it depends whether the asked ones wait in vain."""
-        found: dict[int, list[tuple[Any, ...]]] = {}
+        found: dict[int, list[tuple[Hashable, ...]]] = {}
         for rank in self._asked:
             for wait in self._states[rank].waits:
                 if not wait.is_meeting():

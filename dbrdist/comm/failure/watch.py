@@ -20,7 +20,7 @@ import stat
 import tempfile
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.comm.failure.channel import FailureChannel
 from dbrdist.comm.failure.deadlock import WaitState
@@ -28,6 +28,12 @@ from dbrdist.comm.failure.judge import DeadlockJudge
 from dbrdist.comm.transport import call_log, environment, mpi
 from dbrdist.comm.transport.call_log import Call
 from dbrdist.comm.transport.disagreement import name_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Sequence
+
+    from mpi4py.MPI import Comm
+
 
 # A rank says where it waits once it has waited this long; a rank that has left says so after half of it.
 patience_seconds = 2.0
@@ -59,7 +65,7 @@ class _Watch:
 _watch = _Watch()
 
 
-def join(mpi_comm: Any, members: tuple[int, ...]) -> None:
+def join(mpi_comm: Comm, members: tuple[int, ...]) -> None:
     """Watch over these ranks from now on. Collective."""
     if any(set(members) <= set(channel.members) for channel in _watch.channels):
         return
@@ -173,7 +179,7 @@ def _look() -> None:
         _say_who_is_missing()
 
 
-def _state(keys: Any) -> WaitState:
+def _state(keys: Iterable[Sequence[Hashable]] | None) -> WaitState:
     return WaitState.of(call_log.process, time.monotonic(), _watch.has_left, keys)
 
 

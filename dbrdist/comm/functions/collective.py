@@ -27,7 +27,7 @@ from dbrdist.core.array.backend import Array, accumulation_dtype, is_array
 
 if TYPE_CHECKING:
     from dbrdist.comm.communicators.communicator import CommunicatorBase
-    from dbrdist.core.tape.variable import Variable
+    from dbrdist.core.tape.variable import Operand, Variable
 
 
 class AllGather(Communication):
@@ -92,7 +92,7 @@ class _Rooted(Communication):
         found = applied(node, gys)
         return (found, None) if self.is_root else ((), found[0])
 
-    def from_root(self, node: _Rooted, gys: tuple[Array, ...]) -> tuple[Sequence[Any], Any]:
+    def from_root(self, node: _Rooted, gys: tuple[Array, ...]) -> tuple[Sequence[Operand], Operand | None]:
         """Get a gradient from the root; the other ranks' output was a delegate variable."""
         if self.is_root:
             return applied(node, self.filled(gys)), None
@@ -106,7 +106,7 @@ class Bcast(_Rooted):
         y = self.comm.bcast(xs[0] if self.is_root else None, root=self.root)
         return (y[...] if self.is_root else y,)
 
-    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Any], Any]:
+    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Array | None], Operand | None]:
         return self.to_root(Reduce(self.comm, self.root), gys)
 
 
@@ -138,11 +138,11 @@ class Scatter(_Rooted):
     def move(self, xs: tuple[Array, ...]) -> Sequence[Array]:
         return (self.comm.scatter(xs if self.is_root else None, self.root),)
 
-    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Any], Any]:
+    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Array | None], Operand | None]:
         return self.to_root(Gather(self.comm, self.root), gys)
 
 
-def _exchange_alike(comm: Any, xs: Any) -> Sequence[Array]:
+def _exchange_alike(comm: CommunicatorBase, xs: Any) -> Sequence[Array]:
     """An all-to-all in which every rank has entries of the same shapes and types."""
     with comm.gate.call("reduce_scatter") as call:
         each, error = attempt(arguments.prepared_for_each, xs, comm.size, "reduce_scatter")
@@ -153,7 +153,7 @@ def _exchange_alike(comm: Any, xs: Any) -> Sequence[Array]:
         return found
 
 
-def _one(x: Any) -> Any:
+def _one(x: Operand) -> Any:
     """What a verb is to refuse on every rank, as it is."""
     return getattr(x, "array", x)
 
@@ -162,7 +162,7 @@ def _all(xs: Any) -> Any:
     return [_one(x) for x in xs] if isinstance(xs, (list, tuple)) else _one(xs)
 
 
-def _for_each(comm: Any, xs: Any) -> list[Any] | None:
+def _for_each(comm: CommunicatorBase, xs: Any) -> list[Variable] | None:
     """One Variable for each rank; None where ``xs`` is something else."""
     if is_array(getattr(xs, "array", xs)):
         xs = [xs[k] for k in range(len(xs))] if xs.ndim else None
@@ -170,7 +170,7 @@ def _for_each(comm: Any, xs: Any) -> list[Any] | None:
     return found if found is not None and len(found) == comm.size else None
 
 
-def allgather(comm: Any, x: Any) -> tuple[Any, ...]:
+def allgather(comm: CommunicatorBase, x: Any) -> tuple[Any, ...]:
     """Every rank's ``x``, in order of ranks, as a tuple of Variables; shapes may differ between ranks.
 
     The gradient of ``x`` is the sum of what all ranks have for it.
@@ -191,7 +191,7 @@ def allgather(comm: Any, x: Any) -> tuple[Any, ...]:
     return counted(AllGather(comm), xs) if xs else comm.allgather(_one(x))
 
 
-def reduce_scatter(comm: Any, xs: Any) -> Any:
+def reduce_scatter(comm: CommunicatorBase, xs: Sequence[Operand] | Operand) -> Any:
     """The sum over ranks of entry ``rank`` of ``xs``: ``size`` arrays (or an array with ``size`` rows).
 
     All ranks pass the same shapes and types. Sums of 16-bit types run in float32 and are narrowed once. The gradient of
@@ -233,7 +233,7 @@ def allreduce(comm: CommunicatorBase, x: Variable) -> Any:
     return counted(AllReduce(comm), xs)[0] if xs else comm.allreduce(_one(x))
 
 
-def alltoall(comm: Any, xs: Any) -> tuple[Any, ...]:
+def alltoall(comm: CommunicatorBase, xs: Sequence[Operand] | Operand) -> tuple[Any, ...]:
     """Entry k of the result is what rank k had at this rank's place of its ``xs``, which are ``size`` arrays.
 
     Args:

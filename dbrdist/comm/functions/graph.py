@@ -22,6 +22,7 @@ from dbrdist.core.tape.variable import Variable, as_array, as_variable
 
 if TYPE_CHECKING:
     from dbrdist.comm.communicators.communicator import CommunicatorBase
+    from dbrdist.core.tape.variable import Operand
 
 _thread = threading.local()
 
@@ -55,7 +56,7 @@ class Communication(FunctionNode):
             gxs, delegate = self.send_back(gys)
         return tuple([gxs[i] if i < num_inputs else self._of_delegate(delegate, gys) for i in wanted])
 
-    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Any], Any]:
+    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Array | None], Operand | None]:
         """(the gradients of the inputs, the delegate variable of this communication or None)."""
         raise NotImplementedError
 
@@ -67,7 +68,7 @@ class Communication(FunctionNode):
         zeros = zeros_as(as_array(next(g for g in gys if g is not None)), node.shape, node.dtype)
         return pseudo_connect(delegate, variable(zeros, True)) if isinstance(delegate, Variable) else zeros
 
-    def filled(self, gys: tuple[Array, ...]) -> list[Any]:
+    def filled(self, gys: tuple[Array, ...]) -> list[Array]:
         """The gradients of the outputs, with zeros for those on which no loss depends."""
         like = as_array(next(g for g in gys if g is not None))
         missing: list[Any] = [None if g is not None else zeros_as(like, *self.given[i]) for i, g in enumerate(gys)]
@@ -93,7 +94,7 @@ def number_of_call(comm: CommunicatorBase) -> int:
     return int(comm.gate.num_differentiable)
 
 
-def applied(node: Communication, xs: Sequence[Array], delegate: Any = None) -> tuple[Any, ...]:
+def applied(node: Communication, xs: Sequence[Array], delegate: Operand | None = None) -> tuple[Operand, ...]:
     """Apply the communication, in a graph where there is a Variable."""
     if delegate is None and not any(isinstance(x, Variable) for x in xs):
         return node.forward((*xs, no_elements()))
@@ -109,7 +110,7 @@ def recorded(node: Communication, xs: Sequence[Any], delegate: Any = None) -> tu
     return ys
 
 
-def counted(node: Communication, xs: Sequence[Variable], delegate: Any = None) -> tuple[Variable, ...]:
+def counted(node: Communication, xs: Sequence[Variable], delegate: Variable | None = None) -> tuple[Variable, ...]:
     """A collective call of the user's."""
     ys = recorded(node, xs, delegate)
     node.number = number_of_call(node.comm)  # now that it has passed the gate, on every rank
@@ -137,7 +138,7 @@ def go_beyond(rank: int) -> None:
     _thread.place = max(place(), rank)
 
 
-def deepen(ys: Sequence[Any], least: int, since: int) -> None:
+def deepen(ys: Sequence[Operand], least: int, since: int) -> None:
     """Give all functions behind ``ys`` that were recorded ``since`` then a rank above ``least``, and later
     communication one above theirs: a backward pass does not begin with others before it has come through these."""
     functions = _recorded_since([y for y in ys if isinstance(y, Variable)], since)
@@ -201,7 +202,7 @@ class PseudoConnect(FunctionNode):
         return variable(zeros, False) if self._on_variables else zeros
 
 
-def pseudo_connect(delegate_variable: Variable, *actual_variables: Variable) -> Any:
+def pseudo_connect(delegate_variable: Variable, *actual_variables: Variable) -> Variable | tuple[Variable, ...]:
     """The actual variables unchanged, but tied to a delegate variable: backward through one of them reaches both.
 
     Args:
@@ -215,7 +216,7 @@ def pseudo_connect(delegate_variable: Variable, *actual_variables: Variable) -> 
     if not actual_variables:
         raise expected("pseudo_connect", "actual_variables", "one or more Variables after the delegate", "none")
     if delegate_variable is None:
-        ys: tuple[Any, ...] = tuple([as_variable(x) for x in actual_variables])
+        ys: tuple[Variable, ...] = tuple([as_variable(x) for x in actual_variables])
     else:
         ys = PseudoConnect().apply((delegate_variable, *actual_variables))
     for y in ys:

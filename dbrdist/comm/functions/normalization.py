@@ -17,7 +17,8 @@ from dbrdist.functions.normalization import SharedBatchNormalization, checked_ax
 
 if TYPE_CHECKING:
     from dbrdist.comm.communicators.communicator import CommunicatorBase
-    from dbrdist.core.tape.variable import Operand
+    from dbrdist.core.array.types import Destinations
+    from dbrdist.core.tape.variable import Operand, Variable
 
 _BACKENDS = ("auto", "mpi", "nccl")
 # Marks of settings travel as floats with the sums. Those of 2^13 ranks add up exactly, squares too; sum and sum of
@@ -77,7 +78,7 @@ class MultiNodeBatchNormalization(SharedBatchNormalization):
         self.mean, self.var = mean.astype(wide).reshape(gamma.shape), var.astype(wide).reshape(gamma.shape)
         return (kernels.bn_inference(x, gamma, beta, self.mean, self.var, self.eps, False, self.axis),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...], out: Any = None) -> tuple[Array, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...], out: Destinations = None) -> tuple[Array, ...]:
         with going_back_through(self.comm, self.number):
             if not self._on_variables:
                 return super().derive(wanted, gys, out)
@@ -86,7 +87,7 @@ class MultiNodeBatchNormalization(SharedBatchNormalization):
         nodes = self.inputs
         return tuple([ops.cast(grads[i], nodes[i].dtype) for i in wanted])
 
-    def _composed(self, x: Any, gamma: Any, gy: Any) -> tuple[Any, Any, Any]:
+    def _composed(self, x: Array, gamma: Array, gy: Array) -> tuple[Array, Array, Array]:
         """The gradients of x, gamma and beta in primitives, of which the tape makes all higher orders."""
         wide = self.mean.dtype
         x, gy, g = ops.cast(x, wide), ops.cast(gy, wide), ops.cast(gamma, wide)
@@ -100,10 +101,10 @@ class MultiNodeBatchNormalization(SharedBatchNormalization):
         gx = ops.mul(ops.mul(ops.reshape(g, kept), s), ops.sub(gy, spread))
         return gx, ops.reshape(ggamma, g.shape), ops.reshape(gbeta, g.shape)
 
-    def _sum(self, v: Any) -> Any:
+    def _sum(self, v: Array) -> Any:
         return ops.sum(v, self.axis, True)
 
-    def _mean_over_ranks(self, v: Any) -> Any:
+    def _mean_over_ranks(self, v: Array) -> Any:
         return ops.mul(applied(AllReduce(self.comm), (v,))[0], 1.0 / self.count)
 
 

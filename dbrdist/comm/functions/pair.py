@@ -7,7 +7,7 @@ to the loss (:func:`pseudo_connect`), is found by the next gradient between the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,11 +17,15 @@ from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.variable import as_variable
 from dbrdist.errors import CommunicatorError
 
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
+    from dbrdist.core.tape.variable import Operand, Variable
+
 
 class _Message(Communication):
     """A message of one or several arrays, or the gradient of one: then ``of`` is the number of that message."""
 
-    def __init__(self, comm: Any, peer_rank: int, peer_tag: int, of: int = 0) -> None:
+    def __init__(self, comm: CommunicatorBase, peer_rank: int, peer_tag: int, of: int = 0) -> None:
         super().__init__(comm)
         self.peer_rank, self.peer_tag, self.of = peer_rank, peer_tag, of
         self.count: int  # of this message among those between the two ranks with this tag, once it was sent
@@ -76,7 +80,7 @@ class Recv(_Message):
             )
         return each[1:]
 
-    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Any], Any]:
+    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Array | None], Operand | None]:
         """The gradients of the outputs, to where these came from."""
         pairs = list(zip(self.filled(gys), self.given))[: -1 if self.is_anchored else None]
         grads = [g for g, (_, dtype) in pairs if is_floating(dtype)]
@@ -86,12 +90,12 @@ class Recv(_Message):
         return (), applied(node, grads)[0]
 
 
-def _see_that_it_is_another(name: str, communicator: Any, rank: Any) -> None:
+def _see_that_it_is_another(name: str, communicator: CommunicatorBase, rank: int) -> None:
     if rank == communicator.rank:
         raise expected(name, "rank", f"another rank than this one, {rank}", rank, "the variable is here already")
 
 
-def send(x: Any, communicator: Any, rank: int, tag: int = 0) -> Any:
+def send(x: Operand | Sequence[Operand], communicator: CommunicatorBase, rank: int, tag: int = 0) -> Variable:
     """Send a Variable, or a tuple or list of them, to another rank, which calls :func:`recv`.
 
     Args:
@@ -118,7 +122,13 @@ def send(x: Any, communicator: Any, rank: int, tag: int = 0) -> Any:
     return recorded(Send(communicator, rank, tag), [as_variable(v) for v in xs])[0]
 
 
-def recv(communicator: Any, rank: int, delegate_variable: Any = None, tag: int = 0, force_tuple: bool = False) -> Any:
+def recv(
+    communicator: CommunicatorBase,
+    rank: int,
+    delegate_variable: Variable | None = None,
+    tag: int = 0,
+    force_tuple: bool = False,
+) -> Any:
     """The Variable that ``rank`` sent with ``tag``, or the tuple of them.
 
     Args:
@@ -137,7 +147,7 @@ def recv(communicator: Any, rank: int, delegate_variable: Any = None, tag: int =
     return ys[0] if len(ys) == 1 and not force_tuple else ys
 
 
-def recv_anchored(communicator: Any, rank: int) -> tuple[Any, Any]:
+def recv_anchored(communicator: CommunicatorBase, rank: int) -> tuple[Variable | tuple[Variable, ...], Variable]:
     """(what :func:`recv` returns, a delegate variable from which backward reaches it in any case)."""
     node = Recv(communicator, rank, 0)
     node.is_anchored = True

@@ -15,11 +15,14 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from dbrdist.comm.protocol.gate import digest
+
+if TYPE_CHECKING:
+    pass
 
 _SIZES = (1 << 14, 1 << 18, 1 << 21)  # bytes
 _NUM_TIMES = 3
@@ -72,7 +75,7 @@ def _cluster(names: Sequence[str]) -> str:
     return f"{' '.join(kinds)}: {' '.join(str(n) for n in sorted(ranks.values()))}"
 
 
-def timed(function: Callable[[], Any]) -> float:
+def timed(function: Callable[[], object]) -> float:
     """Seconds that a call takes."""
     start = time.perf_counter()
     function()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dbrdist.comm.communicators.communicator import CommunicatorBase
@@ -26,13 +26,13 @@ class Courier:
 
     def __init__(self, comm: CommunicatorBase) -> None:
         self.comm = comm
-        self._jobs: queue.SimpleQueue[Callable[[Any], None] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Callable[[CommunicatorBase], None] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._num_left = 0
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def put(self, job: Callable[[Any], None]) -> None:
+    def put(self, job: Callable[[CommunicatorBase], None]) -> None:
         """Have ``job(comm)`` called, some time before :meth:`wait` returns."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="dbrdist courier", daemon=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -56,7 +56,12 @@ class Compression:
                 p.grad += to_device(self.kept.pop(p).astype(p.dtype).reshape(p.shape), p.device)
 
     def reduce(
-        self, comm: Any, call: Passage, plan: ReductionPlan, factors: Sequence[float] | None, divisor: float | None
+        self,
+        comm: CommunicatorBase,
+        call: Passage,
+        plan: ReductionPlan,
+        factors: Sequence[float] | None,
+        divisor: float | None,
     ) -> None:
         """Collective; every rank gets the same bits."""
         flat.collect_gradients(plan.params)
@@ -75,7 +80,9 @@ class Compression:
                 self.kept.update((p, error[where]) for p, where in layers)
                 run.grad[...] = message.to_place(grad.astype(run.grad.dtype), run.grad)
 
-    def _reduce(self, comm: Any, call: Passage, number: int, layers: Layers, grad: Matrix, error: Matrix) -> None:
+    def _reduce(
+        self, comm: CommunicatorBase, call: Passage, number: int, layers: Layers, grad: Matrix, error: Matrix
+    ) -> None:
         """Replace ``grad`` by the mean of what the ranks send, and take that from ``error``, its copy."""
         raise NotImplementedError
 
@@ -101,7 +108,9 @@ class PowerSGD(Compression):
     def words(self) -> str:
         return f"PowerSGD rank {self.rank}"
 
-    def _reduce(self, comm: Any, call: Passage, number: int, layers: Layers, grad: Matrix, error: Matrix) -> None:
+    def _reduce(
+        self, comm: CommunicatorBase, call: Passage, number: int, layers: Layers, grad: Matrix, error: Matrix
+    ) -> None:
         thin, whole = [], []
         for i, (p, where) in enumerate(layers):
             rows = p.shape[0] if p.ndim > 1 else 0
@@ -158,7 +167,9 @@ class TopK(Compression):
     def words(self) -> str:
         return f"TopK fraction {self.fraction}"
 
-    def _reduce(self, comm: Any, call: Passage, number: int, layers: Layers, grad: Matrix, error: Matrix) -> None:
+    def _reduce(
+        self, comm: CommunicatorBase, call: Passage, number: int, layers: Layers, grad: Matrix, error: Matrix
+    ) -> None:
         count = max(math.ceil(self.fraction * grad.size), 1)
         chosen = np.sort(np.argpartition(np.abs(grad), grad.size - count)[grad.size - count :]).astype(np.int32)
         values = grad[chosen]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dbrdist.core.model.parameter import Parameter
 
 _lock = threading.Lock()  # ranks may be threads
-_apart: weakref.WeakSet[Any] = weakref.WeakSet()  # links whose parameters differ between ranks at times
+_apart: weakref.WeakSet[Link] = weakref.WeakSet()  # links whose parameters differ between ranks at times
 
 
 def goes_apart(link: Link) -> None:
@@ -38,7 +38,7 @@ def goes_apart(link: Link) -> None:
 
 
 @contextlib.contextmanager
-def mean_parameters(comm: CommunicatorBase, links: Iterable[Any]) -> Iterator[None]:
+def mean_parameters(comm: CommunicatorBase, links: Iterable[Link]) -> Iterator[None]:
     """Within the block, parameters that may differ between ranks are their means on all. Collective."""
     params = _differing(links) if comm.size > 1 else []
     own = [p.array.copy() for p in params]
@@ -52,7 +52,7 @@ def mean_parameters(comm: CommunicatorBase, links: Iterable[Any]) -> Iterator[No
 
 
 @contextlib.contextmanager
-def one_network(comm: Any, links: Iterable[Any]) -> Iterator[str]:
+def one_network(comm: CommunicatorBase, links: Iterable[Link]) -> Iterator[str]:
     """As :func:`mean_parameters`, and the running statistics of equal parameters are means too. Collective.
 
     Yields how the ranks' parameters differ all the same, which is right where each rank has a part of a model; an
@@ -77,7 +77,7 @@ def one_network(comm: Any, links: Iterable[Any]) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _mean_statistics(comm: Any, values: Sequence[Array]) -> Iterator[None]:
+def _mean_statistics(comm: CommunicatorBase, values: Sequence[Array]) -> Iterator[None]:
     """Within the block these arrays are their means over the ranks. What the block writes into them stays."""
     own = [value.copy() for value in values]
     for value in values:
@@ -91,7 +91,7 @@ def _mean_statistics(comm: Any, values: Sequence[Array]) -> Iterator[None]:
                 value[...] = before
 
 
-def persistent_arrays(link: Any) -> Iterator[tuple[str, Any]]:
+def persistent_arrays(link: Link) -> Iterator[tuple[str, Array]]:
     """(path, array) of the floats that a link saves but does not train, such as running statistics."""
     for path, part in link.namedlinks():
         for name in part.persistent_names:
@@ -104,7 +104,7 @@ def _is_writable(value: Array) -> bool:
     return not isinstance(value, np.ndarray) or value.flags.writeable
 
 
-def _checksum(named: Iterable[tuple[str, Any]]) -> int:
+def _checksum(named: Iterable[tuple[str, Array]]) -> int:
     found = 0
     for name, array in named:
         found = zlib.crc32(f"{name} {array.shape} {array.dtype}".encode(), found)
@@ -112,7 +112,7 @@ def _checksum(named: Iterable[tuple[str, Any]]) -> int:
     return found
 
 
-def _difference(comm: Any, named: list[tuple[str, Any]]) -> str:
+def _difference(comm: CommunicatorBase, named: list[tuple[str, Array]]) -> str:
     """Where the ranks' arrays differ by more than rounding, in words; an empty text if they do not. Collective."""
     mine = {name: (array.shape, samples.some(array)) for name, array in named}
     everyone = comm.allgather_obj(mine)
@@ -132,7 +132,7 @@ def _are_different(one: Any, other: Any) -> bool:
     return one[0] != other[0] or samples.differ(one[1], other[1])
 
 
-def _have_same_names(comm: Any, statistics: list[tuple[Any, str, Any]]) -> bool:
+def _have_same_names(comm: CommunicatorBase, statistics: list[tuple[Link, str, Array]]) -> bool:
     found = comm.allgather_obj([(path, value.shape, str(value.dtype)) for _, path, value in statistics])
     return all(theirs == found[0] for theirs in found)
 
@@ -147,7 +147,7 @@ def may_differ(link: Link) -> bool:
     return bool(_differing([link]))
 
 
-def _differing(links: Iterable[Any]) -> list[Parameter]:
+def _differing(links: Iterable[Link]) -> list[Parameter]:
     with _lock:
         all_apart = list(_apart)
     apart = {p for link in all_apart for p in link.params()}

@@ -23,6 +23,8 @@ from dbrdist.core.tape.node import note_assignment
 from dbrdist.core.tape.variable import Variable
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from dbrdist.comm.communicators.communicator import CommunicatorBase
     from dbrdist.core.model.link import Link
 
@@ -155,7 +157,7 @@ def _bcast_persistents(comm: CommunicatorBase, model: Link, root: int) -> None:
             value[...] = new
 
 
-def _kind(value: Any) -> str:
+def _kind(value: Array) -> str:
     return f"an array of shape {tuple(value.shape)} and {value.dtype.name}" if is_array(value) else "no array"
 
 
@@ -173,16 +175,12 @@ class Broadcast:
         agree.same_everywhere(self._comm, text, "to initialise the same parameter")
         p.array = self._comm.bcast(p.array, root=self._root)
 
-    def __deepcopy__(self, memo: Any) -> None:
+    def __deepcopy__(self, memo: dict[int, object]) -> None:
         """A copy of the parameter is not broadcast: other ranks may not have one."""
 
 
 def mean_grad(
-    comm: Any,
-    call: Passage,
-    params: Sequence[tuple[str, Parameter]],
-    zero_fill: bool,
-    num_samples: int | None,
+    comm: Any, call: Passage, params: Sequence[tuple[str, Parameter]], zero_fill: bool, num_samples: int | None
 ) -> None:
     """Replace gradients by their mean over ranks, weighted by ``num_samples``; None on every rank is equal weights.
 
@@ -210,7 +208,7 @@ def mean_grad(
     plan.reduce(comm, call, wanted, factors, divisor)
 
 
-def plan_for(comm: Any, named: list[tuple[str, Parameter]]) -> ReductionPlan:
+def plan_for(comm: CommunicatorBase, named: list[tuple[str, Parameter]]) -> ReductionPlan:
     """The plan of these parameters on a communicator, where nothing has changed since it was made."""
     plan: ReductionPlan | None = comm.reducer.plans.get(key_of(named))
     if plan is None or not plan.is_for([p for _, p in named]):
@@ -218,9 +216,9 @@ def plan_for(comm: Any, named: list[tuple[str, Parameter]]) -> ReductionPlan:
     return keep_plan(comm, plan)
 
 
-def keep_plan(comm: Any, plan: ReductionPlan) -> ReductionPlan:
+def keep_plan(comm: CommunicatorBase, plan: ReductionPlan) -> ReductionPlan:
     """Remember a plan as the last that was used."""
-    plans: dict[Any, ReductionPlan] = comm.reducer.plans
+    plans: dict[Hashable, ReductionPlan] = comm.reducer.plans
     key = plan.key
     plans.pop(key, None)
     plans[key] = plan

@@ -14,7 +14,7 @@ import statistics
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from dbrdist.core.tape.node import VariableNode
 
 if TYPE_CHECKING:
     from dbrdist.comm.communicators.communicator import CommunicatorBase
+    from dbrdist.comm.protocol.gate import Passage
 
 Weights: TypeAlias = tuple[Sequence[float] | None, float | None]  # factor of each rank, divisor of the sum
 
@@ -87,7 +88,7 @@ class Overlap:
         self._place = ("", 0)
         self._took: list[float] = []  # seconds of each bucket of the last step
         self._pause_seconds = PAUSE_SECONDS
-        self._call: Any = None  # of the bucket that is being sent
+        self._call: Passage | None = None  # of the bucket that is being sent
 
     def _travel_as(self, buckets: list[Bucket]) -> None:
         """Send them one after the other."""

@@ -7,7 +7,7 @@ divides, and sends the sum to all. Elements are independent of each other, so th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from dbrdist.comm.protocol.wire_type import Codec
 from dbrdist.comm.transport import message
 from dbrdist.comm.transport.call_log import Call
 from dbrdist.comm.transport.message import HostArray
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm, Datatype, Request
 
 PIECE_BYTES = 1 << 20  # on the wire, of each block; smaller ones wake a rank more often, amid its backward pass
 _AHEAD = 2  # pieces that are on their way before the first comes back
@@ -44,11 +47,13 @@ class Messages:
         abandoned: keeps what MPI may still read or write after an interrupted wait.
     """
 
-    def __init__(self, mpi_comm: Any, byte: Any, wait_for: Callable[[Call, Any], None], abandoned: list[Any]) -> None:
+    def __init__(
+        self, mpi_comm: Comm, byte: Datatype, wait_for: Callable[[Call, Any], None], abandoned: list[object]
+    ) -> None:
         self.rank: int = mpi_comm.rank
         self.size: int = mpi_comm.size
         self._comm, self._byte, self._wait_for, self._abandoned = mpi_comm, byte, wait_for, abandoned
-        self._under_way: list[Any] = []
+        self._under_way: list[Request] = []
 
     def send(self, peer: int, raw: HostArray) -> None:
         """Send these bytes."""
@@ -93,8 +98,8 @@ class PipelinedSum:
         self._step = max(PIECE_BYTES // self._kind.itemsize, 1)
         self._borders = message.blocks(x.size, way.size)
         self._peers = [(way.rank + k) % way.size for k in range(1, way.size)]
-        self._terms: dict[int, list[tuple[int, HostArray, Any]]] = {}  # by piece: peer, array, ticket
-        self._sums: dict[int, list[tuple[HostArray, HostArray, Any]]] = {}  # by piece: where it goes, array, ticket
+        self._terms: dict[int, list[tuple[int, HostArray, object]]] = {}  # by piece: peer, array, ticket
+        self._sums: dict[int, list[tuple[HostArray, HostArray, object]]] = {}  # by piece: where it goes, array, ticket
 
     def run(self) -> None:
         """Replace the array."""

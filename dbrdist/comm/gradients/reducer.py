@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -19,13 +19,19 @@ from dbrdist.comm.transport.call_log import Call
 from dbrdist.core.array import backend
 from dbrdist.core.array.backend import Array
 
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from dbrdist.comm.gradients.shared_gradients import SharedGradients, SharedValues
+    from dbrdist.comm.protocol.primitives import Ranks
+
 _SCATTERED_BYTES = 1 << 22  # of each rank at a time in a reduce-scatter
 
 
 class Configurable(Protocol):
     """What a reducer needs of its communicator."""
 
-    ranks: Any
+    ranks: Ranks
     gate: Gate
 
     def get_config(self, name: str) -> Any: ...
@@ -49,8 +55,8 @@ class Reducer(ABC):
 
     def __init__(self, comm: Configurable) -> None:
         self.comm = comm
-        self.ranks: Any = comm.ranks
-        self.plans: dict[Any, ReductionPlan] = {}  # of the last models whose gradients were reduced
+        self.ranks: Ranks = comm.ranks
+        self.plans: dict[Hashable, ReductionPlan] = {}  # of the last models whose gradients were reduced
         self._num_places = 0  # how often ranks have brought gradients to their places together
 
     def misfit(self) -> Exception | None:
@@ -160,11 +166,11 @@ class Reducer(ABC):
         """Whether these gradients come with a row; the same on ranks whose arrays are alike."""
         return bool(self.ranks.takes(arrays))
 
-    def share_gradients(self, call: Passage, plan: ReductionPlan) -> Any:
+    def share_gradients(self, call: Passage, plan: ReductionPlan) -> SharedGradients | None:
         """Bring the gradients of a plan where ranks reach each other's; None where they do not. Collective."""
         return None
 
-    def share_values(self, call: Passage, plan: ReductionPlan) -> Any:
+    def share_values(self, call: Passage, plan: ReductionPlan) -> SharedValues | None:
         """Bring the parameters of a plan there too, so that each rank takes the others' parts. Collective."""
         return None
 

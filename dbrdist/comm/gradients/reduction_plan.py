@@ -18,6 +18,8 @@ from dbrdist.errors import CommunicatorError, NoSamplesError
 
 if TYPE_CHECKING:
     from dbrdist.comm.communicators.communicator import CommunicatorBase
+    from dbrdist.comm.gradients.overlap import Overlap
+    from dbrdist.comm.gradients.shared_gradients import SharedGradients
 
 EQUAL_WEIGHT = -(1 << 63)  # instead of a number of samples; nobody has a wrong one like that
 
@@ -33,8 +35,8 @@ class ReductionPlan:
         self.text = agree.as_lines(agree.describe_params(named))
         self.digest = digest(self.text)
         self.place = 0  # equal on ranks that have brought the gradients to their places together; 0 before
-        self.shared: Any = None  # reduces them there, where the ranks of a host reach each other's
-        self.overlap: Any = None  # reduces them while backward runs, where that pays
+        self.shared: SharedGradients | None = None  # reduces them there, where the ranks of a host reach each other's
+        self.overlap: Overlap | None = None  # reduces them while backward runs, where that pays
         self.division: Any = None  # says which rank gets which part, where each gets one alone; None is all
         index = {id(p): i for i, p in enumerate(self.params)}
         self.runs_digest = digest(repr([(run.size, [index[id(p)] for p in run.params]) for run in self.runs]))

@@ -99,7 +99,7 @@ class ZeroSharding:
         shared_gradients.release(run.arena, start, start + borders[rank])
         shared_gradients.release(run.arena, start + borders[rank + 1], run.start + end)
 
-    def total(self, values: Sequence[int | np.generic]) -> list[float]:
+    def total(self, values: Sequence[float | np.generic]) -> list[float]:
         """The sums of these numbers over the ranks."""
         mine = np.array([float(value) for value in values])
         return [float(value) for value in self._comm.allreduce(mine)] if mine.size else []

@@ -165,7 +165,7 @@ def _added(comm: CommunicatorBase, call: Passage, nodes: list[list[Node]], mine:
     return message.to_place(result, place)
 
 
-def _add_everywhere(comm: Any, nodes: list[list[Node]], mine: list[message.HostArray]) -> None:
+def _add_everywhere(comm: CommunicatorBase, nodes: list[list[Node]], mine: list[message.HostArray]) -> None:
     """Give all subtrees to all ranks, each of which adds everything, into its first."""
     size = mine[0].size
     found = np.empty((sum(map(len, nodes)), size), mine[0].dtype)

@@ -22,6 +22,7 @@ from dbrdist.core.tape.variable import Variable
 
 if TYPE_CHECKING:
     from dbrdist.comm.communicators.communicator import CommunicatorBase
+    from dbrdist.core.tape.variable import Operand
 
 
 class MultiNodeChainList(ChainList):
@@ -59,7 +60,7 @@ class MultiNodeChainList(ChainList):
         self._ends: tuple[tuple[RanksOrAll, RanksOrAll], ...] = ()
         self._plan: tuple[Any, list[Instruction]] | None = None
 
-    def add_link(self, link: Link, rank_in: PerAxis | None = None, rank_out: Any = None) -> None:
+    def add_link(self, link: Link, rank_in: PerAxis | None = None, rank_out: int | Sequence[int] | None = None) -> None:
         """Add a component.
 
         Args:
@@ -77,7 +78,7 @@ class MultiNodeChainList(ChainList):
         self._ends = (*self._ends, ends)
         self._plan = None
 
-    def insert(self, index: int, link: Any) -> None:
+    def insert(self, index: int, link: Link) -> None:
         """Refused: it would not say between which ranks.
 
         Args:
@@ -135,8 +136,8 @@ class _Pass:
         self.parts = _cut(inputs, model.num_micro_batches)
         self.arrived: dict[tuple[ComponentSlot, int], Any] = {}
         self.made: dict[tuple[int, int], Any] = {}
-        self.outputs: list[Any] = []
-        self.delegates: list[Any] = []
+        self.outputs: list[Variable] = []
+        self.delegates: list[Variable] = []
 
     def run(self, actions: Sequence[Instruction]) -> Any:
         for action in actions:
@@ -176,7 +177,7 @@ class _Pass:
         self.delegates.append(anchor)
 
 
-def _called_in_order(link: Any, xs: Sequence[Any]) -> Any:
+def _called_in_order(link: Link, xs: Sequence[Operand]) -> Any:
     """The link's output; backward comes through it after what follows it, and before what went before it."""
     assignments[0] += 1  # so that the functions of this call can be told from older ones
     since, least = assignments[0], place()
@@ -185,7 +186,7 @@ def _called_in_order(link: Any, xs: Sequence[Any]) -> Any:
     return y
 
 
-def _ranks(value: Any, what: str) -> RanksOrAll:
+def _ranks(value: int | Sequence[int] | None, what: str) -> RanksOrAll:
     if value is None:
         return None
     each = value if isinstance(value, (list, tuple)) else [value]
@@ -194,14 +195,14 @@ def _ranks(value: Any, what: str) -> RanksOrAll:
     return tuple(whole_number(rank, f"MultiNodeChainList.add_link: {what}") for rank in each)
 
 
-def _tied(delegates: Sequence[Any], y: Any) -> Any:
+def _tied(delegates: Sequence[Variable], y: Any) -> Any:
     """The output, from which backward reaches all that was sent."""
     for delegate in delegates:
         y = pseudo_connect(delegate, *y) if isinstance(y, tuple) else pseudo_connect(delegate, y)
     return y
 
 
-def _cut(inputs: tuple[Any, ...], num_parts: int) -> list[tuple[Any, ...]]:
+def _cut(inputs: tuple[Operand, ...], num_parts: int) -> list[tuple[Operand, ...]]:
     """The inputs of each micro-batch."""
     if num_parts == 1 or not inputs:
         return [inputs] * num_parts

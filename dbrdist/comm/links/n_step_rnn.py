@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.comm.functions import recv, send
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.tape.checks import expected
 from dbrdist.links import n_step_rnn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
+    from dbrdist.core.model.link import Link
+    from dbrdist.core.tape.variable import Operand
 
 _KINDS = tuple(kind for name, kind in vars(n_step_rnn).items() if name.startswith("NStep") and isinstance(kind, type))
 
@@ -17,11 +24,11 @@ class _MultiNodeNStepRNN(Chain):
 
     actual_rnn: Any
 
-    def __init__(self, link: Any, communicator: Any, rank_in: Any, rank_out: Any) -> None:
+    def __init__(self, link: Link, communicator: CommunicatorBase, rank_in: Any, rank_out: Any) -> None:
         super().__init__(actual_rnn=link)
         self.communicator, self.rank_in, self.rank_out = communicator, rank_in, rank_out
 
-    def forward(self, *inputs: Any) -> tuple[Any, ...]:
+    def forward(self, *inputs: Operand | Sequence[Operand] | None) -> tuple[Any, ...]:
         """``(hx, [cx,] xs)`` or ``(xs,)``; gives ``(hy, [cy,] ys, delegate_variable)``."""
         num_cells = self.actual_rnn.n_cells
         if len(inputs) not in (1, num_cells + 1):
@@ -49,8 +56,8 @@ class _MultiNodeNStepRNN(Chain):
 
 
 def create_multi_node_n_step_rnn(
-    actual_link: Any, communicator: Any, rank_in: int | None = None, rank_out: int | None = None
-) -> Any:
+    actual_link: Link, communicator: CommunicatorBase, rank_in: int | None = None, rank_out: int | None = None
+) -> Link:
     """A recurrent link that starts from the last states of another rank's, or sends its own on.
 
     Called with sequences, or with states and sequences, it returns what ``actual_link`` returns (the last states, then

@@ -18,6 +18,8 @@ from dbrdist.links.initializers import InitialValue
 
 if TYPE_CHECKING:
     from dbrdist.comm.communicators.communicator import CommunicatorBase
+    from dbrdist.core.array.types import Shape
+    from dbrdist.core.tape.variable import Variable
 
 
 class MultiNodeBatchNormalization(BatchNormalization):
@@ -47,7 +49,7 @@ class MultiNodeBatchNormalization(BatchNormalization):
     """
 
     def __init__(
-        self, size: Any, comm: CommunicatorBase, decay: float = 0.9, eps: float = 2e-5,
+        self, size: int | Shape | None, comm: CommunicatorBase, decay: float = 0.9, eps: float = 2e-5,
         dtype: DTypeLike | None = None, use_gamma: bool = True, use_beta: bool = True,
         initial_gamma: InitialValue = None, initial_beta: InitialValue = None, communication_backend: str = "auto",
     ) -> None:  # fmt: skip
@@ -63,7 +65,7 @@ class MultiNodeBatchNormalization(BatchNormalization):
         """Whether there are no batches of other ranks."""
         return bool(self.comm.size == 1)
 
-    def _of_batch(self, x: Any, gamma: Any, beta: Any, axis: Any, decay: float) -> Any:
+    def _of_batch(self, x: Any, gamma: Any, beta: Any, axis: Any, decay: float) -> Variable:
         mean, var = (None, None) if config.in_recomputing else (self.avg_mean, self.avg_var)
         return multi_node_batch_normalization(
             self.comm, x, gamma, beta, eps=self.eps, running_mean=mean, running_var=var, axis=axis, decay=decay,
@@ -71,7 +73,7 @@ class MultiNodeBatchNormalization(BatchNormalization):
         )  # fmt: skip
 
 
-def create_mnbn_model(link: Any, comm: Any, communication_backend: str = "auto") -> Any:
+def create_mnbn_model(link: Link, comm: CommunicatorBase, communication_backend: str = "auto") -> Link:
     """A copy of a model in which each BatchNormalization is a MultiNodeBatchNormalization over ``comm``.
 
     Parameters, running statistics and all settings are copied. Links that are used in several places still are.
@@ -106,7 +108,7 @@ def create_mnbn_model(link: Any, comm: Any, communication_backend: str = "auto")
     return new
 
 
-def _all_links(link: Any) -> list[tuple[str, Any]]:
+def _all_links(link: Link) -> list[tuple[str, Link]]:
     if not isinstance(link, Link):
         raise expected("create_mnbn_model", "link", "a Link", type(link).__name__)
     return list(link.namedlinks())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from dbrdist.comm.protocol.gate import digest
 
 if TYPE_CHECKING:
     from dbrdist.comm.communicators.communicator import CommunicatorBase
+    from dbrdist.core.model.parameter import Parameter
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ def on_root(comm: CommunicatorBase, function: Callable[[], T], root: int = 0) ->
     return shared
 
 
-def same_everywhere(comm: Any, text: str, what: str) -> None:
+def same_everywhere(comm: CommunicatorBase, text: str, what: str) -> None:
     """Raise CommunicatorError on every rank unless all have the same ``text``; it says who has what.
 
     A text of lines, each with a line break at its end, is compared line by line.
@@ -78,7 +79,7 @@ def check_params(comm: CommunicatorBase, named: Sequence[tuple[str, Any]]) -> No
     same_everywhere(comm, as_lines(describe_params(named)), "the same parameters")
 
 
-def describe_params(named: Sequence[tuple[str, Any]]) -> list[str]:
+def describe_params(named: Sequence[tuple[str, Parameter]]) -> list[str]:
     """One line for each parameter: name, shape and type, or that it waits for its first input."""
     return [
         f"{name} {tuple(p.shape)} {p.dtype.name}" if p.array is not None else f"{name} (uninitialised)"

@@ -100,7 +100,7 @@ def prepared(x: Any, verb: str) -> Prepared:
     return message.encode(x, axes), flat
 
 
-def prepared_for_each(xs: Any, size: int, verb: str) -> list[Prepared]:
+def prepared_for_each(xs: Sequence[Array] | None, size: int, verb: str) -> list[Prepared]:
     """What goes to each of ``size`` ranks: a sequence of arrays, or the rows of one."""
     if xs is None or not hasattr(xs, "__len__") or getattr(xs, "ndim", 1) == 0:
         raise TypeError(f"{verb} expected {size} arrays, one for each rank, got {type(xs).__name__}")
@@ -117,7 +117,7 @@ def summable(x: Any) -> Array:
     return a if a.dtype.isnative else a.astype(a.dtype.newbyteorder("="))
 
 
-def pickled(obj: Any) -> message.HostArray:
+def pickled(obj: object) -> message.HostArray:
     """An object as bytes."""
     try:
         raw = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
@@ -128,7 +128,7 @@ def pickled(obj: Any) -> message.HostArray:
     return np.frombuffer(raw, np.uint8)
 
 
-def pickled_for_each(objs: Sequence[Any] | None, size: int) -> list[message.HostArray]:
+def pickled_for_each(objs: Sequence[object] | None, size: int) -> list[message.HostArray]:
     """The ``size`` objects of a scatter as bytes."""
     if objs is None or not hasattr(objs, "__len__") or len(objs) != size:
         count = len(objs) if hasattr(objs, "__len__") else type(objs).__name__  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from itertools import repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,10 @@ from dbrdist.comm.protocol.primitives import PendingRow, Ranks, Row
 from dbrdist.comm.transport import disagreement
 from dbrdist.comm.transport.call_log import Call, CallLog
 from dbrdist.errors import CommunicatorError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
 
 _HEAD = 5  # number, verb, root, configuration, error
 PAYLOAD_WORDS = 42
@@ -163,7 +167,7 @@ class Passage(Call):
     _is_meeting = False  # shows a row and waits for the others'
     is_moving = False  # all ranks have agreed and move bytes
 
-    def __exit__(self, kind: Any, value: Any, tb: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, value: Any, tb: TracebackType | None) -> None:
         if self.enclosed:
             self.enclosed = ()
             self.gate.ranks.release_enclosed()
@@ -297,7 +301,7 @@ class _Moving:
     def __enter__(self) -> None:
         self._call.is_moving = True
 
-    def __exit__(self, kind: Any, value: Any, tb: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         if kind is None:
             self._call.is_moving = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dbrdist.comm.protocol import arguments
 from dbrdist.comm.protocol.arguments import attempt
@@ -11,6 +11,11 @@ from dbrdist.comm.protocol.gate import Gate
 from dbrdist.comm.protocol.primitives import Ranks, Row
 from dbrdist.comm.protocol.settings import Configured
 from dbrdist.comm.transport.call_log import Call, CallLog
+
+if TYPE_CHECKING:
+    pass
+
+T = TypeVar("T")
 
 
 class StopRequests:
@@ -51,7 +56,7 @@ class RankGroup(Configured):
         """Itself: there is no second communicator without all ranks making it."""
         return self
 
-    def __deepcopy__(self, memo: Any) -> Any:
+    def __deepcopy__(self, memo: dict[int, object]) -> Any:
         """Itself: a copy of a link that communicates does so with the same ranks."""
         return self
 
@@ -99,8 +104,8 @@ class RankGroup(Configured):
     # ---- what verbs begin with ----
 
     def _prepare_bcast(
-        self, call: Call, root: int | None, max_buf_len: int | None, prepare: Callable[..., Any], *args: Any
-    ) -> tuple[tuple[Any, int], Exception | None]:
+        self, call: Call, root: int | None, max_buf_len: int | None, prepare: Callable[..., T], *args: object
+    ) -> tuple[tuple[T | None, int], Exception | None]:
         """((what the root sends, bytes at a time), what is wrong)."""
         error = self._take_root(call, root)
         piece, wrong = attempt(arguments.piece_bytes, max_buf_len, call.verb)

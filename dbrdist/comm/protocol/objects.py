@@ -17,7 +17,7 @@ from dbrdist.comm.transport import message
 class ObjectVerbs(RankGroup):
     """Verbs that end in ``_obj``."""
 
-    def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
+    def bcast_obj(self, obj: object, max_buf_len: int | None = None, root: int = 0) -> Any:
         """The object of ``root``, on every rank; the root gets its own object back.
 
         Args:
@@ -35,7 +35,7 @@ class ObjectVerbs(RankGroup):
                 self.ranks.bcast_in_pieces(call, raw, piece)
             return self._unpickle_together(call, lambda: obj if self.rank == root else arguments.unpickled(raw))
 
-    def allgather_obj(self, obj: Any) -> list[Any]:
+    def allgather_obj(self, obj: object) -> list[Any]:
         """Every rank's object, in order of ranks.
 
         Args:
@@ -46,7 +46,7 @@ class ObjectVerbs(RankGroup):
             found: list[Any] = self._unpickle_together(call, lambda: [arguments.unpickled(raw) for raw in raws])
             return found
 
-    def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
+    def gather_obj(self, obj: object, root: int = 0) -> list[Any] | None:
         """On ``root`` every rank's object, in order of ranks; None on the others.
 
         Args:
@@ -58,7 +58,7 @@ class ObjectVerbs(RankGroup):
             found = self._unpickle_together(call, lambda: [arguments.unpickled(raw) for raw in raws])
             return found if self.rank == root else None
 
-    def _gather_objects(self, call: Passage, obj: Any, root: int | None = None) -> list[message.HostArray]:
+    def _gather_objects(self, call: Passage, obj: object, root: int | None = None) -> list[message.HostArray]:
         bad_root = self._take_root(call, root) if root is not None else None
         own, error = attempt(arguments.pickled, obj)
         mine = np.empty(0, np.uint8) if own is None else own
@@ -75,7 +75,7 @@ class ObjectVerbs(RankGroup):
                 self.ranks.gather_bytes(call, mine, raw, counts, starts)
         return [raw[start : start + count] for start, count in zip(starts, counts)]
 
-    def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
+    def scatter_obj(self, objs: Sequence[object] | None, root: int = 0) -> Any:
         """Entry ``rank`` of the ``size`` objects that ``root`` passes.
 
         Args:
@@ -93,7 +93,7 @@ class ObjectVerbs(RankGroup):
                 raw = self.ranks.exchange_arrays(call, each, [call.root])[0]
             return self._unpickle_together(call, lambda: arguments.unpickled(raw))
 
-    def allreduce_obj(self, obj: Any) -> Any:
+    def allreduce_obj(self, obj: object) -> Any:
         """The sum (``+``) of every rank's object, added in order of ranks.
 
         Args:

@@ -50,7 +50,7 @@ class PairVerbs(RankGroup):
             kind = _BROKEN if error else _ARRAY if is_one else _ARRAYS
             self._send_message(call, kind, headers, [message.as_bytes(flat) for _, flat in each or ()], error)
 
-    def recv(self, source: int, tag: int) -> Any:
+    def recv(self, source: int, tag: int) -> Array | tuple[Array, ...]:
         """The array, or tuple of arrays, that ``source`` sent with ``tag``."""
         with self.gate.message("recv", source, tag) as call:
             found = self.ranks.recv_array(call) if call.peer != self.rank else self._own_message(call)
@@ -67,7 +67,7 @@ class PairVerbs(RankGroup):
                 received.append(message.to_current_device(message.empty_like_header(header, raw)[1], header))
             return tuple(received)
 
-    def send_obj(self, obj: Any, dest: int, tag: int) -> None:
+    def send_obj(self, obj: object, dest: int, tag: int) -> None:
         """Send a picklable object to ``dest``.
 
         Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from dbrdist.comm.transport.message import HostArray
 from dbrdist.core.array.backend import Array
 from dbrdist.core.array.types import IntArray
 
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.cores import Seat
+
 Row: TypeAlias = IntArray
 
 
@@ -24,7 +27,7 @@ class PendingRow(Protocol):
     def is_there(self) -> bool:
         """Whether the rows of all ranks are there; it does not wait."""
 
-    def pieces(self) -> list[list[Any]]:
+    def pieces(self) -> list[list[HostArray]]:
         """For each array enclosed in the row what every rank enclosed; for use before the next row is shown."""
 
     def wait(self, call: Call) -> list[bytes]:
@@ -40,7 +43,7 @@ class Ranks(ABC):
     intra_size: int  # how many ranks are on this host
     inter_rank: int  # the number of this host among the hosts, in the order of their lowest ranks
     inter_size: int  # how many hosts there are
-    seats: Sequence[Any] = ()  # where each rank of this host runs, as far as they have told each other
+    seats: Sequence[Seat] = ()  # where each rank of this host runs, as far as they have told each other
 
     # ---- rows ----
 
@@ -50,7 +53,7 @@ class Ranks(ABC):
 
     def exchange_row(
         self, call: Call, row: bytes, enclosed: Sequence[HostArray] = ()
-    ) -> tuple[list[bytes], list[list[Any]]]:
+    ) -> tuple[list[bytes], list[list[HostArray]]]:
         """Show a row and wait: (the rows of all ranks, for each enclosed array what every rank enclosed)."""
         pending = self.post_row(call, row, enclosed)
         return pending.wait(call), pending.pieces()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dbrdist.core.array.backend import Array, to_cpu
 from dbrdist.core.array.types import HostArray
+
+if TYPE_CHECKING:
+    pass
 
 _NUM_COMPARED = 64
 _TOLERANCE, _TOLERANCE_OF_NARROW = 1e-3, 3e-2  # relative to the largest element that is compared
@@ -54,5 +57,5 @@ def first_difference(one: HostArray, other: HostArray, scale: float = 0.0) -> in
     return -1 if is_close.all() else int(np.argmin(is_close))
 
 
-def _widened(values: HostArray) -> Any:
+def _widened(values: HostArray) -> Array:
     return values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)

@@ -6,11 +6,14 @@ import difflib
 import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dbrdist.core.array import backend
+
+if TYPE_CHECKING:
+    pass
 
 _SWITCHES = ("shared_memory", "overlap", "sockets")  # None lets the communicator choose
 
@@ -73,7 +76,7 @@ class Configured:
     @contextmanager
     def config_scope(self) -> Iterator[bool]:
         """Within the block, attributes set on this communicator are configuration entries too (for subclasses)."""
-        kind: Any = type(self)
+        kind: type = type(self)
         self.__class__ = _within_scope(kind)
         try:
             yield True
@@ -82,7 +85,7 @@ class Configured:
 
 
 @functools.cache
-def _within_scope(kind: Any) -> type[Configured]:
+def _within_scope(kind: type) -> type[Configured]:
     """A class of the same name whose objects keep what is assigned to them as configuration: no other pays for it."""
 
     def keep(self: Configured, name: str, value: Any) -> None:
@@ -94,7 +97,7 @@ def _within_scope(kind: Any) -> type[Configured]:
     return type(kind.__name__, (kind,), members)
 
 
-def _is_switch(value: Any) -> bool:
+def _is_switch(value: object) -> bool:
     if value is None or isinstance(value, np.bool_):
         return True
     return isinstance(value, int) and value in (0, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.transport import message
 from dbrdist.core.array.backend import Array, get_array_module, to_cpu
 from dbrdist.core.array.types import DType, HostArray
+
+if TYPE_CHECKING:
+    pass
 
 
 class ArrayReducer(Protocol):
@@ -23,12 +26,7 @@ class ArrayReducer(Protocol):
         """Replace ``x`` by ``sum(factors[k] * x of rank k) / divisor``, sent as ``codec`` says."""
 
     def reduce_scatter(
-        self,
-        call: Passage,
-        x: Array,
-        borders: Sequence[int],
-        factors: Sequence[float] | None,
-        divisor: float | None,
+        self, call: Passage, x: Array, borders: Sequence[int], factors: Sequence[float] | None, divisor: float | None
     ) -> None:
         """The same for the elements borders[r] to borders[r + 1] on rank r alone."""
 
@@ -91,11 +89,11 @@ class Codec:
 class Narrowed(Codec):
     """In another type, such as bfloat16; gradients of that type as they are."""
 
-    def __init__(self, dtype: Any) -> None:
+    def __init__(self, dtype: DType) -> None:
         self.dtype = dtype
         self.scale = 1.0
 
-    def wire_dtype(self, dtype: Any) -> Any:
+    def wire_dtype(self, dtype: DType) -> DType:
         return self.dtype
 
     def encode(self, x: HostArray) -> HostArray:
@@ -131,7 +129,7 @@ class Scaled(Narrowed):
             self.scale = 2.0 ** min(exponent, 120)
 
 
-def round_to(dtype: Any, arrays: Sequence[Any]) -> None:
+def round_to(dtype: DType, arrays: Sequence[Any]) -> None:
     """Round 1-d arrays to a narrow type, in place, as if they were sent in it alone.
 
     For types of few orders of magnitude they are multiplied by one power of two meanwhile, which follows from the
@@ -153,7 +151,7 @@ def growth(size: int, factors: Sequence[float] | None, divisor: float | None, ra
     return float(max(of_all / (divisor or 1.0), of_some))
 
 
-def codec_for(dtype: Any) -> Codec:
+def codec_for(dtype: DType | None) -> Codec:
     """The codec of the configuration entry ``allreduce_grad_dtype``."""
     if dtype is None:
         return Codec()

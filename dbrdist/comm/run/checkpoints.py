@@ -29,6 +29,7 @@ from dbrdist.training.extensions import snapshots
 from dbrdist.training.extensions.snapshots import PRIORITY_SNAPSHOT, Snapshot
 
 if TYPE_CHECKING:
+    from dbrdist.core.update.optimizer import Optimizer
     from dbrdist.training.trainer import Trainer
 
 
@@ -121,7 +122,7 @@ class MultiNodeCheckpointer(Extension):
             with contextlib.suppress(FileNotFoundError):
                 os.remove(self._file(folder, old))
 
-    def maybe_load(self, trainer: Trainer, optimizer: Any = None, path: str | None = None) -> bool:
+    def maybe_load(self, trainer: Trainer, optimizer: Optimizer | None = None, path: str | None = None) -> bool:
         """Load the newest generation of which every rank has a complete file; True if there was one. Collective.
 
         Args:
@@ -296,7 +297,7 @@ class MultiNodeSnapshot(Extension):
         return {os.path.basename(path).rpartition(".")[0]: path for path in found}
 
 
-def _of_rank(filename: str | Callable[[Any], str], rank: int) -> str | Callable[[Any], str]:
+def _of_rank(filename: str | Callable[[Trainer], str], rank: int) -> str | Callable[[Trainer], str]:
     """A snapshot's file name with a rank behind it."""
     if callable(filename):
         return lambda trainer: f"{filename(trainer)}.{rank}"

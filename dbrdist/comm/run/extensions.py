@@ -72,7 +72,7 @@ class StepAgreement(Extension):
         """Compare the iterators of the ranks."""
         check_shares(self._comm, self._iterator)
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         observation = trainer.observation
         if self._is_alone and self._iterator.num_read and _become_numbers(observation):
             return
@@ -145,14 +145,14 @@ class StopOnRequest(Extension):
     trigger = (1, "iteration")
     priority = -1000  # after the step's own snapshot and reports
 
-    def __init__(self, comm: CommunicatorBase, save: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, comm: CommunicatorBase, save: Callable[[Trainer], object] | None = None) -> None:
         self._comm = comm
         self._is_alone = comm.size == 1
         self._save = save
         self._received = 0
         self._earlier: dict[int, Any] = {}
 
-    def initialize(self, trainer: Any) -> None:
+    def initialize(self, trainer: Trainer) -> None:
         """Take the signals; where ranks are threads, only the program itself can (:meth:`request`)."""
         if threading.current_thread() is threading.main_thread():
             # dbrdist-launch passes a Ctrl-C on as what it is, once, and itself sees to a second one.
@@ -164,7 +164,7 @@ class StopOnRequest(Extension):
         """Ask all ranks to stop after the step that they are in, or the next."""
         self._received = self._comm.stop.request = number
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         if self._is_alone and not self._received:
             return
         numbers = self._numbers()
@@ -218,7 +218,7 @@ class ObservationAggregator(Extension):
         aggregated_key: str | None = None,
         *,
         comm_trigger: Any = (1, "iteration"),
-        aggregator: Callable[[list[list[Any]]], Any] | None = None,
+        aggregator: Callable[[list[list[float]]], float] | None = None,
     ) -> None:
         self._comm = comm
         self._original_key = original_key
@@ -271,7 +271,7 @@ class ObservationAggregator(Extension):
             self._comm_trigger.serialize(serializer["comm_trigger"])
 
 
-def _mean_of_all(values: list[list[Any]]) -> float:
+def _mean_of_all(values: list[list[float]]) -> float:
     return float(np.mean([value for theirs in values for value in theirs]))
 
 

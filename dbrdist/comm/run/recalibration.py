@@ -22,6 +22,7 @@ from dbrdist.training.updater import as_arguments
 
 if TYPE_CHECKING:
     from dbrdist.core.model.link import Link
+    from dbrdist.training.trainer import Trainer
 
 
 class RecalibrateStatistics(Extension):
@@ -67,7 +68,7 @@ class RecalibrateStatistics(Extension):
         self._converter = converter
         self._device = device
 
-    def __call__(self, trainer: Any = None) -> None:
+    def __call__(self, trainer: Trainer | None = None) -> None:
         links = [link for link in self._model.links() if isinstance(link, BatchNormalization)]
         if not links:
             return
@@ -108,7 +109,7 @@ class RecalibrateStatistics(Extension):
             iterator.finalize()
 
 
-def _unheard() -> contextlib.AbstractContextManager[Any]:
+def _unheard() -> contextlib.AbstractContextManager[object]:
     """Within the block, what the network reports is no observation of the run."""
     try:
         get_current_reporter()

@@ -24,7 +24,9 @@ from dbrdist.training.extensions.weight_average import WeightAverage
 from dbrdist.training.runs import CONSTANTS, DATA, constants_of
 
 if TYPE_CHECKING:
+    from dbrdist.core.array.types import HostArray
     from dbrdist.core.model.link import Link
+    from dbrdist.datasets.loading import serial
     from dbrdist.training.trainer import Trainer
 
 _LONG_BYTES = 1 << 16  # entries of snapshots that are sent one by one; the others are one object
@@ -132,7 +134,7 @@ class LocalState(Extension):
             all_skipped = _all_of(of_ranks) if self._comm.rank == 0 else []
             self._take({name: _mean(saved, name) for name in names}, all_skipped)
 
-    def _take(self, state: dict[str, Any], skipped: list[str]) -> None:
+    def _take(self, state: dict[str, HostArray], skipped: list[str]) -> None:
         self._skipped_before = skipped
         for path, value in state.items():
             _set_persistent(self._model, path, value)
@@ -145,7 +147,7 @@ def _all_of(skipped_of_ranks: list[list[str]]) -> list[str]:
 
 def _saved_apart(
     serializer: AbstractSerializer, names: list[str], size: int
-) -> tuple[list[dict[str, Any]], list[list[str]]]:
+) -> tuple[list[dict[str, HostArray]], list[list[str]]]:
     """(the values of each rank, the examples that each left out) of an earlier version's snapshot."""
     saved = [{name: serializer[f"rank{rank}"](name, None) for name in ["skipped", *names]} for rank in range(size)]
     return saved, [json.loads(str(state.pop("skipped"))) for state in saved]
@@ -211,7 +213,7 @@ class AllreducePersistent(AverageStatistics):
 
     trigger = (1, "epoch")
 
-    def __init__(self, model: Any, comm: CommunicatorBase):
+    def __init__(self, model: Link, comm: CommunicatorBase):
         super().__init__(comm, model)
 
 

@@ -14,13 +14,16 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.protocol import agree
 from dbrdist.core.array import spans
 from dbrdist.core.array.spans import Meeting, Recorder, Span
 from dbrdist.core.files.serializer import write_atomically
+
+if TYPE_CHECKING:
+    from dbrdist.core.array.types import JSON
 
 _NUM_QUESTIONS = 20
 _TAG = 7301
@@ -128,7 +131,7 @@ def _moved(noted: Noted, clock: Clock, main: int) -> Noted:
     return noted._replace(thread=int(noted.thread != main), began=clock(noted.began), ended=clock(noted.ended))
 
 
-def chrome(ranks: Sequence[Recording]) -> dict[str, Any]:
+def chrome(ranks: Sequence[Recording]) -> dict[str, JSON]:
     """The trace in Chrome's format, for chrome://tracing or ui.perfetto.dev: a process for each rank, microseconds."""
     start = min((s.began for r in ranks for s in r.spans), default=0.0)
     events: list[dict[str, Any]] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.gradients.communication_thread import PAUSE_SECONDS
@@ -11,6 +11,9 @@ from dbrdist.comm.gradients.reduction_plan import ReductionPlan, reduce_gradient
 from dbrdist.core.array.backend import Array, to_device, zeros
 from dbrdist.core.model import flat
 from dbrdist.core.model.parameter import Parameter
+
+if TYPE_CHECKING:
+    from dbrdist.comm.gradients.communication_thread import Courier
 
 Layers: TypeAlias = list[tuple[Parameter, slice]]
 
@@ -24,7 +27,7 @@ class Buffers:
 
     def __init__(self, comm: CommunicatorBase) -> None:
         self._comm = comm
-        self._courier: Any = None
+        self._courier: Courier | None = None
         self._travelling: list[Array] = []
         self._key: Any = None
         self._layers: list[Layers] = []  # what lies where in each of them

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dbrdist.core.update.hyperparameter import Hyperparameter, HyperparameterProxy
 
 if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
     from dbrdist.core.update.optimizer import GradientMethod
 
 
@@ -20,7 +21,7 @@ class HandsOn:
         self.actual_optimizer = actual_optimizer
 
     @property
-    def target(self) -> Any:
+    def target(self) -> Link:
         """The link that is updated."""
         return self.actual_optimizer.target
 
@@ -77,7 +78,7 @@ class HandsOn:
 
 
 @functools.cache
-def class_for(wrapper: Any, kind: Any) -> Any:
+def class_for(wrapper: Any, kind: type) -> type:
     """A ``wrapper`` with a property for each hyperparameter that ``kind`` has as an attribute."""
     members: dict[str, Any] = {"__slots__": ()}
     for base in kind.__mro__:

@@ -26,6 +26,7 @@ from dbrdist.core.model.versions import Watch
 from dbrdist.core.update.optimizer import GradientMethod
 
 if TYPE_CHECKING:
+    from dbrdist.comm.gradients.overlap import Overlap
     from dbrdist.comm.gradients.sharding import ZeroSharding
     from dbrdist.core.model.link import Link
 
@@ -206,7 +207,7 @@ class Steps:
             self._runs_digest = self._early_plan.runs_digest
         return self._early_plan
 
-    def overlap(self, division: ZeroSharding | None = None) -> Any:
+    def overlap(self, division: ZeroSharding | None = None) -> Overlap | None:
         """What reduces the plan's gradients while backward runs; None where they are reduced after it.
 
         With a ``division`` each rank gets its part alone, once the ranks have agreed on the parts.

@@ -50,7 +50,7 @@ class LateParameters:
             p.initialize(shape)
             p.array = self._comm.bcast(None, root=self._leader)
 
-    def announce(self, mine: Any) -> None:
+    def announce(self, mine: Any) -> Any:
         """Meet the other ranks at ``mine`` = (name, shape, type); None is the end of the forward pass."""
         self._meet(mine, is_listening=False)
 

@@ -87,7 +87,7 @@ class MultiNodeOptimizer(JointSteps):
             setattr(new, name, copy.copy(value) if name == "_policy" else value)
         return new
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, object]) -> Any:
         """An optimizer of its own, over the same ranks, whose target is a copy. It continues where this one is.
 
         Every rank copies its own; then all ranks step with the copies in the same order. No rank is waited for.

@@ -82,12 +82,12 @@ class OptimizerValues:
         self.digest = digest(self.text)
 
 
-def _is_ours(hook: Any) -> bool:
+def _is_ours(hook: object) -> bool:
     """True for hooks that change gradients alike everywhere; a user's own may watch on one rank only."""
     return type(hook).__module__.startswith("dbrdist.") and hasattr(hook, "__dict__")
 
 
-def _name(hook: Any) -> str:
+def _name(hook: object) -> str:
     return str(getattr(hook, "__qualname__", None) or type(hook).__qualname__).replace("<locals>.", "")
 
 
@@ -97,7 +97,7 @@ def described(attributes: Mapping[str, float | None], paths: Mapping[Parameter, 
     return [f"{name} {words}" for name, words in found if words is not None]
 
 
-def in_words(value: Any, paths: Mapping[Parameter, str]) -> str | None:
+def in_words(value: object, paths: Mapping[Parameter, str]) -> str | None:
     """A setting in words that are equal for equal settings: 1, 1.0, True and NumPy's are one. None for other objects.
 
     Functions are their names, parameters their paths, sets are sorted, and long arrays are checksums.
@@ -129,22 +129,22 @@ def _named_params(target: Link) -> Iterator[tuple[str, Parameter]]:
     yield from () if target is None else target.namedparams()
 
 
-def _timed(hooks: Hooks | None) -> Iterator[tuple[Any, str]]:
+def _timed(hooks: Hooks | None) -> Iterator[tuple[object, str]]:
     """Hooks with when they are called."""
     if hooks is not None:
         yield from ((hook, "pre") for hook in hooks.pre.values())
         yield from ((hook, "post") for hook in hooks.post.values())
 
 
-def _hooks_of_rule(p: Parameter) -> Iterator[tuple[Any, str]]:
+def _hooks_of_rule(p: Parameter) -> Iterator[tuple[object, str]]:
     return _timed(None if p.update_rule is None else p.update_rule.hooks)
 
 
-def _are_same(one: list[Any], other: list[Any]) -> bool:
+def _are_same(one: list[object], other: list[object]) -> bool:
     """Whether two lists hold the same objects."""
     return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
-def _fixed(attributes: dict[str, Any]) -> dict[str, Any]:
+def _fixed(attributes: dict[str, object]) -> dict[str, object]:
     """A copy that keeps its values where arrays among them are written to."""
     return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in attributes.items()}

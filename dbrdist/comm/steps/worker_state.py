@@ -35,7 +35,7 @@ class Statistics:
 
     def __init__(self, model: Link) -> None:
         self._model = model
-        self._places: list[tuple[Any, str]] = []
+        self._places: list[tuple[Link, str]] = []
         self._before: list[Any] = []
 
     def begin(self) -> None:
@@ -77,11 +77,11 @@ def _is_number(link: Link, name: str) -> bool:
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: Array) -> Array:
     return value.copy() if is_array(value) else value
 
 
-def _joined(values: Sequence[Any]) -> Vector:
+def _joined(values: Sequence[Array]) -> Vector:
     parts = [np.asarray(to_cpu(v) if is_array(v) else v).reshape(-1).astype(np.float64) for v in values]
     return np.concatenate(parts) if parts else np.empty(0)
 

@@ -12,7 +12,13 @@ import threading
 import time
 from collections import deque
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+    from types import FrameType
+
+    from dbrdist.core.array.types import DType
 
 LENGTH = 1000  # verbs that are kept
 _OURS, _OF_THE_ROOM = ("dbrdist.", "contextlib", "click."), ("dbrdist.comm.", "contextlib")
@@ -38,7 +44,7 @@ class Call:
     root = -1
     num_bytes = 0
     num_waits = 0  # for other ranks, where somebody records them
-    kind: Any = None  # the type of the elements
+    kind: DType | None = None  # the type of the elements
     seconds = -1.0  # how long it took; -1 while it runs
     outer: Call | None = None  # the verb that called this one
     wait_id = 0
@@ -46,12 +52,7 @@ class Call:
     error = ""  # set by the watch: why the wait cannot end
 
     def __init__(
-        self,
-        record: CallLog,
-        verb: str,
-        comm_name: str,
-        members: tuple[int, ...],
-        place: tuple[str, int] | None = None,
+        self, record: CallLog, verb: str, comm_name: str, members: tuple[int, ...], place: tuple[str, int] | None = None
     ) -> None:
         self.record = record
         self.verb = verb
@@ -130,7 +131,7 @@ def place_of(frame: Any) -> tuple[str, int]:
     return _NO_PLACE if inside is None else (inside.f_code.co_filename, inside.f_lineno)
 
 
-def _line(frame: Any) -> tuple[str, int]:
+def _line(frame: FrameType) -> tuple[str, int]:
     """(file, line) where a frame is. To count lines takes long in a long function; a loop calls from the same one."""
     global _last_place
     code, at, place = _last_place
@@ -152,7 +153,7 @@ class CallLog:
         self.resting: set[int] = set()  # those that do nothing now until another thread of this rank does
         # By communicator, and for messages by verb, partner and tag. Agreement and the proof of deadlocks rest on these
         # numbers, so none is dropped while its communicator lives.
-        self._counts: dict[tuple[Any, ...], int] = {}
+        self._counts: dict[tuple[Hashable, ...], int] = {}
         self.num_entered = 0  # how often a verb was entered
 
     def count(self, *key: int | str) -> int:
@@ -160,11 +161,11 @@ class CallLog:
         number = self._counts[key] = self._counts.get(key, 0) + 1
         return number
 
-    def counted(self, *key: Any) -> int:
+    def counted(self, *key: Hashable) -> int:
         """How many of ``key`` there were."""
         return self._counts.get(key, 0)
 
-    def counts(self) -> dict[tuple[Any, ...], int]:
+    def counts(self) -> dict[tuple[Hashable, ...], int]:
         """How many of each key there were."""
         return dict(self._counts)
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.core.array.types import Module
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
 
 
 class Hosts:
@@ -17,7 +20,7 @@ class Hosts:
     most that a host takes, where there should be fewer.
     """
 
-    def __init__(self, mpi_module: Any, mpi_comm: Any, leaders: Sequence[int], most_owners: int | None = None) -> None:
+    def __init__(self, mpi_module: Any, mpi_comm: Comm, leaders: Sequence[int], most_owners: int | None = None) -> None:
         """``leaders`` are, for each rank, the lowest rank of its host."""
         place_of_host = leaders[mpi_comm.rank]
         self.ranks: list[int] = [rank for rank, leader in enumerate(leaders) if leader == place_of_host]
@@ -42,6 +45,6 @@ class Hosts:
             self.between.Free()
 
 
-def local_ranks(mpi_module: Module, mpi_comm: Any) -> Any:
+def local_ranks(mpi_module: Module, mpi_comm: Comm) -> Comm:
     """The communicator of the ranks of ``mpi_comm`` on this host, in their order."""
     return mpi_comm.Split_type(mpi_module.COMM_TYPE_SHARED, key=mpi_comm.rank)

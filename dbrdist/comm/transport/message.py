@@ -10,7 +10,7 @@ import functools
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from dbrdist.core.array import backend
 from dbrdist.core.array.backend import Array
 from dbrdist.core.array.types import HostArray as HostArray
 from dbrdist.core.array.types import IntArray, Number
+
+if TYPE_CHECKING:
+    pass
 
 MAX_NDIM = 32
 _PLAIN_KINDS = "biufcmMSU"
@@ -101,7 +104,7 @@ def encode(x: Array, axes: Sequence[int]) -> Header:
 
 
 @functools.lru_cache(maxsize=256)
-def _header(dtype: np.dtype[Any], shape: tuple[int, ...], is_on_device: bool, axes: tuple[int, ...]) -> Header:
+def _header(dtype: np.dtype[np.generic], shape: tuple[int, ...], is_on_device: bool, axes: tuple[int, ...]) -> Header:
     header = np.zeros(HEADER_WORDS, np.int64)
     name = dtype.name if dtype.kind == "V" else dtype.newbyteorder("=").str
     encoded = name.encode().ljust(8 * _NAME_WORDS, b"\0")
@@ -124,7 +127,7 @@ def is_on_device(header: Header) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _decode(raw: bytes) -> tuple[tuple[int, ...], np.dtype[Any], tuple[int, ...]]:
+def _decode(raw: bytes) -> tuple[tuple[int, ...], np.dtype[np.generic], tuple[int, ...]]:
     header = np.frombuffer(raw, np.int64)
     ndim = int(header[0])
     name = header[1:_SHAPE].tobytes().rstrip(b"\0").decode()
@@ -133,13 +136,13 @@ def _decode(raw: bytes) -> tuple[tuple[int, ...], np.dtype[Any], tuple[int, ...]
     return shape, dtype_from_name(name), axes
 
 
-def dtype_from_name(name: str) -> np.dtype[Any]:
+def dtype_from_name(name: str) -> np.dtype[np.generic]:
     """A dtype from its NumPy string or, for the types of ml_dtypes, from its name."""
     if name[0] in "<>|=":
         return np.dtype(name)
     import ml_dtypes  # here, so that runs without such arrays do not pay for it
 
-    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    dtype: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, name))
     return dtype
 
 
@@ -177,7 +180,7 @@ def to_current_device(host: HostArray, header: Header) -> Array:
     return there
 
 
-def is_narrow(dtype: np.dtype[Any]) -> bool:
+def is_narrow(dtype: np.dtype[np.generic]) -> bool:
     """True for float types that are summed in a wider one: float16, bfloat16 and the 8-bit floats."""
     return dtype.kind == "V" or backend.accumulation_dtype(dtype) != dtype
 
@@ -195,10 +198,7 @@ def _sum_by_loop(pieces: Sequence[Array], out: Any) -> Array | None:
 
 
 def weighted_sum(
-    pieces: Sequence[Array],
-    factors: Sequence[float] | None = None,
-    divisor: float | None = None,
-    out: Any = None,
+    pieces: Sequence[Array], factors: Sequence[float] | None = None, divisor: float | None = None, out: Any = None
 ) -> Any:
     """``sum(factors[k] * pieces[k]) / divisor``, added in order, in the type in which sums of these arrays run.
 
@@ -238,7 +238,7 @@ def divide(x: Array, divisor: float | None) -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def _factor(divisor: float, dtype: np.dtype[Any]) -> Array | Number | None:
+def _factor(divisor: float, dtype: np.dtype[np.generic]) -> Array | Number | None:
     """The inverse of a power of two; None of another number."""
     if math.frexp(divisor)[0] != 0.5:
         return None

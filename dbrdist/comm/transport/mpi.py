@@ -12,12 +12,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dbrdist.comm.transport import environment
 from dbrdist.comm.transport.call_log import Call
 from dbrdist.core.array.types import Module
 from dbrdist.errors import CommunicatorError
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
 
 # Hydra drops what a rank wrote just before it aborts: seen once in some 40 jobs on a loaded machine without this.
 FORWARDING_SECONDS = 0.2
@@ -35,11 +38,18 @@ _is_ending = False
 _waiting: set[int] = set()  # threads that wait in MPI
 T = TypeVar("T")
 
-_module: Any = None  # mpi4py.MPI, once a communicator was made
+
+class Completion(Protocol):
+    """What can be asked whether it is done, as MPI's requests can."""
+
+    def Test(self) -> object: ...
+
+
+_module: Module | None = None  # mpi4py.MPI, once a communicator was made
 _is_forked = False  # a forked child inherits MPI, but must not use it
 
 
-def start() -> Any:
+def start() -> Module:
     """The module ``mpi4py.MPI``, with MPI started.
 
     MPI that is started here ends with this process, and not with a child that the program forks.
@@ -75,7 +85,7 @@ def start() -> Any:
     return MPI
 
 
-def checked(mpi_comm: Any) -> Any:
+def checked(mpi_comm: Comm) -> Any:
     """``mpi_comm``, if ranks can communicate over it.
 
     Raises:
@@ -212,7 +222,7 @@ def wait_until(test: Callable[[], T], call: Call) -> T:
         _waiting.discard(thread)
 
 
-def world_ranks(mpi_comm: Any) -> tuple[int, ...]:
+def world_ranks(mpi_comm: Comm) -> tuple[int, ...]:
     """The numbers in MPI's world of the ranks of ``mpi_comm``."""
     group, world = mpi_comm.Get_group(), start().COMM_WORLD.Get_group()
     ranks = tuple(type(group).Translate_ranks(group, range(group.size), world))
@@ -241,11 +251,11 @@ def end_job(code: int) -> None:
         module.COMM_WORLD.Abort(code)
 
 
-def call_before_finalize(function: Any) -> None:
+def call_before_finalize(function: Callable[[], object]) -> None:
     """Have ``function()`` called when the program finalizes MPI itself, before it is done."""
     module = start()
 
-    def on_delete(comm: Any, keyval: int, value: Any) -> None:
+    def on_delete(comm: object, keyval: int, value: object) -> None:
         function()
 
     keyval = module.Comm.Create_keyval(delete_fn=on_delete)

@@ -9,14 +9,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from dbrdist.comm.transport.call_log import Call
 from dbrdist.core.array.types import IntArray, Module
 
-WaitForRequest = Callable[[Call, Any, str], None]
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm, Request
+
+    from dbrdist.comm.transport.mpi import Completion
+    from dbrdist.core.array.types import HostArray
+
+WaitForRequest: TypeAlias = "Callable[[Call, Completion, str], None]"
 
 
 class RowReduction:
@@ -29,7 +35,7 @@ class RowReduction:
         wait: ``wait(call, request, kind)`` returns once ``request.Test()`` is true, or raises.
     """
 
-    def __init__(self, mpi_module: Module, rows: Any, differing: Any, wait: WaitForRequest) -> None:
+    def __init__(self, mpi_module: Module, rows: Comm, differing: Comm, wait: WaitForRequest) -> None:
         self._largest = mpi_module.MAX
         self._rows = rows
         self.size: int = rows.size
@@ -56,7 +62,7 @@ class RowReduction:
 class ReducedRow:
     """A row that was shown and not yet answered."""
 
-    def __init__(self, owner: RowReduction, row: bytes, found: IntArray, reduction: Any) -> None:
+    def __init__(self, owner: RowReduction, row: bytes, found: IntArray, reduction: Request) -> None:
         self._owner = owner
         self._row = row
         self._found = found
@@ -65,7 +71,7 @@ class ReducedRow:
         self._rest: Any = None  # the request of what is gathered
         self._where = self._gathered = found
 
-    def settle(self, differing: Any) -> None:
+    def settle(self, differing: Comm) -> None:
         """The reduction is over: gather the words that differ, if there are any."""
         self._is_settled = True
         largest, inverse_of_smallest = self._found.reshape(2, -1)
@@ -85,7 +91,7 @@ class ReducedRow:
 
     is_there = Test
 
-    def pieces(self) -> list[list[Any]]:
+    def pieces(self) -> list[list[HostArray]]:
         """Nothing is enclosed."""
         return []
 

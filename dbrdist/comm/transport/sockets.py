@@ -23,11 +23,14 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dbrdist.comm.transport.call_log import Call
 from dbrdist.comm.transport.message import HostArray
 from dbrdist.errors import CommunicatorError
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
 
 MOST_RANKS = 64  # each has a connection to each other
 _LOOK_MS = 100  # between two looks for what the watch has to say
@@ -206,7 +209,7 @@ if hasattr(os, "register_at_fork"):
 # ---- how ranks find each other ----
 
 
-def connect(mpi_comm: Any) -> tuple[Cable | None, str]:
+def connect(mpi_comm: Comm) -> tuple[Cable | None, str]:
     """(connections between these ranks, one on each host; why there are none). Collective."""
     made: dict[int, socket.socket] = {}
     reason, listener = "", None
@@ -233,7 +236,11 @@ def connect(mpi_comm: Any) -> tuple[Cable | None, str]:
 
 
 def _meet(
-    rank: int, everyone: Sequence[tuple[int, list[str]]], secret: bytes, listener: Any, made: dict[int, socket.socket]
+    rank: int,
+    everyone: Sequence[tuple[int, list[str]]],
+    secret: bytes,
+    listener: Any,
+    made: dict[int, socket.socket],
 ) -> None:
     """Call the ranks below, in turn, then answer those above."""
     for peer in range(rank):

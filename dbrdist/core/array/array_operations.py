@@ -48,7 +48,7 @@ def chosen(condition: Array, a: Array, b: Array) -> Array:
 _BITS = {np.dtype(np.float32): np.dtype(np.int32), np.dtype(np.float64): np.dtype(np.int64)}
 
 
-def _bits_of(a: Any) -> Array:
+def _bits_of(a: Array) -> Array:
     """An array or NumPy scalar as integers of its width."""
     return a.view(_BITS[a.dtype])
 

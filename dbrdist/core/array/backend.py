@@ -50,6 +50,8 @@ from dbrdist.core.array.types import HostArray, Module, Number
 from dbrdist.errors import CaptureError
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from dbrdist.core.tape.variable import Operand
 
 # ---- devices --------------------------------------------------------------------------------------------------------
@@ -67,7 +69,7 @@ class Device:
         raise NotImplementedError(f"{type(self).__name__} must define name")
 
     @property
-    def xp(self) -> Any:
+    def xp(self) -> Module:
         """The array module of this device."""
         raise NotImplementedError(f"{type(self).__name__} must define xp")
 
@@ -102,7 +104,7 @@ class Device:
     def use(self) -> None:
         """Make this the current device of the thread."""
 
-    def create_context(self) -> Any:
+    def create_context(self) -> AbstractContextManager[Device]:
         """A context in which this is the current device of the thread, as :func:`using_device` makes it."""
         return nullcontext(self)
 
@@ -180,7 +182,7 @@ class GpuDevice(Device):
         return f"@cupy:{self.index}"
 
     @property
-    def xp(self) -> Any:
+    def xp(self) -> Module:
         return import_cupy()
 
     @property
@@ -201,7 +203,7 @@ class GpuDevice(Device):
     def use(self) -> None:
         self.device.use()
 
-    def create_context(self) -> Any:
+    def create_context(self) -> AbstractContextManager[Device]:
         return _current(self)
 
 
@@ -285,14 +287,14 @@ def require_gpu(index: int = 0) -> None:
         raise RuntimeError(f"the device @cupy:{index} cannot be used: {reason}; '@numpy' computes on the CPU")
 
 
-def import_cupyx_special() -> Any:
+def import_cupyx_special() -> Module:
     """CuPy's counterpart of ``scipy.special``."""
     from cupyx.scipy import special
 
     return special
 
 
-def import_nccl() -> Any:
+def import_nccl() -> Module:
     """CuPy's module for NCCL, or an error that names what is missing."""
     import_cupy()
     from cupy.cuda import nccl
@@ -375,7 +377,7 @@ def get_device(device_spec: Any) -> Device:
     raise UnknownDeviceError(expected)
 
 
-def using_device(device_spec: DeviceSpec | None) -> Any:
+def using_device(device_spec: DeviceSpec | None) -> AbstractContextManager[Device]:
     """Make a device the current one of the thread within a ``with`` block; for the CPU nothing changes.
 
     Args:
@@ -449,7 +451,7 @@ def to_device(a: Any, device: Device) -> Any:
     return there.transpose(0, 3, 1, 2) if a.ndim == 4 else there
 
 
-def _from_gpu_to_gpu(a: Array, cuda: Any, index: int) -> Array:
+def _from_gpu_to_gpu(a: Array, cuda: Module, index: int) -> Array:
     """A copy on another GPU, made on a stream of that: after what wrote ``a``, and before what overwrites it."""
     with cuda.Device(a.device.id):
         dense = a if a.flags.c_contiguous else a.copy()

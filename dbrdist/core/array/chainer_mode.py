@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 as_chainer = [False]  # set by dbrdist.compat
-labels: dict[type[Any], str] = {}  # of function nodes, where Chainer's differ from ours; filled by dbrdist.compat
+labels: dict[type[object], str] = {}  # of function nodes, where Chainer's differ from ours; filled by dbrdist.compat
 
 
 class _Loading(threading.local):

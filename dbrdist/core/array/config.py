@@ -10,7 +10,7 @@ import sys
 import threading
 import weakref
 from contextlib import ContextDecorator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import DTypeLike
 
@@ -19,6 +19,9 @@ from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.types import DType
 from dbrdist.core.array.user_line import warn_user
 from dbrdist.errors import UsageWarning
+
+if TYPE_CHECKING:
+    from typing import TextIO
 
 _DEFAULTS: dict[str, Any] = {
     "train": True,
@@ -92,7 +95,7 @@ class GlobalConfig:
                 if name not in record.own:
                     record.values.pop(name, None)
 
-    def show(self, file: Any = None) -> None:
+    def show(self, file: TextIO | None = None) -> None:
         """Print all defaults, one a line, to ``file`` (default: standard output)."""
         _print_entries(dict(self._defaults), file)
 
@@ -143,12 +146,12 @@ class LocalConfig(threading.local):
             else:
                 del values[name]
 
-    def show(self, file: Any = None) -> None:
+    def show(self, file: TextIO | None = None) -> None:
         """Print all switches of this thread, one a line, to ``file`` (default: standard output)."""
         _print_entries({name: value for name, value in self.__dict__.items() if not name.startswith("_")}, file)
 
 
-def _print_entries(entries: dict[str, Any], file: Any) -> None:
+def _print_entries(entries: dict[str, Any], file: TextIO | None) -> None:
     width = max(map(len, entries), default=0)
     for name, value in sorted(entries.items()):
         print(f"{name:<{width}} {value}", file=file)
@@ -162,7 +165,7 @@ class _MixedType:
         self._narrow = narrow
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> DType:
         """The type of computations."""
         return as_dtype(self._narrow)
 
@@ -333,7 +336,7 @@ class DebugMode:
     def __enter__(self) -> None:
         self._block.__enter__()
 
-    def __exit__(self, *exc: Any) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._block.__exit__(*exc)
 
 
@@ -352,7 +355,7 @@ def set_debug(debug: bool) -> None:
 MIXED = (mixed16, mixedbf16)  # float32 parameters, and 16 bits in between
 
 
-def get_dtype(dtype: Any = None, map_mixed16: DTypeLike | None = None) -> DType:
+def get_dtype(dtype: Any | None = None, map_mixed16: DTypeLike | None = None) -> DType:
     """The type that an argument ``dtype`` stands for.
 
     Args:

@@ -16,10 +16,11 @@ import numpy as np
 from dbrdist.core.array.types import Number
 
 if TYPE_CHECKING:
+    from dbrdist.core.array.types import Array
     from dbrdist.core.tape.variable import Operand
 
 
-def number_of(x: Any) -> int | None:
+def number_of(x: object) -> int | None:
     """The number of the GPU that holds an array, a Variable or a deferred gradient; None for anything else."""
     a = getattr(x, "_array", x)
     if a is None or isinstance(a, (np.ndarray, np.generic)):  # whose data of bfloat16 Python cannot show
@@ -35,7 +36,7 @@ def current_number() -> int:
     return int(sys.modules["cupy"].cuda.runtime.getDevice())
 
 
-def elsewhere(arrays: Iterable[Any]) -> int | None:
+def elsewhere(arrays: Iterable[object]) -> int | None:
     """The number of the first GPU among those of the arrays, where that is not this thread's; else None."""
     for x in arrays:
         number = number_of(x)
@@ -44,13 +45,13 @@ def elsewhere(arrays: Iterable[Any]) -> int | None:
     return None
 
 
-def elsewhere_in(values: Iterable[Any]) -> int | None:
+def elsewhere_in(values: Iterable[object]) -> int | None:
     """As :func:`elsewhere`, for arguments of functions: arrays may also be in lists, tuples and dictionaries."""
     number = _first_number(values)
     return None if number is None or number == current_number() else number
 
 
-def _first_number(values: Iterable[Any]) -> int | None:
+def _first_number(values: Iterable[object]) -> int | None:
     for x in values:
         if isinstance(x, (list, tuple)):
             number = _first_number(x)
@@ -101,7 +102,7 @@ class Visitor:
 
     home: int | None = None  # the device to come back to; None while it has not been left
 
-    def visit(self, arrays: Iterable[Any]) -> None:
+    def visit(self, arrays: Iterable[object]) -> None:
         """Make the device of these arrays the current one."""
         number = elsewhere(arrays)
         if number is not None:
@@ -116,7 +117,7 @@ class Visitor:
             self.home = None
 
 
-def several(arrays: Iterable[Any]) -> list[int]:
+def several(arrays: Iterable[object]) -> list[int]:
     """The numbers of the GPUs that hold the arrays, where these are more than one; else an empty list."""
     numbers = {number for number in map(number_of, arrays) if number is not None}
     return sorted(numbers) if len(numbers) > 1 else []
@@ -132,7 +133,7 @@ class MakerStream:
         self.stream = stream
 
     @classmethod
-    def of(cls, a: Any) -> MakerStream | None:
+    def of(cls, a: Array) -> MakerStream | None:
         """Where this thread makes arrays now, if ``a`` is on a GPU."""
         number = number_of(a)
         return None if number is None else cls(number, sys.modules["cupy"].cuda.get_current_stream())

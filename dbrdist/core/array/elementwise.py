@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dbrdist.core.array.backend import Array, DType, aligned, is_floating, is_of_own_class, lies_as_images
 from dbrdist.core.array.types import HostArray
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from dbrdist.core.array.types import IntArray
 
 
 def _nhwc(x: Any) -> Any:
@@ -55,11 +60,11 @@ def elementwise(formula: Callable[..., Array], *xs: Any) -> Array:
 
 # What computes something faster than NumPy or CuPy does: by formula, for images of one shape and type; for arrays of
 # KERNEL_ELEMENTS or more on the host by the name of a row (``core.rows``), or by that name and the place of an operand.
-kernels: dict[Any, Callable[..., Any]] = {}
+kernels: dict[Hashable, Callable[..., Any]] = {}
 KERNEL_ELEMENTS = 1 << 13
 
 
-def hand_down_kernel(formula: Any, kernel: Callable[..., Any]) -> None:
+def hand_down_kernel(formula: Hashable, kernel: Callable[..., object]) -> None:
     """Called by ``kernels``, which stands above."""
     kernels[formula] = kernel
 
@@ -109,10 +114,10 @@ def _broadcasts_to(x: Array, shape: tuple[int, ...]) -> bool:
     return lead >= 0 and all(n in (1, m) for n, m in zip(own, shape[lead:]))
 
 
-def _widened(formula: Callable[..., Any], narrow: DType) -> Callable[..., Any]:
+def _widened(formula: Callable[..., Array], narrow: DType) -> Callable[..., Array]:
     """The formula in float32 between 16-bit operands and result."""
 
-    def wide(*vs: Array) -> Any:
+    def wide(*vs: Array) -> Array:
         y = formula(*[v.astype(np.float32) if getattr(v, "itemsize", 0) == 2 and is_floating(v.dtype) else v
                       for v in vs])  # fmt: skip
         return y.astype(narrow) if is_floating(y.dtype) else y
@@ -120,7 +125,7 @@ def _widened(formula: Callable[..., Any], narrow: DType) -> Callable[..., Any]:
     return wide
 
 
-def at_once(formula: Callable[..., Any], *xs: Array) -> Array:
+def at_once(formula: Callable[..., Array], *xs: Array) -> Array:
     """As :func:`elementwise`; five axes tell the primitives within the formula that the layout is settled."""
     ndim = 0
     for x in xs:
@@ -162,7 +167,7 @@ def _in_blocks(formula: Callable[..., Any], xs: tuple[Any, ...], largest: HostAr
     return out.reshape([shape[i] for i in order]).transpose(np.argsort(order))
 
 
-def _in_order(x: Any, ndim: int, order: Any) -> Array:
+def _in_order(x: Any, ndim: int, order: Sequence[int] | IntArray) -> Array:
     """``x`` with ``ndim`` axes in the given order; one value, however often repeated, as a number."""
     if not getattr(x, "ndim", 0):
         return x

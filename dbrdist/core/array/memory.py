@@ -25,6 +25,7 @@ from dbrdist.core.array.pages import own_pages
 from dbrdist.core.array.types import Array, DType, HostArray, Number
 
 if TYPE_CHECKING:
+    from dbrdist.core.array.types import Module
     from dbrdist.core.tape.variable import Operand
 
 
@@ -33,7 +34,7 @@ _OWN_PAGES_BYTES = 1 << 20  # from here on what lives long gets pages of its own
 _heap_is_tuned = False
 
 
-def get_array_module(*xs: Operand | Number) -> Any:
+def get_array_module(*xs: Operand | Number) -> Module:
     """``cupy`` if any of ``xs`` (arrays or Variables) is on a GPU, otherwise ``numpy``. Never imports CuPy.
 
     Args:
@@ -51,7 +52,7 @@ def get_array_module(*xs: Operand | Number) -> Any:
     return np
 
 
-def is_array(x: Any) -> bool:
+def is_array(x: object) -> bool:
     """True for arrays of NumPy and CuPy."""
     if isinstance(x, np.ndarray):
         return True
@@ -59,7 +60,7 @@ def is_array(x: Any) -> bool:
     return cupy is not None and isinstance(x, cupy.ndarray)
 
 
-def is_on_gpu(a: Any) -> bool:
+def is_on_gpu(a: object) -> bool:
     """True for arrays of CuPy itself, which CUDA's libraries take; nothing that stands in for it."""
     return type(a).__module__.partition(".")[0] == "cupy"
 
@@ -101,7 +102,7 @@ def get_array_types() -> tuple[type, ...]:
     return get_cpu_array_types() + (() if cupy is None else (cupy.ndarray,))
 
 
-def is_of_own_class(a: Any) -> bool:
+def is_of_own_class(a: object) -> bool:
     """True for an array of NumPy's or CuPy's own class, False for one of a derived class."""
     return type(a) is np.ndarray or type(a) in get_array_types()
 
@@ -264,7 +265,7 @@ def empty_as(x: Array, shape: tuple[int, ...], dtype: DType) -> Array:
     return empty((prod(shape),), dtype, x).reshape(shape)
 
 
-def full_as(x: Array, shape: tuple[int, ...], dtype: DType, value: Any) -> Array:
+def full_as(x: Array, shape: tuple[int, ...], dtype: DType, value: Number) -> Array:
     """As :func:`empty_as`, filled with ``value``."""
     a = empty_as(x, shape, dtype)
     fill(a, value)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dbrdist.core.array.backend import Array, get_array_module
 from dbrdist.core.array.config import config
 from dbrdist.core.array.elementwise import elementwise
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-def observed(formula: Any, *xs: Array | int) -> Array:
+
+def observed(formula: Callable[..., Array], *xs: Array | int) -> Array:
     """``formula(*xs)``, elementwise, reported to this thread's observer if it has one (``dbrdist.onnx``).
 
     ``formula`` is a ufunc; ``xs`` are arrays and numbers.

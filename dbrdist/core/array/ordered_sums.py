@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dbrdist.core.array.backend import Array, get_array_module
 from dbrdist.core.array.types import Index, Module
+
+if TYPE_CHECKING:
+    pass
 
 
 def add_in_order(y: Array, slices: Index, x: Array) -> None:
@@ -29,7 +32,7 @@ def add_in_order(y: Array, slices: Index, x: Array) -> None:
     y[...] = total.reshape(y.shape)
 
 
-def _row_numbers(xp: Module, places: tuple[Any, ...], shape: tuple[int, ...]) -> Array:
+def _row_numbers(xp: Module, places: tuple[Index, ...], shape: tuple[int, ...]) -> Array:
     """The number of the row for each tuple of indexes; negative ones count from the end."""
     rows: Any = 0
     for p, n in zip(places, shape):

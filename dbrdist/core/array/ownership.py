@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import weakref
 from sys import getrefcount
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dbrdist.core.array.backend import is_on_gpu
+
+if TYPE_CHECKING:
+    from dbrdist.core.array.types import Array
+    from dbrdist.core.tape.variable import Variable
 
 
 def _holders(variable: Any) -> tuple[int, int]:
@@ -29,7 +33,7 @@ class _Probe:
 _ALONE = _holders(_Probe())  # counted rather than known: compiled code and newer interpreters borrow references
 
 
-def is_private(variable: Any) -> bool:
+def is_private(variable: Variable) -> bool:
     """True if the memory of a Variable's array can be reached through the Variable alone: no view, no raw reference."""
     if _owns_memory(variable._array):
         return _holders(variable)[0] == _ALONE[0]
@@ -37,6 +41,6 @@ def is_private(variable: Any) -> bool:
     return is_view and _owns_memory(variable._array.base) and _holders(variable) == _ALONE
 
 
-def _owns_memory(a: Any) -> bool:
+def _owns_memory(a: Array) -> bool:
     """True for an array of NumPy or CuPy with memory of its own, to which there are no weak references."""
     return (type(a) is np.ndarray or is_on_gpu(a)) and a.flags.owndata and not weakref.getweakrefcount(a)

@@ -11,12 +11,15 @@ from __future__ import annotations
 import operator
 import threading
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from dbrdist.core.array.types import HostArray
+
+if TYPE_CHECKING:
+    from dbrdist.core.array.types import Shape
 
 _WORDS_PER_BLOCK = 4  # Philox 4x64 makes four 64-bit words for one counter
 _MASK = (1 << 64) - 1
@@ -41,7 +44,7 @@ class SampleGenerator:
 
     def __init__(self, seed: int, purpose: str, epoch: int) -> None:
         self._epoch = epoch
-        self._bits: Any = _philox(seed, purpose, (0, 0, 0, epoch))
+        self._bits: np.random.BitGenerator = _philox(seed, purpose, (0, 0, 0, epoch))
         self._generator = np.random.Generator(self._bits)
         self._start: dict[str, Any] = {**self._bits.state}
         self._key = tuple(self._start["state"]["key"].tolist())  # tuples, which are read faster than arrays
@@ -154,7 +157,7 @@ def set_state(state: tuple[int, ...]) -> None:
 
 def raw_words(
     num_rows: int, words_per_row: int, is_shared: bool = False
-) -> np.ndarray[Any, np.dtype[np.uint64]]:  # fmt: skip
+) -> np.ndarray[Shape, np.dtype[np.uint64]]:  # fmt: skip
     """64 random bits each, shape (num_rows, words_per_row), for the next draw of this step, such as dropout's masks.
 
     Row i belongs to row ``row + i`` of the global batch, so the numbers do not depend on how many ranks share it; or to
@@ -220,7 +223,7 @@ class Lines:
         seed, draw, iteration, epoch = self._at
         return Draw.at(self._first, self._blocks_per_row, draw, iteration, epoch, seed)
 
-    def bits(self, row: int, start: int, stop: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    def bits(self, row: int, start: int, stop: int) -> np.ndarray[Shape, np.dtype[np.uint32]]:
         """Those of the lines from ``start`` to ``stop`` of a row, shape (stop - start, length)."""
         seed, draw, iteration, epoch = self._at
         block = (self._first + row) * self._blocks_per_row + start * self._blocks_per_line

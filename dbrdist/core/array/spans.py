@@ -8,7 +8,10 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
 
 MAX_KEPT = 1 << 18  # spans and meetings; of longer runs the last ones stay
 
@@ -26,7 +29,7 @@ class Span(NamedTuple):
 class Meeting(NamedTuple):
     """A wait for other ranks: its key is the same on all of them."""
 
-    key: tuple[Any, ...]
+    key: tuple[Hashable, ...]
     step: int
     thread: int
     began: float  # when it came
@@ -56,7 +59,7 @@ class Recorder:
         finally:
             self.spans.append(Span(name, self.step, threading.get_ident(), began, time.perf_counter()))
 
-    def meet(self, key: tuple[Any, ...], began: float) -> None:
+    def meet(self, key: tuple[Hashable, ...], began: float) -> None:
         """Note a wait that is over now."""
         self.meetings.append(Meeting(key, self.step, threading.get_ident(), began, time.perf_counter()))
 

@@ -12,6 +12,9 @@ from dbrdist.core.array.backend import Array, accumulation_dtype, is_floating
 from dbrdist.core.array.elementwise import KERNEL_ELEMENTS, kernels
 from dbrdist.core.array.types import DType
 
+if TYPE_CHECKING:
+    pass
+
 
 def sum_over(x: Array, axis: tuple[int, ...] | None, keepdims: bool) -> Array:
     """Sums of 16-bit types run in float32 and are narrowed once."""
@@ -94,7 +97,7 @@ def _sum_of_many_rows(x: Array) -> Array:
     return x.sum(0)
 
 
-def square_sum(x: Array) -> Any:
+def square_sum(x: Array) -> Array:
     """The sum of the squares of a vector, a scalar; parts are summed alone, so that many squares lose no digits."""
     if type(x) is not np.ndarray or x.size <= _ELEMENTS_AT_ONCE:
         return x.dot(x)

@@ -10,7 +10,10 @@ import ctypes
 import os
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _ALL = "OMP_NUM_THREADS"  # every one of these libraries reads it
 _SPIN, _WAIT = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
@@ -54,8 +57,8 @@ class Pool(NamedTuple):
 
     name: str
     variables: tuple[str, ...]
-    size: Any
-    resize: Any
+    size: Callable[[], int]
+    resize: Callable[[int], object]
 
 
 _ours: dict[str, str] = {}  # variables that this module has set: they are not the user's

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import EllipsisType, ModuleType
 from typing import Any, Protocol, TypeAlias
 
@@ -19,6 +19,7 @@ RealArray: TypeAlias = np.ndarray[Shape, np.dtype[np.floating]]
 Number: TypeAlias = complex | np.generic  # of Python or NumPy
 DType: TypeAlias = np.dtype[np.generic]
 Module: TypeAlias = ModuleType  # numpy or cupy
+JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 
 
 class Array(Protocol):
@@ -30,7 +31,7 @@ class Array(Protocol):
     @property
     def shape(self) -> Shape: ...
     @property
-    def dtype(self) -> np.dtype[Any]: ...
+    def dtype(self) -> DType: ...
     @property
     def ndim(self) -> int: ...
     @property
@@ -145,6 +146,7 @@ class Array(Protocol):
 
 
 Operator: TypeAlias = Callable[..., Array]
+Destinations: TypeAlias = Sequence[Array | None] | None  # where a rule may write its gradients, one by one
 
 IndexOfAxis: TypeAlias = int | slice | EllipsisType | Array | Sequence[int] | None
 Index: TypeAlias = IndexOfAxis | tuple[IndexOfAxis, ...]

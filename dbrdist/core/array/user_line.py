@@ -6,7 +6,10 @@ import sys
 import threading
 import warnings
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    pass
 
 _given: dict[Any, Any] = {}  # the warnings so far, and under which filters
 _MAX_GIVEN = 1000

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dbrdist.core.tape.function_node import FunctionNode
 from dbrdist.core.tape.node import VariableNode
 from dbrdist.core.tape.variable import Operand, Variable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+GraphNode: TypeAlias = VariableNode | FunctionNode
 
 _VARIABLE = {"shape": "octagon", "fillcolor": "#E0E0E0", "style": "filled"}
 _FUNCTION = {"shape": "record", "fillcolor": "#6495ED", "style": "filled"}
@@ -17,7 +22,7 @@ _DIRECTIONS = ("TB", "BT", "LR", "RL")
 class DotNode:
     """A variable or function as a line of DOT: its number, and attributes of which `label` is one."""
 
-    def __init__(self, node: Any, attribute: Mapping[str, str] | None = None, show_name: bool = True) -> None:
+    def __init__(self, node: GraphNode, attribute: Mapping[str, str] | None = None, show_name: bool = True) -> None:
         self.node = node
         self.id_ = id(node)
         default = _FUNCTION if isinstance(node, FunctionNode) else _VARIABLE
@@ -34,7 +39,7 @@ class DotNode:
         return f"{self.id_} [{','.join(pairs)}];"
 
 
-def _label(node: Any, show_name: bool) -> str:
+def _label(node: GraphNode, show_name: bool) -> str:
     if isinstance(node, FunctionNode):
         return node.label
     shape = "" if not node.shape else f"({', '.join(map(str, node.shape))}), "
@@ -64,8 +69,8 @@ class ComputationalGraph:
 
     def __init__(
         self,
-        nodes: Iterable[Any],
-        edges: Iterable[tuple[Any, Any]],
+        nodes: Iterable[GraphNode],
+        edges: Iterable[tuple[GraphNode, GraphNode]],
         variable_style: Mapping[str, str] | None = None,
         function_style: Mapping[str, str] | None = None,
         rankdir: str = "TB",
@@ -95,7 +100,9 @@ class ComputationalGraph:
         return "\n".join([*lines, "}"])
 
 
-def _functions_alone(nodes: list[Any], edges: list[tuple[Any, Any]]) -> tuple[list[Any], list[tuple[Any, Any]]]:
+def _functions_alone(
+    nodes: list[GraphNode], edges: list[tuple[GraphNode, GraphNode]]
+) -> tuple[Sequence[GraphNode], Sequence[tuple[GraphNode, GraphNode]]]:
     makers = {id(end): start for start, end in edges if isinstance(start, FunctionNode)}
     between = [(makers[id(x)], f) for x, f in edges if isinstance(f, FunctionNode) and id(x) in makers]
     return [node for node in nodes if isinstance(node, FunctionNode)], between
@@ -132,10 +139,10 @@ def build_computational_graph(
     return ComputationalGraph(nodes, edges, variable_style, function_style, rankdir, remove_variable, show_name)
 
 
-def _walk(outputs: list[Operand]) -> tuple[list[Any], list[tuple[Any, Any]]]:
+def _walk(outputs: list[Operand]) -> tuple[Sequence[GraphNode], Sequence[tuple[GraphNode, GraphNode]]]:
     known: dict[tuple[int, int], VariableNode] = {}  # a rule may make a second node of one output
-    nodes: dict[int, Any] = {}
-    edges: list[tuple[Any, Any]] = []
+    nodes: dict[int, GraphNode] = {}
+    edges: list[tuple[GraphNode, GraphNode]] = []
     ahead: list[FunctionNode] = []
 
     def see(node: VariableNode) -> VariableNode:

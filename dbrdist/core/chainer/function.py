@@ -13,6 +13,8 @@ from dbrdist.core.tape.node import VariableNode
 from dbrdist.core.tape.variable import Operand, Variable
 
 if TYPE_CHECKING:
+    from traceback import StackSummary
+
     from dbrdist.core.tape.type_check import TypeInfoTuple
 
 __all__ = ["Function", "FunctionAdapter", "force_backprop_mode", "no_backprop_mode"]
@@ -133,7 +135,7 @@ class Function:
     _called: weakref.ref[FunctionAdapter] | None = None
     _outputs: tuple[weakref.ref[VariableNode], ...] = ()
 
-    def __call__(self, *inputs: Operand) -> Any:
+    def __call__(self, *inputs: Operand) -> Variable | tuple[Variable, ...]:
         node = FunctionAdapter(self) if self._held is None else self._held
         self._called, self._held = weakref.ref(node), None
         outputs = node.apply(inputs)
@@ -165,7 +167,7 @@ class Function:
         return type(self).__name__
 
     @property
-    def inputs(self) -> tuple[Any, ...]:
+    def inputs(self) -> tuple[VariableNode, ...]:
         """The nodes of the inputs."""
         return self.node.inputs
 
@@ -180,7 +182,7 @@ class Function:
         return self.node.rank
 
     @property
-    def stack(self) -> Any:
+    def stack(self) -> StackSummary | None:
         """Where the last call was, as `traceback.extract_stack` gives it; None without debug mode."""
         return self.node.stack
 
@@ -231,7 +233,9 @@ class Function:
         on_host = get_array_module(*given).__name__ == "numpy"
         return self.backward_cpu(inputs, grad_outputs) if on_host else self.backward_gpu(inputs, grad_outputs)
 
-    def backward_cpu(self, inputs: tuple[Any, ...], grad_outputs: tuple[Array, ...]) -> tuple[Any, ...]:
+    def backward_cpu(
+        self, inputs: tuple[Array | None, ...], grad_outputs: tuple[Array, ...]
+    ) -> tuple[Array | None, ...]:
         """``backward`` for NumPy arrays.
 
         Args:
@@ -239,7 +243,9 @@ class Function:
         """
         return tuple(None for _ in inputs)
 
-    def backward_gpu(self, inputs: tuple[Any, ...], grad_outputs: tuple[Array, ...]) -> tuple[Any, ...]:
+    def backward_gpu(
+        self, inputs: tuple[Array | None, ...], grad_outputs: tuple[Array, ...]
+    ) -> tuple[Array | None, ...]:
         """``backward`` for CuPy arrays.
 
         Args:

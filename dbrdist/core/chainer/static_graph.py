@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
 
 _OPTIONS = ("verbosity_level", "enable_double_backprop", "minimize_cache_size", "force_test_define_by_run")
 
 
-def static_graph(*args: Any, **kwargs: Any) -> Any:
+def static_graph(*args: object, **kwargs: object) -> Any:
     """Decorator of a chain's ``forward``, with or without Chainer's options; the method stays as it is.
 
     Args:
@@ -32,7 +35,7 @@ def static_graph(*args: Any, **kwargs: Any) -> Any:
     return _unchanged("static_graph", args)
 
 
-def static_code(*dec_args: Any, **dec_kwargs: Any) -> Any:
+def static_code(*dec_args: object, **dec_kwargs: object) -> Any:
     """Decorator of a function with side effects within a static graph; the function stays as it is.
 
     Args:
@@ -58,5 +61,5 @@ def _unchanged(name: str, args: tuple[Any, ...]) -> Any:
     return args[0]
 
 
-def _itself(function: Callable[..., Any]) -> Callable[..., Any]:
+def _itself(function: F) -> F:
     return function

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from dbrdist.core.files.serializer import (
     replace_atomically,
 )
 from dbrdist.errors import CheckpointError, MissingEntryError
+
+if TYPE_CHECKING:
+    from dbrdist.core.files.serializer import Serializable
 
 _FORMAT = "dbrdist.format"  # an attribute of files that dbrdist wrote
 _DTYPE = "dbrdist.dtype"  # the attribute with the name of a type that HDF5 does not know (bfloat16)
@@ -152,7 +155,7 @@ def save_hdf5(filename: str | os.PathLike[str], obj: Any, compression: int | Non
     replace_atomically(filename, make)
 
 
-def load_hdf5(filename: str | os.PathLike[str], obj: Any) -> None:
+def load_hdf5(filename: str | os.PathLike[str], obj: Serializable) -> None:
     """Load an object from an HDF5 file of :func:`save_hdf5` or of Chainer.
 
     Args:

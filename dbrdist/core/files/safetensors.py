@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from dbrdist.core.array.types import Array
 from dbrdist.core.files.regular_file import regular
 from dbrdist.core.files.serializer import write_atomically
 from dbrdist.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from dbrdist.core.array.types import JSON
 
 _TYPES = {
     "F64": "float64",
@@ -32,7 +35,7 @@ _MAX_HEADER_BYTES = 100_000_000  # as in the reference implementation
 
 def save(path: str, arrays: Mapping[str, Array], facts: Mapping[str, str] | None = None) -> None:
     """Write arrays by name; `facts` are words about them."""
-    header: dict[str, Any] = {"__metadata__": dict(facts)} if facts else {}
+    header: dict[str, JSON] = {"__metadata__": dict(facts)} if facts else {}
     plain, end = [], 0
     for name, array in sorted(arrays.items()):
         a = np.ascontiguousarray(array).reshape(np.shape(array))

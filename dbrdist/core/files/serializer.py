@@ -27,8 +27,21 @@ from dbrdist.core.files.regular_file import regular
 from dbrdist.core.usage.mistakes import given_a_class, warn
 from dbrdist.errors import CheckpointError, MissingEntryError
 
+if TYPE_CHECKING:
+    pass
+
 FORMAT_VERSION = 1
 _META = "dbrdist.json"
+
+
+class Serializable(Protocol):
+    """What names its entries in one walk, by which it is saved and loaded."""
+
+    def serialize(self, serializer: AbstractSerializer, /) -> None: ...
+
+
+IgnoredName: TypeAlias = str | Callable[[str], bool]  # a name, or whether a name is one
+IgnoredNames: TypeAlias = IgnoredName | list[IgnoredName] | tuple[IgnoredName, ...] | None
 
 
 class AbstractSerializer:
@@ -58,7 +71,7 @@ class Serializer(AbstractSerializer):
         True
     """
 
-    def save(self, obj: Any) -> None:
+    def save(self, obj: Serializable) -> None:
         """Save an object with ``serialize``.
 
         Args:
@@ -77,7 +90,7 @@ class Deserializer(AbstractSerializer):
 
     is_loading = True
 
-    def load(self, obj: Any) -> None:
+    def load(self, obj: Serializable) -> None:
         """Load into an object with ``serialize``.
 
         Args:
@@ -145,7 +158,7 @@ class DictionarySerializer(Serializer):
     def __init__(
         self, target: dict[str, Array | None] | None = None, path: str = "", copy: _Copy | None = None,
     ) -> None:  # fmt: skip
-        self.target: dict[str, Any] = {} if target is None else target
+        self.target: dict[str, Array | None] = {} if target is None else target
         self.path = path
         self._copy = copy
 
@@ -188,7 +201,9 @@ class NpzDeserializer(Deserializer):
         array([[1., 1.]], dtype=float32)
     """
 
-    def __init__(self, npz: Mapping[str, Any], path: str = "", strict: bool = True, ignore_names: Any = None) -> None:
+    def __init__(
+        self, npz: Mapping[str, Array], path: str = "", strict: bool = True, ignore_names: IgnoredNames = None
+    ) -> None:
         self.npz = npz
         self.path = path
         self.strict = strict
@@ -247,7 +262,7 @@ def load_value(key: str, value: Any, saved: Array) -> Any:
     return _as_loaded(key, value, saved)
 
 
-def _as_loaded(key: str, value: Any, saved: Any) -> float | np.generic | Sequence[float]:
+def _as_loaded(key: str, value: Any, saved: Array) -> float | np.generic | Sequence[float]:
     """A saved number or list in the type of the value that it replaces."""
     if isinstance(value, (list, tuple)):
         return type(value)(saved.tolist())
@@ -358,14 +373,14 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], i
     replace_atomically(path, make)
 
 
-def saved_state(obj: Any, copy: _Copy | None = None) -> dict[str, Array | None]:
+def saved_state(obj: Serializable, copy: _Copy | None = None) -> dict[str, Array | None]:
     """A copy of an object's state as a flat dictionary of NumPy arrays (None stays None), by path."""
     serializer = DictionarySerializer(copy=copy)
     serializer.save(obj)
     return serializer.target
 
 
-def save_npz(file: Any, obj: Any, compression: bool = True) -> None:
+def save_npz(file: str | os.PathLike[str] | BinaryIO, obj: Serializable, compression: bool = True) -> None:
     """Save an object to an ``.npz`` file. A crash leaves no half of a file.
 
     Args:
@@ -460,7 +475,7 @@ def load_file_of_chainer(file: os.PathLike[str] | str, deserializer: Deserialize
     deserializer.load(obj)
 
 
-def _warn_of_no_values(obj: Any) -> None:
+def _warn_of_no_values(obj: Serializable) -> None:
     """Warn where a network is saved before its first batch gave its parameters their shapes."""
     if hasattr(obj, "namedparams"):
         without = [name for name, p in obj.namedparams() if not p.is_initialized]
@@ -471,7 +486,7 @@ def _warn_of_no_values(obj: Any) -> None:
             )
 
 
-def _check_serializable(where: str, obj: Any) -> None:
+def _check_serializable(where: str, obj: Serializable) -> None:
     """Refuse what cannot be saved or loaded."""
     if isinstance(obj, type):
         raise given_a_class(where, obj, "an object with serialize, such as a link")
@@ -488,7 +503,7 @@ READING = threading.RLock()
 os.register_at_fork(before=READING.acquire, after_in_parent=READING.release, after_in_child=READING.release)
 
 
-def read_npz(file: Any) -> dict[str, Any]:
+def read_npz(file: str | os.PathLike[str] | BinaryIO) -> dict[str, Any]:
     """All entries of an ``.npz`` file (a path or an open binary file).
 
     Raises:

@@ -8,7 +8,10 @@ import io
 import os
 import select
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing import TextIO
 
 _GONE = (None, errno.EPIPE, errno.EBADF, errno.EIO)  # nobody reads any more, or there is none
 _PIECE = 1024  # characters at a time: they fit into Python's buffer, which loses what does not while a pipe is full
@@ -45,7 +48,7 @@ class StandardStream:
             self._drop(error)
         return len(words)
 
-    def _put(self, stream: Any, words: str) -> None:
+    def _put(self, stream: TextIO, words: str) -> None:
         _wait(stream)
         try:
             stream.write(words)
@@ -89,7 +92,7 @@ class StandardStream:
                 os.close(null)
 
 
-def _flush(stream: Any) -> None:
+def _flush(stream: TextIO) -> None:
     """Pass on what waits; a pipe that does not block, and is full, is waited for as one that does."""
     while hasattr(stream, "flush"):  # a program's own may have none
         try:
@@ -100,7 +103,7 @@ def _flush(stream: Any) -> None:
                 raise
 
 
-def _wait(stream: Any) -> bool:
+def _wait(stream: TextIO) -> bool:
     """True after a wait until a pipe that does not block has room.
 
     Where Python has no buffer, it drops what finds no room, and says nothing.

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dbrdist.core.array.types import JSON
 
 _NAME = "__float__"  # of a number that JSON lacks, where it must come back
 
@@ -20,7 +23,7 @@ def kept(data: Any) -> Any:
     return _mapped(data, lambda number: {_NAME: repr(number)})
 
 
-def restored(data: Any) -> Any:
+def restored(data: JSON) -> JSON:
     """Data as it was given to :func:`kept`."""
     if isinstance(data, dict):
         if set(data) == {_NAME}:
@@ -29,7 +32,7 @@ def restored(data: Any) -> Any:
     return [restored(item) for item in data] if isinstance(data, list) else data
 
 
-def _mapped(data: Any, replace: Callable[[float], Any]) -> Any:
+def _mapped(data: JSON, replace: Callable[[float], JSON]) -> JSON:
     if isinstance(data, float):
         return data if math.isfinite(data) else replace(data)
     if isinstance(data, dict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeVar, overload
 
 from dbrdist.core.array.chainer_mode import loading
 from dbrdist.core.array.types import Number
@@ -16,10 +16,13 @@ from dbrdist.core.model.versions import Watch, note_change
 from dbrdist.core.usage.mistakes import given_a_class, refuse, warn
 
 if TYPE_CHECKING:
+    from dbrdist.core.array.types import Shape
     from dbrdist.core.files.serializer import AbstractSerializer
-    from dbrdist.core.tape.variable import Operand
+    from dbrdist.core.tape.node import VariableNode
+    from dbrdist.core.tape.variable import Operand, Variable
 
 C = TypeVar("C", bound="_Container")
+Layer: TypeAlias = "Callable[..., Variable | tuple[Variable, ...]]"  # a link or a function
 
 
 class _Container(Link):
@@ -68,7 +71,7 @@ class _Container(Link):
         for link in cleared[3]:
             link.cleargrads()
 
-    def _plan_clearing(self) -> Any:
+    def _plan_clearing(self) -> tuple[int, Watch, list[VariableNode], list[Link]]:
         """What tells whether the rest still holds, the nodes of all parameters, and links that clear in their own way.
 
         To walk over the links each time takes three times as long. Of this link there is the number of its last change:
@@ -175,7 +178,7 @@ class Chain(_Container):
         return new
 
 
-def _warn_of_shared(where: str, layers: Sequence[Any]) -> None:
+def _warn_of_shared(where: str, layers: Sequence[Layer]) -> None:
     """Warn where one link with parameters stands for all that have some, as ``[link] * 3`` gives them."""
     if len(layers) < 2 or len(set(map(id, layers))) == len(layers):
         return
@@ -287,9 +290,9 @@ class Sequential(ChainList):
         (2, 10)
     """
 
-    def __init__(self, *layers: Any) -> None:
+    def __init__(self, *layers: Layer) -> None:
         super().__init__()
-        self._layers: list[Any] = []
+        self._layers: list[Layer] = []
         for layer in layers:
             self.append(layer)
         _warn_of_shared(type(self).__name__, layers)
@@ -321,7 +324,7 @@ class Sequential(ChainList):
         self._list = [layer for layer in self._layers if isinstance(layer, Link)]
         self._renumber()
 
-    def append(self, layer: Any) -> None:
+    def append(self, layer: Layer) -> None:
         """Add a ``layer``, a link or any callable, at the end."""
         self.insert(len(self._layers), layer)
 
@@ -342,7 +345,7 @@ class Sequential(ChainList):
         for layer in sequential._layers:
             self.append(layer)
 
-    def forward(self, *x: Operand | Number) -> Any:
+    def forward(self, *x: Operand | Number) -> Variable | tuple[Variable, ...]:
         """Call the layers in order, the first with ``*x``; a tuple is spread over the next layer's arguments."""
         if not self._layers:
             raise RuntimeError("Sequential: it has no layers; append some before the call")
@@ -351,31 +354,31 @@ class Sequential(ChainList):
             y = layer(*y) if isinstance(y, tuple) else layer(y)
         return y[0] if isinstance(y, tuple) and len(y) == 1 else y
 
-    def __add__(self, other: Any) -> Sequential:
+    def __add__(self, other: Sequential) -> Sequential:
         """The layers of this one and of another, in a new Sequential that shares them."""
         return _sequence([*self._layers, *self._layers_of(other)])
 
-    def __iadd__(self, other: Any) -> Sequential:
+    def __iadd__(self, other: Sequential) -> Sequential:
         for layer in self._layers_of(other):
             self.append(layer)
         return self
 
     @staticmethod
-    def _layers_of(other: Any) -> list[Any]:
+    def _layers_of(other: Sequential) -> list[Layer]:
         if not isinstance(other, Sequential):
             raise LayerError(f"Sequential: + expects another Sequential, got {type(other).__name__}")
         return list(other._layers)
 
-    def __getitem__(self, i: Any) -> Any:
+    def __getitem__(self, i: SupportsIndex | slice) -> Any:
         if not isinstance(i, slice):
             return self._layers[i]
         return _sequence(self._layers[i])
 
-    def __setitem__(self, i: int, layer: Any) -> None:
+    def __setitem__(self, i: int, layer: Layer) -> None:
         self._layers[i] = layer
         self._renew()
 
-    def __delitem__(self, i: Any) -> None:
+    def __delitem__(self, i: int | slice) -> None:
         del self._layers[i]
         self._renew()
 
@@ -385,7 +388,7 @@ class Sequential(ChainList):
     def __iter__(self) -> Iterator[Any]:
         return iter(self._layers)
 
-    def __contains__(self, layer: Any) -> bool:
+    def __contains__(self, layer: object) -> bool:
         return layer in self._layers
 
     def clear(self) -> None:
@@ -393,13 +396,13 @@ class Sequential(ChainList):
         self._layers = []
         self._renew()
 
-    def pop(self, i: int = -1) -> Any:
+    def pop(self, i: int = -1) -> Layer:
         """Remove the layer at position ``i`` (default: the last) and return it."""
         layer = self._layers.pop(i)
         self._renew()
         return layer
 
-    def remove(self, layer: Any) -> None:
+    def remove(self, layer: Layer) -> None:
         """Remove the first occurrence of ``layer``; a ValueError where it does not occur."""
         self._layers.remove(layer)
         self._renew()
@@ -409,7 +412,7 @@ class Sequential(ChainList):
         self._layers = [layer for layer in self._layers if _layer_name(layer) != type_name]
         self._renew()
 
-    def count(self, layer: Any) -> int:
+    def count(self, layer: Layer) -> int:
         """How often the object ``layer`` occurs."""
         return self._layers.count(layer)
 
@@ -417,13 +420,13 @@ class Sequential(ChainList):
         """How many layers have the class or function name ``type_name``, such as ``"Linear"``."""
         return sum(_layer_name(layer) == type_name for layer in self._layers)
 
-    def index(self, layer: Any, start: int | None = None, end: int | None = None) -> int:
+    def index(self, layer: Layer, start: int | None = None, end: int | None = None) -> int:
         """The position of ``layer`` in ``[start, end)``, by default in all; a ValueError where it does not occur."""
         return self._layers.index(layer, start or 0, len(self._layers) if end is None else end)
 
     def flatten(self) -> Sequential:
         """The same layers without nested Sequentials."""
-        out: list[Any] = []
+        out: list[Layer] = []
         for layer in self._layers:
             out.extend(layer.flatten()._layers if isinstance(layer, Sequential) else [layer])
         return _sequence(out)
@@ -437,7 +440,7 @@ class Sequential(ChainList):
         return new
 
 
-def _check_link(where: str, link: Any) -> None:
+def _check_link(where: str, link: object) -> None:
     """Refuse what is no link, in the place of a child."""
     if isinstance(link, type):
         raise given_a_class(where, link, "a Link")
@@ -448,17 +451,17 @@ def _check_link(where: str, link: Any) -> None:
         raise TypeError(f"{where}: expected a Link, got {type(link).__name__}{hint}")
 
 
-def _copies(layers: Iterable[Any], mode: str) -> dict[int, Link]:
+def _copies(layers: Iterable[Layer], mode: str) -> dict[int, Link]:
     """A copy of each link by the id of the original, so that a link used in several places is copied once."""
     links = {id(layer): layer for layer in layers if isinstance(layer, Link)}
     return {key: link.copy(mode) for key, link in links.items()}
 
 
-def _shapes(link: Link) -> list[tuple[str, Any]]:
+def _shapes(link: Link) -> list[tuple[str, Shape | None]]:
     return [(name, p.shape) for name, p in link.namedparams()]
 
 
-def _words_of(layer: Any) -> str:
+def _words_of(layer: Layer) -> str:
     """A layer as text: of a lambda its source, where it can be read."""
     if getattr(layer, "__name__", None) == "<lambda>":
         with contextlib.suppress(OSError):
@@ -466,14 +469,14 @@ def _words_of(layer: Any) -> str:
     return str(layer)
 
 
-def _layer_name(layer: Callable[..., Any]) -> str:
+def _layer_name(layer: Layer) -> str:
     return type(layer).__name__ if isinstance(layer, Link) else getattr(layer, "__name__", type(layer).__name__)
 
 
 Link.repeated_class = Sequential
 
 
-def _sequence(layers: Sequence[Any]) -> Sequential:
+def _sequence(layers: Sequence[Layer]) -> Sequential:
     """As Sequential(*layers), of layers that were there before: whoever shares them has been warned."""
     new = Sequential()
     for layer in layers:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from dbrdist.core.array.backend import CpuDevice, Device, DeviceSpec, GpuDevice, get_device, to_device
 from dbrdist.core.array.types import Array
 
 if TYPE_CHECKING:
+    from dbrdist.core.array.types import Module
     from dbrdist.core.model.parameter import Parameter
 
 D = TypeVar("D", bound="DeviceResident")
@@ -41,7 +42,7 @@ class DeviceResident:
         return self._device
 
     @property
-    def xp(self) -> Any:
+    def xp(self) -> Module:
         """The array module of the device."""
         return self._device.xp
 
@@ -78,11 +79,11 @@ class DeviceResidentsVisitor:
         """Called with each object, before its parts."""
         raise NotImplementedError(f"{type(self).__name__} must define visit_device_resident(self, device_resident)")
 
-    def visit_variable(self, param: Any) -> None:
+    def visit_variable(self, param: Parameter) -> None:
         """Called with each Variable."""
         raise NotImplementedError(f"{type(self).__name__} must define visit_variable(self, param)")
 
-    def visit_array(self, arr: Any) -> Any:
+    def visit_array(self, arr: Array) -> Array:
         """Called with each array; returns what takes its place."""
         raise NotImplementedError(f"{type(self).__name__} must define visit_array(self, arr)")
 

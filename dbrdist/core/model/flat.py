@@ -12,13 +12,16 @@ import copy
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from dbrdist.core.array.backend import Array, DType, aligned_zeros, device_of, empty, fill, on, to_device
 from dbrdist.core.array.pages import release_free
 from dbrdist.core.model.parameter import Parameter, Slot
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
 
 ALIGNMENT_BYTES = 64
 _MANY_BYTES = 1 << 24  # of parameters that move into an arena: what they leave is worth giving back
@@ -128,7 +131,7 @@ class Run:
         """The layers in groups whose norms are taken together: here one by one."""
         return ([layer] for layer in self._layers)
 
-    def total(self, values: list[float]) -> list[Any]:
+    def total(self, values: list[Any]) -> list[Any]:
         """Sums over all elements of the layers, of those over the elements here."""
         return values
 
@@ -146,7 +149,9 @@ class Shard(Run):
 
     __slots__ = ("_total", "_whole")
 
-    def __init__(self, run: Run, begin: int, end: int, total: Callable[[list[Any]], list[Any]]) -> None:
+    def __init__(
+        self, run: Run, begin: int, end: int, total: Callable[[Sequence[float | np.generic]], list[float]]
+    ) -> None:
         self.params = run.params
         self.arena = run.arena
         self.start = run.start + begin
@@ -173,7 +178,7 @@ class Shard(Run):
         """All layers in one group: their norms are added over the ranks in one go."""
         return [self._layers]
 
-    def total(self, values: list[Any]) -> list[Any]:
+    def total(self, values: Sequence[float | np.generic]) -> list[float]:
         return self._total(values)
 
     def piece(self, p: Parameter, where: slice) -> Piece | None:
@@ -199,7 +204,7 @@ def gather(params: Iterable[Parameter], allocate: Allocate = aligned_zeros) -> l
     moving = [p for p in settled if p.slot is None]
     if not moving:
         return settled
-    groups: dict[Any, list[Parameter]] = {}
+    groups: dict[Hashable, list[Parameter]] = {}
     for p in settled:
         key = (p.dtype, "numpy") if isinstance(p.array, np.ndarray) else (p.dtype, device_of(p.array).name)
         groups.setdefault(key, []).append(p)
@@ -229,7 +234,7 @@ def _settle(group: list[Parameter], allocate: Allocate) -> None:
             Arena([p], allocate, host.slot.arena.data[host.slot.start : host.slot.stop])
 
 
-def runs(params: Iterable[Parameter], key: Callable[[Parameter], Any] | None = None) -> list[Run]:
+def runs(params: Iterable[Parameter], key: Callable[[Parameter], Hashable] | None = None) -> list[Run]:
     """Contiguous runs that cover all initialised parameters; neighbours with another ``key`` begin a new run."""
     settled = gather(params)
     arenas: dict[int, int] = {}  # in the order of the parameters, which is the same on every rank

@@ -6,7 +6,7 @@ import copy as copying
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -39,8 +39,15 @@ from dbrdist.core.usage.foreign_names import Foreign, add_hints, add_switches
 from dbrdist.core.usage.mistakes import given_a_class, refuse, warn
 from dbrdist.errors import CheckpointError
 
+if TYPE_CHECKING:
+    from dbrdist.core.files.serializer import AbstractSerializer
+    from dbrdist.core.model.parameter import InitialValue
+
 L = TypeVar("L", bound="Link")
 _OWN_ATTRIBUTES = frozenset({"_children", "_hooks", "_layers", "_list", "_params", "_persistent", "_within_init_scope"})
+
+
+T = TypeVar("T")
 
 
 class _SetByInit:
@@ -74,7 +81,7 @@ class Link(DeviceResident):
         ['/b']
     """
 
-    repeated_class: ClassVar[Callable[..., Any]]  # handed down by core.chain
+    repeated_class: ClassVar[Callable[..., Link]]  # handed down by core.chain
     _params: Any = _SetByInit()
     forward: Any  # the computation; links that can be called define it
     name: str | None = None
@@ -92,7 +99,7 @@ class Link(DeviceResident):
             self.add_param(name, shape, dtype=dtype)
 
     @classmethod
-    def from_params(cls, *args: Array, **kwargs: Any) -> Any:
+    def from_params(cls, *args: Array, **kwargs: object) -> Any:
         """A link made from given parameters (``*args``, ``**kwargs``); only links that define it have it."""
         raise NotImplementedError(f"{cls.__name__} defines no from_params(): this link does not implement it")
 
@@ -169,7 +176,7 @@ class Link(DeviceResident):
         note_change(self)
 
     def add_param(
-        self, name: str, shape: PerAxis | None = None, dtype: Any = np.float32, initializer: Any = None
+        self, name: str, shape: PerAxis | None = None, dtype: DTypeLike = np.float32, initializer: InitialValue = None
     ) -> None:
         """Register a parameter; without a shape it is initialised later.
 
@@ -205,7 +212,7 @@ class Link(DeviceResident):
 
     # ---- the call ---------------------------------------------------------------------------------------------------
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         try:
             if self._gpu is not None:
                 return self._call_on(self._gpu, args, kwargs)
@@ -226,7 +233,7 @@ class Link(DeviceResident):
         self._require_forward()
         return self._call_with_hooks([*thread.hooks.values(), *(self._hooks or {}).values()], args, kwargs)
 
-    def _call_on(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_on(self, number: int, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """The call with the link's GPU as the current device."""
         with On(number if current_number() != number else None):
             if self._hooks is None and not (seen and thread.hooks):
@@ -235,7 +242,7 @@ class Link(DeviceResident):
             return self._call_with_hooks([*thread.hooks.values(), *(self._hooks or {}).values()], args, kwargs)
 
     def _call_with_hooks(
-        self, hooks: list[LinkHook], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, hooks: list[LinkHook], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> Variable | dict[str, Variable]:
         before = ForwardPreprocessArgs(self, "forward", args, kwargs)
         begun: list[LinkHook] = []
@@ -355,7 +362,7 @@ class Link(DeviceResident):
         return sum(p.size for p in unique(self.params(include_uninit=False)))
 
     @property
-    def printable_specs(self) -> Iterator[tuple[str, Any]]:
+    def printable_specs(self) -> Iterator[tuple[str, object]]:
         """Pairs shown by ``repr``."""
         return iter(())
 
@@ -469,7 +476,7 @@ class Link(DeviceResident):
 
     # ---- saving -----------------------------------------------------------------------------------------------------
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         """Save or load parameters and persistent values by ``serializer``."""
         is_loading = getattr(serializer, "is_loading", None)  # None: a program's own, which does not say
         for name in self._params:
@@ -527,5 +534,5 @@ class _TypedNaN:
         array[...] = np.nan
 
 
-def _join(prefix: str, pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+def _join(prefix: str, pairs: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T]]:
     return ((prefix + path, value) for path, value in pairs)

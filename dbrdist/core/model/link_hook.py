@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 class ForwardPreprocessArgs(NamedTuple):
     """What a hook receives before forward."""
 
-    link: Any
+    link: Link
     forward_name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
 
 
 class ForwardPostprocessArgs(NamedTuple):
     """What a hook receives after forward."""
 
-    link: Any
+    link: Link
     forward_name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
     out: Any
 
 

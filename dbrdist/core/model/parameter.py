@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from dbrdist.core.update.update_rule import UpdateRule
 
 
+InitialValue: TypeAlias = "Callable[[Array], None] | Array | float | None"  # None: the default
+
+
 class Slot:
     """A parameter's place in an arena: its position among the parameters there, and which elements are its own."""
 
@@ -64,7 +67,7 @@ class Peers:
     def __init__(self) -> None:
         self.members: weakref.WeakSet[Parameter] = weakref.WeakSet()
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type[Peers], tuple[()]]:
         return Peers, ()  # copies join as they are made
 
 
@@ -106,7 +109,7 @@ class Parameter(Variable):
     )  # fmt: skip
 
     def __init__(
-        self, initializer: Any = None, shape: PerAxis | None = None, name: str | None = None, *, layout: Any = None
+        self, initializer: Any = None, shape: PerAxis | None = None, name: str | None = None, *, layout: None = None
     ) -> None:
         super().__init__(None, name=name)
         if layout is not None:
@@ -441,7 +444,7 @@ class Parameter(Variable):
         return self._update_rule
 
     @update_rule.setter
-    def update_rule(self, rule: UpdateRule | None) -> None:
+    def update_rule(self, rule: UpdateRule | None) -> Any:
         self._update_rule = rule
         note_change(self)
 
@@ -500,7 +503,7 @@ def _as_shape(shape: Any) -> tuple[int, ...]:
         return tuple(int(n) for n in shape)
 
 
-def _alike(a: Any, b: Any) -> bool:
+def _alike(a: Array, b: Array) -> bool:
     return (
         is_array(a)
         and a.shape == b.shape

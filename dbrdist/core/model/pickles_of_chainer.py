@@ -24,7 +24,7 @@ class PickledHooks:
     """What Chainer pickles as the hooks of an optimizer or a rule."""
 
 
-def is_link_state(state: Any) -> bool:
+def is_link_state(state: object) -> bool:
     """Whether Chainer pickled this state of a link: it keeps the names of parameters in a set."""
     return isinstance(state, dict) and isinstance(state.get("_params"), (set, frozenset))
 
@@ -45,7 +45,7 @@ def link_state(state: dict[str, Any]) -> dict[str, Any]:
     return own
 
 
-def recover_parameter(array: Array | None, name: str | None, grad: Any, *others: Any) -> Parameter:
+def recover_parameter(array: Array | None, name: str | None, grad: Any, *others: object) -> Parameter:
     """What ``chainer.variable._recover_parameter`` gives; the rule's state waits for an optimizer.
 
     ``others`` are the initializer, the rule and the device; Chainer 7 says in front whether there is a gradient.
@@ -92,6 +92,8 @@ def _set_loss_scale(optimizer: GradientMethod, state: dict[str, Any]) -> None:
         optimizer._was_unsafe = state["_loss_scaling_isnan_ever"]
 
 
-def create_variable(array: Array, name: str | None, grad: Any, requires_grad: bool, *device: DeviceSpec) -> Variable:
+def create_variable(
+    array: Array, name: str | None, grad: Array | None, requires_grad: bool, *device: DeviceSpec
+) -> Variable:
     """What ``chainer.variable._create_variable`` gives."""
     return Variable(array, name=name, grad=grad, requires_grad=requires_grad)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -15,10 +15,12 @@ from dbrdist.core.array.backend import to_cpu
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config
 from dbrdist.core.array.types import Array, Number
-from dbrdist.core.tape.variable import Variable
+from dbrdist.core.tape.variable import Operand, Variable
 from dbrdist.core.usage.mistakes import refuse, warn
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from dbrdist.core.files.serializer import AbstractSerializer
     from dbrdist.core.model.link import Link
 
@@ -46,6 +48,9 @@ class _Names(dict[str, str]):
         if len(self) < _MAX_NAMES:
             self[key] = name
         return name
+
+
+Reported: TypeAlias = Operand | Number  # what a program reports: numbers, or arrays and Variables of one element
 
 
 class Reporter:
@@ -78,7 +83,7 @@ class Reporter:
         """Report the values of ``observer`` under ``name``."""
         self._names[id(observer)] = _Names(name + "/")
 
-    def add_observers(self, prefix: str, observers: Any) -> None:
+    def add_observers(self, prefix: str, observers: Iterable[tuple[str, Link]]) -> None:
         """Report the values of ``observers``, pairs of a name and an object, under ``prefix`` and their names."""
         for name, observer in observers:
             self._names[id(observer)] = _Names(prefix + name + "/")
@@ -93,7 +98,7 @@ class Reporter:
         finally:
             self.observation = old
 
-    def report(self, values: dict[str, Any], observer: Link | None = None) -> None:
+    def report(self, values: Mapping[str, Reported], observer: Link | None = None) -> None:
         """Store values, under the observer's name where one is given.
 
         Args:
@@ -116,7 +121,7 @@ class Reporter:
             observation[names[key]] = value
 
 
-def _unknown(observer: Any) -> KeyError:
+def _unknown(observer: Link | None) -> KeyError:
     return KeyError(
         f"expected an observer that was added to the reporter, got {type(observer).__name__}; "
         "add it with add_observer(name, observer), or report from a link of an optimizer's target"
@@ -137,7 +142,7 @@ def get_current_reporter() -> Reporter:
     return _stack.reporters[-1]
 
 
-def report(values: dict[str, Any], observer: Link | None = None) -> None:
+def report(values: Mapping[str, Reported], observer: Link | None = None) -> None:
     """Report values to the current reporter; without one, nothing happens.
 
     Args:
@@ -289,7 +294,7 @@ def _mean_beyond(mean: float, x: float, share: float) -> float:
 _MAX_WAITING = 64
 
 
-def warn_of_no_numbers(observation: dict[str, Any]) -> None:
+def warn_of_no_numbers(observation: Mapping[str, Reported]) -> None:
     """Warn of reported values without a mean, which a log leaves out."""
     for key, value in observation.items():
         if type(value) is float:
@@ -300,7 +305,7 @@ def warn_of_no_numbers(observation: dict[str, Any]) -> None:
             warn(f"report: {key!r} is {what} and has no mean, so logs leave it out; report a number, such as its mean")
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float, np.number)) or getattr(value, "ndim", None) == 0
 
 

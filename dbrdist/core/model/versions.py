@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 _numbers = itertools.count(1)  # next() is atomic: two threads never take the same number
 _last = 0
 
 
-def note_change(thing: Any) -> None:
+class Changing(Protocol):
+    """What a plan may rest on: it has the number of its last change, None until somebody watches it."""
+
+    _changed_at: Any
+
+
+def note_change(thing: Changing) -> None:
     """``thing`` is no longer what it was: plans that rest on it are stale. Nothing to do while no plan does."""
     global _last
     if thing._changed_at is not None:
@@ -27,7 +33,7 @@ class Watch:
 
     __slots__ = ("_seen", "_things")
 
-    def __init__(self, things: Iterable[Any]) -> None:
+    def __init__(self, things: Iterable[Changing]) -> None:
         self._things = list(things)
         self._seen = _last
         for thing in self._things:

@@ -26,7 +26,7 @@ def explain_constructors(namespace: Mapping[str, Any]) -> None:
 
 def _explaining(original: FunctionType) -> Any:
     @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: object, *args: object, **kwargs: object) -> None:
         check(limits_of(original), type(self).__name__, (self, *args), kwargs)
         try:
             original(self, *args, **kwargs)

@@ -23,6 +23,9 @@ import numpy as np
 from dbrdist.core.tape.checks import ArgumentError, OperandTypeError, expected
 from dbrdist.core.usage.mistakes import refuse, warn
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 
 class Limit:
     """What a number must be: ``words`` for people, bounds by the names that schemas use, and whether it is whole."""
@@ -115,8 +118,8 @@ largest = Limit("a number of 0 or more", ge=0, may_be_infinite=True, configured=
 counts = Limit("integers of 1 or more", ge=1, is_whole=True, is_for_axes=True, configured=count.configured)
 sizes = Limit("an integer, or a tuple of integers", is_whole=True, is_for_axes=True)
 
-Whole: TypeAlias = Any  # an integer, or None
-Sizes: TypeAlias = Any  # an integer, or a tuple of integers, one for each axis; or None
+Whole: TypeAlias = int | None
+Sizes: TypeAlias = int | Sequence[int] | None  # one for all axes, or one for each
 _BY_ANNOTATION = {"int": whole, "int | None": whole, "Whole": whole, "Sizes": sizes}
 
 
@@ -186,7 +189,7 @@ class Declared(typing.NamedTuple):
 
 
 @functools.cache
-def limits_of(function: Callable[..., Any]) -> tuple[Declared, ...]:
+def limits_of(function: Callable[..., object]) -> tuple[Declared, ...]:
     """The limits that the signature of a function declares, one for each argument that has one."""
     found = []
     for place, parameter in enumerate(inspect.signature(function).parameters.values()):
@@ -201,7 +204,7 @@ def limits_of(function: Callable[..., Any]) -> tuple[Declared, ...]:
     return tuple(found)
 
 
-def _declared(name: str, annotation: Any, function: Any) -> tuple[Limit | None, str]:
+def _declared(name: str, annotation: Any, function: Callable[..., object]) -> tuple[Limit | None, str]:
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
     if (text, name) in _BY_NAME and function.__module__.startswith("dbrdist.links."):
         return _BY_NAME[text, name], ""
@@ -212,7 +215,7 @@ def _declared(name: str, annotation: Any, function: Any) -> tuple[Limit | None, 
     return limit, next((x for x in metadata if isinstance(x, str)), "")
 
 
-def _annotated(annotation: Any, function: Any) -> Any:
+def _annotated(annotation: Any, function: Callable[..., object]) -> Any:
     """An annotation that is text as what it stands for, where it is an ``Annotated`` or the name of one."""
     if isinstance(annotation, str):
         if annotation.startswith("Annotated["):
@@ -227,11 +230,11 @@ class Setting(typing.NamedTuple):
     name: str
     kind: Any  # its type, without the limit and the description
     limit: Limit | None
-    default: Any  # inspect.Parameter.empty where it must be given
+    default: object  # inspect.Parameter.empty where it must be given
     description: str
 
 
-def settings_of(made_by: Callable[..., Any]) -> tuple[Setting, ...]:
+def settings_of(made_by: Callable[..., object]) -> tuple[Setting, ...]:
     """The settings of a class or a function; where a class passes on ``**settings``, its base's by keyword too."""
     function = made_by.__init__ if isinstance(made_by, type) else made_by  # type: ignore[misc]
     found, passes_on = [], False
@@ -249,11 +252,11 @@ def settings_of(made_by: Callable[..., Any]) -> tuple[Setting, ...]:
     return tuple(found)
 
 
-def _counts_in_chainer(value: Any) -> bool:
+def _counts_in_chainer(value: object) -> bool:
     return type(value) is tuple or (isinstance(value, (float, np.floating)) and float(value).is_integer())
 
 
-def check(declared: tuple[Declared, ...], where: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check(declared: tuple[Declared, ...], where: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
     """Refuse arguments outside their limits.
 
     What must be an integer and is none is refused under ``dbrdist.compat`` too, as Chainer did; but for quotients such
@@ -305,7 +308,7 @@ def within_limits(function: F) -> F:
     """A function that refuses arguments outside the limits of its signature; for those that are called rarely."""
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         check(limits_of(function), function.__name__, args, kwargs)
         return function(*args, **kwargs)
 

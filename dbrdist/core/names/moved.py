@@ -105,7 +105,7 @@ class _Loader(Loader):
 
 class _Finder(MetaPathFinder):
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: Any = None
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         new = MOVED.get(fullname)
         return None if new is None else importlib.machinery.ModuleSpec(fullname, _Loader(new))

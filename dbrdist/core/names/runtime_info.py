@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import platform
 import sys
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from dbrdist.core.tape import call
+
+if TYPE_CHECKING:
+    from dbrdist.core.array.types import Module
 
 _LIBRARIES = {
     "NumPy": ("numpy",),
@@ -44,7 +47,7 @@ def print_runtime_info(out: TextIO | None = None) -> None:
         >>> dbrdist.print_runtime_info()  # doctest: +SKIP
     """
     out = sys.stdout if out is None else out
-    package: Any = sys.modules["dbrdist"]
+    package: Module = sys.modules["dbrdist"]
     lines = {
         "Platform": platform.platform(),
         "Python": platform.python_version(),

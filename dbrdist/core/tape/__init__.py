@@ -1,10 +1,14 @@
 """The record of calls and its way back: variables, function nodes, primitives, backward passes."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dbrdist.core.tape import arithmetic, backprop, call, elementwise_table, node, ops, variable
 
+if TYPE_CHECKING:
+    from dbrdist.core.array.types import Module
 
 def bind(operators: Any, backward: Callable[..., None], revive: Callable[..., Any]) -> None:
     """Give Variables, nodes and elementwise rows what stands above them: nothing else here is bound late."""

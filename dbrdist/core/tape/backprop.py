@@ -8,7 +8,7 @@ written straight into flat memory; in a higher-order pass they are Variables and
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -24,6 +24,13 @@ from dbrdist.core.tape.variable import Variable
 from dbrdist.core.tape.walk import PlainWalk, Seeds, fitted, miscount, views
 from dbrdist.core.usage.mistakes import refuse
 
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
+
+    from dbrdist.core.array.types import Array
+    from dbrdist.core.tape.deferred import Gradient
+    from dbrdist.core.tape.variable import Operand
+
 
 class ObservingWalk(PlainWalk):
     """A pass that records a graph (``higher``), keeps the gradients of variables on the way, or has hooks to call."""
@@ -32,7 +39,7 @@ class ObservingWalk(PlainWalk):
         super().__init__()
         self.higher = higher
         # Intermediate nodes that keep their gradient; one output may have several, since rules revive retained outputs.
-        self.kept: dict[Any, set[VariableNode]] | None = {} if keep else None
+        self.kept: dict[Hashable, set[VariableNode]] | None = {} if keep else None
 
     def run(self, seeds: Seeds) -> None:
         for node, g in seeds:
@@ -52,7 +59,7 @@ class ObservingWalk(PlainWalk):
     def visited(self, function: FunctionNode) -> None:
         """All that a function gives its inputs has landed."""
 
-    def land(self, function: FunctionNode, i: int, gx: Any) -> None:
+    def land(self, function: FunctionNode, i: int, gx: Gradient) -> None:
         """Take what a rule returned for input ``i``."""
         node = function.inputs[i]
         if gx is node.view:  # the rule wrote the first contribution where it belongs
@@ -63,11 +70,11 @@ class ObservingWalk(PlainWalk):
             gx = fitted(function, i, gx)
         self.deliver(node, gx)
 
-    def views(self, function: FunctionNode, wanted: tuple[int, ...]) -> list[Any] | None:
+    def views(self, function: FunctionNode, wanted: tuple[int, ...]) -> list[Array | None] | None:
         """Where in flat memory a rule may write the first contributions of a first-order pass."""
         return None if self.higher else views(function.inputs, wanted)
 
-    def deliver(self, node: VariableNode, g: Any) -> None:
+    def deliver(self, node: VariableNode, g: Gradient) -> None:
         if self.kept is not None and node.living_creator() is not None:
             self.kept.setdefault((node.creator_node, node.index), set()).add(node)
         super().deliver(node, g)
@@ -89,7 +96,7 @@ class ObservingWalk(PlainWalk):
                         node.gradient = g if self.higher else copy(plain(g))
         return function.wanted
 
-    def ask(self, function: FunctionNode, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def ask(self, function: FunctionNode, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Array | None, ...]:
         """The function's rule, between its hooks."""
         hooks = function.active_hooks() if function._hooks is not None or get_function_hooks() else ()
         if hooks:
@@ -143,7 +150,7 @@ class AnnouncingWalk(ObservingWalk):
         if not self.num_foreign:
             listener.expect(set(self.left))
 
-    def land(self, function: FunctionNode, i: int, gx: Any) -> None:
+    def land(self, function: FunctionNode, i: int, gx: Gradient) -> None:
         self.is_new = function.gives_new and not self.is_watched
         super().land(function, i, gx)
 
@@ -193,16 +200,16 @@ class TargetWalk(ObservingWalk):
 
     def __init__(self, higher: bool, keep: bool, ends: Sequence[VariableNode], targets: Sequence[VariableNode]) -> None:
         super().__init__(higher, keep)
-        self.found: dict[Any, Any] = {_key(node): None for node in targets}
+        self.found: dict[Hashable, Operand | None] = {_key(node): None for node in targets}
         self.useful = _on_the_way(ends, self.found)
 
-    def deliver(self, node: VariableNode, g: Any) -> None:
+    def deliver(self, node: VariableNode, g: Gradient) -> None:
         if node.creator_node in self.useful:
             super().deliver(node, g)
         else:
             self.settle(node, g)
 
-    def settle(self, node: VariableNode, g: Any) -> None:
+    def settle(self, node: VariableNode, g: Gradient) -> None:
         key = _key(node)
         if key in self.found:
             self.visit((g,))
@@ -221,13 +228,13 @@ class TargetWalk(ObservingWalk):
         return tuple(i for i in function.wanted if nodes[i].creator_node in self.useful or _key(nodes[i]) in self.found)
 
 
-def _key(node: VariableNode) -> Any:
+def _key(node: VariableNode) -> Hashable:
     """What identifies a variable in the graph: its creator and index, or the leaf's node."""
     creator = node.living_creator()
     return node if creator is None else (creator, node.index)
 
 
-def _on_the_way(ends: Sequence[VariableNode], targets: dict[Any, Any]) -> set[FunctionNode]:
+def _on_the_way(ends: Sequence[VariableNode], targets: Mapping[Hashable, Gradient | None]) -> set[FunctionNode]:
     """The functions between ``ends`` and the targets, found without recursion."""
     order: list[FunctionNode] = []
     seen: set[FunctionNode] = set()
@@ -246,7 +253,7 @@ def _on_the_way(ends: Sequence[VariableNode], targets: dict[Any, Any]) -> set[Fu
     return useful
 
 
-def _as_variable(g: Any) -> Any:
+def _as_variable(g: Any) -> Variable:
     """An array as a constant: a gradient collected at a Variable that nobody knows would be a reference cycle."""
     if isinstance(g, Variable):
         return g
@@ -291,7 +298,7 @@ def _seed_here(node: VariableNode, array: Any, given: Any, scale: float | Declar
     return _as_variable(given) if higher else given
 
 
-def _one(array: Any) -> Any:
+def _one(array: Array) -> Operand:
     """The gradient of a single element, in its shape and type."""
     if array.size != 1:
         raise ValueError(
@@ -303,7 +310,7 @@ def _one(array: Any) -> Any:
     return get_array_module(array).ones_like(array)
 
 
-def see_that_all_are_variables(name: str, xs: Any) -> None:
+def see_that_all_are_variables(name: str, xs: object) -> None:
     """Refuse what is no Variable, in the words of the argument ``name``."""
     if not isinstance(xs, (tuple, list)):
         raise TypeError(f"{name}: expected a tuple or list of Variables, got {type(xs).__name__}")
@@ -312,7 +319,9 @@ def see_that_all_are_variables(name: str, xs: Any) -> None:
             raise TypeError(f"{name}[{i}]: expected a Variable, got {type(x).__name__}")
 
 
-def _see_that_each_has_one(name: str, grads: Sequence[Any] | None, what: str, xs: Sequence[Any]) -> None:
+def _see_that_each_has_one(
+    name: str, grads: Sequence[Operand | None] | None, what: str, xs: Sequence[Variable]
+) -> None:
     if grads is not None and not isinstance(grads, (tuple, list)):
         raise TypeError(f"{name}: expected a tuple or list, one for each {what}, got {type(grads).__name__}")
     if grads is not None and len(grads) != len(xs):
@@ -322,7 +331,7 @@ def _see_that_each_has_one(name: str, grads: Sequence[Any] | None, what: str, xs
 class BackwardWatch(Protocol):
     """What looks at gradients before and after each backward pass from ``outputs``."""
 
-    def before(self, outputs: Sequence[Any]) -> None: ...
+    def before(self, outputs: Sequence[Variable]) -> None: ...
 
     def after(self) -> None: ...
 
@@ -331,8 +340,8 @@ watching_backward: list[BackwardWatch] = []  # for mistakes, in a program's firs
 
 
 def backward(
-    outputs: Sequence[Any],
-    grad_outputs: Sequence[Any] | None = None,
+    outputs: Sequence[Variable],
+    grad_outputs: Sequence[Operand | None] | None = None,
     *,
     retain_grad: bool = False,
     enable_double_backprop: bool = False,

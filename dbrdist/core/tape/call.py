@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -19,6 +19,13 @@ from dbrdist.core.tape.checks import Operands
 from dbrdist.core.tape.fusion import settle_for, waiting
 from dbrdist.core.tape.node import Record, Value, VariableNode, assignments, make_node
 from dbrdist.core.tape.variable import Variable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dbrdist.core.array.types import Number
+    from dbrdist.core.tape.function_node import FunctionNode
+    from dbrdist.core.tape.variable import Operand
 
 _ndarray = np.ndarray
 _FIRST = tuple(tuple(range(n)) for n in range(8))  # the indexes of the first n inputs
@@ -38,14 +45,14 @@ class Call(Record):
     operands: Operands | None = None
     _checks_types: bool = False
 
-    def apply(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def apply(self: Any, inputs: tuple[Operand, ...]) -> tuple[Variable, ...]:
         """Run forward on ``inputs``, Variables or arrays, record it if a gradient may be needed; returns Variables."""
         if waiting:
             settle_for(self)
         if self.inputs and not as_chainer[0]:
             raise RuntimeError(f"{self.label}: a FunctionNode records one call; make a new one for each apply")
         xs: list[Array] = []
-        nodes: list[Any] = []
+        nodes: list[VariableNode] = []
         rank = num_constant = 0
         operands, has_arrays = self.operands, False
         a: Any = None
@@ -100,7 +107,7 @@ class Call(Record):
             self.wanted = tuple([i for i, node in enumerate(nodes) if node.requires_grad])
         return _recorded(self, rank, data, ys)
 
-    def _forward_there(self: Any, data: tuple[Array, ...]) -> Any:
+    def _forward_there(self: Any, data: tuple[Array, ...]) -> tuple[Array, ...]:
         """Forward on the device of the operands."""
         number = elsewhere(data)
         if len(data) > 1 and several(data) and type(self).__module__.startswith(_ON_ONE_DEVICE):
@@ -128,7 +135,7 @@ class Call(Record):
         self._for_rule = None
 
 
-def _mixed_devices(call: Any, data: tuple[Array, ...]) -> ValueError:
+def _mixed_devices(call: FunctionNode, data: tuple[Array, ...]) -> ValueError:
     places = ", ".join(
         f"{i} on {'the host' if type(x) is _ndarray else device_of(x)}" for i, x in enumerate(data) if is_array(x)
     )
@@ -138,7 +145,7 @@ def _mixed_devices(call: Any, data: tuple[Array, ...]) -> ValueError:
     )
 
 
-def _recorded(call: Any, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]) -> tuple[Any, ...]:
+def _recorded(call: FunctionNode, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]) -> tuple[Variable, ...]:
     """The outputs as Variables, after keeping what the rule needs."""
     call.rank = rank
     call.recorded_at = assignments[0]
@@ -174,8 +181,8 @@ def _recorded(call: Any, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]
 
 
 def _unrecorded(
-    call: Any, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...], nodes: list[Any]
-) -> tuple[Any, ...]:
+    call: FunctionNode, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...], nodes: list[VariableNode]
+) -> tuple[Variable, ...]:
     """The outputs of a call whose inputs take no gradient; in a program of Chainer they have a creator all the same."""
     if not config.enable_backprop:
         return tuple([_leaf(call, y) for y in ys])
@@ -186,21 +193,21 @@ def _unrecorded(
     return outputs
 
 
-def _of(call: Any, verb: str, keep: tuple[int, ...], values: Any) -> tuple[Any, ...]:
+def _of(call: FunctionNode, verb: str, keep: tuple[int, ...], values: Sequence[Array]) -> tuple[Array, ...]:
     try:
         return tuple([values[i] for i in keep])
     except (IndexError, TypeError):
         raise IndexError(f"{call.label}.{verb}: expected places from 0 to {len(values) - 1}, got {keep}") from None
 
 
-def _output(call: Any, i: int, y: Any, rank: int) -> Variable:
+def _output(call: FunctionNode, i: int, y: Array | None, rank: int) -> Variable:
     if y is None:
         return _nothing(call, i, rank)
     dtype = y.dtype
     return revive(make_node(call, i, rank, dtype.kind in "fcV", y.shape, dtype), y)
 
 
-def _follow_variables(inputs: tuple[Any, ...], xs: list[Array], nodes: list[Any]) -> None:
+def _follow_variables(inputs: tuple[Operand, ...], xs: list[Array], nodes: list[VariableNode]) -> None:
     """An array beside floating Variables takes the type of the first, as in Chainer."""
     for x in inputs:
         if isinstance(x, Variable) and is_floating(x.node.dtype):
@@ -225,7 +232,7 @@ def as_outputs(call: Any, ys: Any) -> tuple[Array, ...]:
     raise TypeError(f"{call.label}: forward output must be a tuple of ndarrays, got {what}")
 
 
-def _as_array(call: Any, y: Any) -> Any:
+def _as_array(call: FunctionNode, y: Array | Number | None) -> Any:
     """One output of forward: an array, a pending one, or a scalar of a reduction."""
     if type(y) is _ndarray or is_array(y):
         return y
@@ -249,7 +256,7 @@ def variable(array: Array, requires_grad: bool) -> Variable:
     return revive(make_node(None, 0, 0, requires_grad, array.shape, array.dtype), array)
 
 
-def _leaf(call: Any, y: Any) -> Variable:
+def _leaf(call: FunctionNode, y: Any) -> Variable:
     """A Variable without a history."""
     if type(y) is not _ndarray and not is_array(y):
         y = _as_array(call, y)
@@ -258,11 +265,11 @@ def _leaf(call: Any, y: Any) -> Variable:
     return variable(y, False)
 
 
-def _nothing(call: Any, i: int, rank: int) -> Variable:
+def _nothing(call: FunctionNode | None, i: int, rank: int) -> Variable:
     """The Variable of an output that is None."""
     return revive(make_node(call, i, rank, False, (), None), None)
 
 
-def constant_node(x: Any) -> VariableNode:
+def constant_node(x: Array | Number | None) -> VariableNode:
     """The node of an array, a number or None among a function's inputs: it takes no gradient."""
     return make_node(None, 0, 0, False, getattr(x, "shape", ()), getattr(x, "dtype", None))

@@ -8,7 +8,11 @@ A check compares first and builds its message only on failure::
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from dbrdist.core.array.types import DType, Number
+    from dbrdist.core.tape.variable import Operand
 
 
 class InvalidType(Exception):
@@ -59,7 +63,7 @@ class ArgumentError(InvalidType, ValueError):
         hint = f"; {self.hint}" if self.hint else ""
         return f"{where}{self.function}: {self.argument}: expected {self.what}, got {self.got}{hint}"
 
-    def within(self, link: Any) -> None:
+    def within(self, link: object) -> None:
         """Say that the function was called by ``link``."""
         kind = type(link).__name__
         name = getattr(link, "name", None)
@@ -82,7 +86,7 @@ class Given(NamedTuple):
     """What a message shows of an array; hashable, so that checks can be remembered."""
 
     shape: tuple[int, ...]
-    dtype: Any
+    dtype: DType
 
 
 # What a kind takes, by dtype.kind; "V" is bfloat16. The last entry is what the error says.
@@ -107,7 +111,7 @@ class Operands:
         self.names = tuple(kinds)
         self.kinds = tuple(kinds.values())
 
-    def check(self, i: int, x: Any) -> None:
+    def check(self, i: int, x: Operand | Number) -> None:
         """Raise unless ``x``, a bare array or number, is of the kind of operand ``i``; more operands than names are
         of the last kind."""
         kind = self.kinds[min(i, len(self.kinds) - 1)]
@@ -125,7 +129,7 @@ class Operands:
         return OperandTypeError(self.function, name, what, got, hint)
 
 
-def floating(function: str, **xs: Any) -> None:
+def floating(function: str, **xs: Operand | Number) -> None:
     """Raise unless all operands are arrays or Variables of a floating type: for functions made of others."""
     operands = Operands(function, **dict.fromkeys(xs, "float"))
     for i, x in enumerate(xs.values()):
@@ -140,7 +144,7 @@ def describe(x: Any) -> str:
     return f"shape {tuple(shape)} and dtype {x.dtype}"
 
 
-def expected(function: str, argument: str, what: str, got: Any, hint: str = "") -> ArgumentError:
+def expected(function: str, argument: str, what: str, got: object, hint: str = "") -> ArgumentError:
     """The error ``function: argument: expected what, got got; hint``, to be raised by the caller.
 
     ``got`` is text, or the value itself, of which an array is described by shape and type.
@@ -148,17 +152,17 @@ def expected(function: str, argument: str, what: str, got: Any, hint: str = "") 
     return ArgumentError(function, argument, what, got if isinstance(got, str) else describe(got), hint)
 
 
-def wrong_shape(function: str, argument: str, what: str, got: Any) -> OperandShapeError:
+def wrong_shape(function: str, argument: str, what: str, got: object) -> OperandShapeError:
     """As :func:`expected`, for a shape about which Chainer raises AssertionError."""
     return OperandShapeError(function, argument, what, got if isinstance(got, str) else describe(got), "")
 
 
-def wrong_type(function: str, argument: str, what: str, got: Any) -> OperandTypeError:
+def wrong_type(function: str, argument: str, what: str, got: object) -> OperandTypeError:
     """As :func:`expected`, for an argument of another type: a TypeError, too."""
     return OperandTypeError(function, argument, what, f"{type(got).__name__} {got!r:.40}", "")
 
 
-def one_of(function: str, argument: str, choices: tuple[str | int, ...], got: Any) -> None:
+def one_of(function: str, argument: str, choices: tuple[str | int, ...], got: object) -> None:
     """Raise unless ``got`` is among ``choices``."""
     if got not in choices:
         raise expected(function, argument, " or ".join(repr(c) for c in choices), repr(got))

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dbrdist.core.array.backend import Array, DType
+
+if TYPE_CHECKING:
+    from dbrdist.core.tape.variable import Variable
+
+Gradient: TypeAlias = "Array | Variable | Deferred"  # as rules give it: arrays, or Variables in a pass of higher order
 
 
 class Deferred:
@@ -27,7 +32,7 @@ class Deferred:
         """The gradient as an array."""
         raise NotImplementedError
 
-    def plus(self, g: Any, is_ours: bool) -> Any:
+    def plus(self, g: Gradient, is_ours: bool) -> Gradient | None:
         """The sum with another gradient; None where both are completed first.
 
         ``is_ours``: nobody else has ``g``, so that the sum may be written there.
@@ -35,6 +40,6 @@ class Deferred:
         return None
 
 
-def plain(g: Any) -> Any:
+def plain(g: Gradient) -> Any:
     """A gradient as an array."""
     return g.force() if isinstance(g, Deferred) else g

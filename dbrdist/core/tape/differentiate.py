@@ -7,7 +7,7 @@ Both work for everything that is computed with Variables, and their results are 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.core.array.backend import Array, get_array_module
 from dbrdist.core.array.config import using_config
@@ -17,6 +17,11 @@ from dbrdist.core.tape.elementwise_table import Elementwise
 from dbrdist.core.tape.function_node import FunctionNode
 from dbrdist.core.tape.node import VariableNode
 from dbrdist.core.tape.variable import Variable, as_array, as_variable
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from dbrdist.core.tape.variable import Operand
 
 
 def jvp(func: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
@@ -60,7 +65,9 @@ def jvp(func: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any
     return ys, type(ys)(*results) if hasattr(ys, "_fields") else type(ys)(results)
 
 
-def vjp(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., tuple[Any, ...]]]:
+def vjp(
+    func: Callable[..., Variable | Sequence[Variable]], *primals: Operand
+) -> tuple[Any, Callable[..., tuple[Variable, ...]]]:
     """The outputs of a function, and a function that maps their gradients to those of the primals.
 
     The latter takes one array or Variable (or None) for each output and returns a tuple of Variables, zeros for a
@@ -84,14 +91,14 @@ def vjp(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., tup
         ys = func(*xs)
     outputs = _listed(ys)
 
-    def pull(*gys: Any) -> tuple[Any, ...]:
+    def pull(*gys: Operand | None) -> tuple[Variable, ...]:
         if len(gys) != len(outputs):
             raise ValueError(f"vjp: expected {len(outputs)} gradients, one for each output, got {len(gys)}")
         pairs = [(y, as_variable(g)) for y, g in zip(outputs, gys) if g is not None]
         for y, g in pairs:
             if g.shape != y.shape:
                 raise ValueError(f"vjp: expected a gradient of shape {y.shape} to match the output, got {g.shape}")
-        gxs: list[Any] = [None] * len(xs)
+        gxs: list[Variable | None] = [None] * len(xs)
         if pairs:
             ends, seeds = zip(*pairs)
             gxs = backprop.grad(ends, xs, seeds, enable_double_backprop=True)
@@ -108,11 +115,11 @@ class Argument(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         return xs
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return gys
 
 
-def _arguments(function: str, primals: Sequence[Any]) -> list[Variable]:
+def _arguments(function: str, primals: Sequence[Operand]) -> list[Variable]:
     """The primals as Variables of their own; what takes no gradient becomes a leaf that does."""
     xs = []
     for i, x in enumerate(primals):
@@ -138,7 +145,7 @@ def _zeros(x: Variable) -> Variable:
     return variable(get_array_module(x.array).zeros_like(x.array), False)
 
 
-def _place(node: VariableNode) -> Any:
+def _place(node: VariableNode) -> Hashable:
     """What identifies a value in the graph: its function and index, or the leaf's node."""
     creator = node.living_creator()
     return node if creator is None else (creator, node.index)
@@ -157,7 +164,7 @@ def _see_that_they_follow(function: FunctionNode, wanted: tuple[int, ...], gxs: 
 class _Forward:
     """A walk from the leaves to the outputs, with a tangent for each value that moves."""
 
-    def __init__(self, ends: list[VariableNode], found: dict[Any, Any]) -> None:
+    def __init__(self, ends: list[VariableNode], found: dict[Hashable, Variable]) -> None:
         self.found = found
         self.values: dict[FunctionNode, dict[int, VariableNode]] = {}  # the outputs of each function that are used
         stack = list(ends)
@@ -179,13 +186,13 @@ class _Forward:
                     if t is not None:
                         self.found[function, i] = t
 
-    def pushed(self, function: FunctionNode, tangents: list[Any]) -> Sequence[Any]:
+    def pushed(self, function: FunctionNode, tangents: list[Variable | None]) -> Sequence[Variable]:
         """The tangents of a function's outputs."""
         if isinstance(function, Elementwise) and type(function).derive is Elementwise.derive:
             return (self.along_partials(function, tangents),)
         return self.of_tangents(function, tangents) if function.is_linear else self.transposed_twice(function, tangents)
 
-    def along_partials(self, function: Elementwise, tangents: list[Any]) -> Any:
+    def along_partials(self, function: Elementwise, tangents: list[Variable | None]) -> Variable:
         """The sum of each tangent times its partial derivative."""
         node = self.values[function][0]
         before, function._on_variables = function._on_variables, True
@@ -200,7 +207,7 @@ class _Forward:
             total = ops.add(total, part)
         return ops.cast(total, node.dtype)
 
-    def of_tangents(self, function: FunctionNode, tangents: list[Any]) -> Sequence[Any]:
+    def of_tangents(self, function: FunctionNode, tangents: list[Variable | None]) -> Sequence[Variable]:
         """A linear function of the tangents."""
         like = next(t for t in tangents if t is not None)
         xp = get_array_module(like.array)

@@ -15,7 +15,7 @@ names is what a call retains.
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -29,11 +29,37 @@ from dbrdist.core.tape.named_errors import naming_errors
 from dbrdist.core.tape.node import Value
 from dbrdist.core.tape.variable import Operand, Variable, as_variable
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dbrdist.core.array.types import DType, Number
+
+Formula: TypeAlias = "Callable[..., Array]"  # of arrays and numbers
+Derivative: TypeAlias = "Callable[..., Operand] | float | None"  # None and 0: there is none
+Domain: TypeAlias = tuple[float, float] | tuple[tuple[float, float], ...]
+
 ROWS: dict[str, Row] = {}  # all rows by name, for tests and docs
-PUBLIC: dict[str, Any] = {}  # the public functions of rows by name
+PUBLIC: dict[str, RowFunction] = {}  # the public functions of rows by name
 
 # Bound by the package (__init__.py): the operators, with which every derivative is put together. Some are rows here.
 operators: Any = None
+
+
+class Primitive(Protocol):
+    """What rules call: arrays in, array out; any Variable in, Variable out."""
+
+    row: Row
+
+    def __call__(self, *args: Operand | Number) -> Any: ...
+
+
+class RowFunction(Protocol):
+    """The public function of a row."""
+
+    row: Row
+    primitive: Primitive
+
+    def __call__(self, *args: Operand | Number, **named: Operand | Number) -> Variable: ...
 
 
 class Partial:
@@ -82,8 +108,9 @@ class Row:
     """
 
     def __init__(
-        self, name: str, formula: Any, partials: tuple[Any, ...], doc: str, args: tuple[str, ...], kind: str,
-        domain: Any, numbers: dict[str, Any], has_steps: bool | None, is_one_pass: bool, of_difference: bool,
+        self, name: str, formula: Formula, partials: tuple[Derivative, ...], doc: str, args: tuple[str, ...],
+        kind: str, domain: Domain, numbers: dict[str, Any], has_steps: bool | None, is_one_pass: bool,
+        of_difference: bool,
     ) -> None:  # fmt: skip
         self.name = name
         self.formula = formula
@@ -110,7 +137,7 @@ class Row:
         contents = {"row": self, "operands": self.operands, "gives_new": gives_new, "__doc__": doc}
         self.node = type(name, (Elementwise,), contents)
 
-    def compute(self, xs: tuple[Any, ...], values: tuple[Any, ...]) -> Array:
+    def compute(self, xs: tuple[Array, ...], values: tuple[float, ...]) -> Array:
         """The formula on arrays."""
         if self.name in kernels:
             y = from_kernel(self.name, self.args, xs, values)
@@ -132,7 +159,7 @@ class Row:
                 return self.applied(xs, values)
         return self.compute(matched(xs) if num > 1 else xs, values)
 
-    def applied(self, xs: tuple[Any, ...], values: tuple[Any, ...] = ()) -> Any:
+    def applied(self, xs: tuple[Operand | Number, ...], values: tuple[float, ...] = ()) -> Variable:
         """The function of Variables or arrays, as a Variable."""
         if len(xs) > 1:
             xs = matched(xs)
@@ -147,7 +174,7 @@ class Elementwise(FunctionNode):
 
     is_arithmetic = True
     row: Row
-    values: tuple[Any, ...] = ()  # of the row's numbers
+    values: tuple[float, ...] = ()  # of the row's numbers
 
     @property
     def label(self) -> str:
@@ -162,7 +189,7 @@ class Elementwise(FunctionNode):
         except ValueError as e:  # shapes that do not go together
             raise ArgumentError(str(e)) from e
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         gy, nodes = gys[0], self.inputs
         if self.row.of_difference and len(wanted) == 2:
             gx = self.pulled(0, gy)
@@ -198,9 +225,10 @@ class Elementwise(FunctionNode):
 
 
 def row(
-    name: str, formula: Any, *rest: Any, args: str = "x", kind: str = "float", domain: Any = (-1.0, 1.0),
-    has_steps: bool | None = None, is_one_pass: bool = False, of_difference: bool = False, **numbers: Any,
-) -> Any:  # fmt: skip
+    name: str, formula: Formula, *rest: Any, args: str = "x", kind: str = "float",
+    domain: Domain = (-1.0, 1.0), has_steps: bool | None = None, is_one_pass: bool = False,
+    of_difference: bool = False, **numbers: Any,
+) -> Primitive:  # fmt: skip
     """Declare a row, and return its primitive; see :class:`Row`. ``rest``: a derivative by each operand, and the
     docstring."""
     *partials, doc = rest
@@ -212,7 +240,7 @@ def row(
     return _primitive_of(entry)
 
 
-def _primitive_of(entry: Row) -> Any:
+def _primitive_of(entry: Row) -> Primitive:
     runs_at_once, formula, node = entry.runs_at_once, entry.formula, entry.node
     primitive: Any
     if len(entry.args) == 1 and not entry.numbers:
@@ -222,7 +250,7 @@ def _primitive_of(entry: Row) -> Any:
 
     elif runs_at_once:  # a ufunc of two operands
 
-        def primitive(a: Any, b: Any) -> Any:
+        def primitive(a: Operand | Number, b: Operand | Number) -> Any:
             if isinstance(a, Value) and isinstance(b, Value):
                 if _dtype(a) is not _dtype(b):
                     a, b = matched((a, b))
@@ -246,12 +274,12 @@ def _dtype(x: Value) -> Any:
     return dtype
 
 
-def function(name: str, *rest: Any, **options: Any) -> Any:
+def function(name: str, *rest: Any, **options: Any) -> RowFunction:
     """Declare a row, and return its public function; rules call ``primitive`` of it, arrays in and arrays out."""
     return public(row(name, *rest, **options))
 
 
-def public(primitive: Any) -> Any:
+def public(primitive: Primitive) -> RowFunction:
     """The public function of a row: it takes arrays or Variables and always returns a Variable."""
     entry: Row = primitive.row
     num_args, node = len(entry.args), entry.node
@@ -260,7 +288,7 @@ def public(primitive: Any) -> Any:
     def of_one(x: Operand) -> Variable:
         return node().apply((x,))[0]
 
-    def of_several(*given: Any, **named: Any) -> Variable:
+    def of_several(*given: Operand | Number, **named: Operand | Number) -> Variable:
         values = _bound(entry, names, given, named)
         return entry.applied(values[:num_args], values[num_args:])
 
@@ -275,7 +303,9 @@ def public(primitive: Any) -> Any:
     return result
 
 
-def _bound(entry: Row, names: tuple[str, ...], given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+def _bound(
+    entry: Row, names: tuple[str, ...], given: tuple[Operand | Number, ...], named: dict[str, Operand | Number]
+) -> tuple[Any, ...]:
     """The values of all arguments, in order."""
     values = list(given)
     for name in names[len(given) :]:
@@ -290,7 +320,9 @@ def _bound(entry: Row, names: tuple[str, ...], given: tuple[Any, ...], named: di
     return tuple(values)
 
 
-def from_kernel(key: Any, names: tuple[str, ...], arrays: tuple[Any, ...], values: tuple[Any, ...]) -> Array | None:
+def from_kernel(
+    key: str | tuple[str, int], names: tuple[str, ...], arrays: tuple[Array, ...], values: tuple[float, ...]
+) -> Array | None:
     """What a faster kernel makes of large arrays on the host; None where there is none for them."""
     for a in arrays:
         if type(a) is not np.ndarray:
@@ -304,7 +336,7 @@ def from_kernel(key: Any, names: tuple[str, ...], arrays: tuple[Any, ...], value
     return y
 
 
-def _as_python_number(value: Any) -> Any:
+def _as_python_number(value: Array | Number) -> Any:
     """A number of NumPy's as Python's, which follows the operands' type; anything else as it is."""
     if not isinstance(value, (np.generic, np.ndarray)) or value.ndim:
         return value
@@ -376,7 +408,7 @@ def together(function: str, kind: str = "float", is_product: bool = False, **xs:
     return tuple([as_variable(x) for x in matched(tuple(xs.values()))])
 
 
-def _matched(x: Any, target: Any, is_led: bool) -> Any:
+def _matched(x: Any, target: np.dtype[np.generic], is_led: bool) -> Any:
     if isinstance(x, (int, float)):
         return target.type(x)
     dtype = getattr(x, "dtype", None)
@@ -389,5 +421,5 @@ def _matched(x: Any, target: Any, is_led: bool) -> Any:
     return _cast(x, target) if is_led or not is_floating(dtype) else x
 
 
-def _cast(a: Array, dtype: Any) -> Array:
+def _cast(a: Array, dtype: DType) -> Array:
     return elementwise(lambda v: v.astype(dtype), a)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -21,6 +21,15 @@ from dbrdist.core.tape.node import UNCALLED, assigned_parameters, make_node
 from dbrdist.core.tape.variable import Variable
 from dbrdist.errors import StaleParametersError
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from traceback import StackSummary
+
+    from dbrdist.core.chainer.function import Function
+    from dbrdist.core.tape.node import VariableNode
+    from dbrdist.core.tape.type_check import TypeInfoTuple
+    from dbrdist.core.tape.variable import Operand
+
 _HERE = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
 
 
@@ -31,7 +40,7 @@ def is_observed() -> bool:
 
 
 @contextmanager
-def capturing() -> Iterator[list[Any]]:
+def capturing() -> Iterator[list[Variable]]:
     """Within the block this thread records no graph, but collects the Variables that would have taken a gradient."""
     switches = config.__dict__
     before, found = switches["_captured"], []  # type: ignore[var-annotated]
@@ -81,10 +90,14 @@ class FunctionHook:
     def forward_postprocess(self, function: FunctionNode, in_data: tuple[Array, ...]) -> None:
         """Called after forward of ``function`` on the arrays ``in_data``."""
 
-    def backward_preprocess(self, function: FunctionNode, in_data: Any, out_grad: tuple[Any, ...]) -> None:
+    def backward_preprocess(
+        self, function: FunctionNode, in_data: tuple[Array | None, ...], out_grad: tuple[Array, ...]
+    ) -> None:
         """Called before backward of ``function``: inputs ``in_data`` (None if freed), output gradients ``out_grad``."""
 
-    def backward_postprocess(self, function: FunctionNode, in_data: Any, out_grad: tuple[Any, ...]) -> None:
+    def backward_postprocess(
+        self, function: FunctionNode, in_data: tuple[Array | None, ...], out_grad: tuple[Array, ...]
+    ) -> None:
         """Called after backward of ``function``, with ``in_data`` and ``out_grad`` as before it."""
 
 
@@ -129,7 +142,7 @@ class FunctionNode(Call):
     # (a, b, whether nobody else has b) to a sum of gradients of the output that the rule completes, or None to add them
     defer_sum: ClassVar[Callable[[Any, Any, bool], Any] | None] = None
 
-    stack: Any = None  # where it was called, in debug mode
+    stack: StackSummary | None = None  # where it was called, in debug mode
 
     _hooks: dict[str, FunctionHook] | None = None
     _inherited: ClassVar[tuple[Any, bool] | None] = None  # the rule that a backward replaces, and whether it writes
@@ -151,7 +164,7 @@ class FunctionNode(Call):
         return labels.get(type(self)) or type(self).__name__
 
     @property
-    def as_called(self) -> Any:
+    def as_called(self) -> FunctionNode | Function:
         """What the program called: this node itself, or the function of the old style that it stands for."""
         return self
 
@@ -182,7 +195,9 @@ class FunctionNode(Call):
             gxs = self._checked_gradients(wanted, self.backward(wanted, grads))
         return tuple([None if g is None else g.array for g in gxs])
 
-    def _checked_gradients(self, wanted: tuple[int, ...], gxs: Any) -> tuple[Any, ...]:
+    def _checked_gradients(
+        self, wanted: tuple[int, ...], gxs: Sequence[Operand | None] | Operand | None
+    ) -> tuple[Any, ...]:
         """What a user's rule returned, as a tuple of Variables; anything else is refused in words."""
         grads: tuple[Any, ...] = tuple(gxs) if isinstance(gxs, (tuple, list)) else (gxs,)
         if len(grads) != len(wanted) and len(grads) == len(self.inputs):  # one for each input, which Chainer takes, too
@@ -201,7 +216,9 @@ class FunctionNode(Call):
                 )
         return grads
 
-    def backward(self, target_input_indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def backward(
+        self, target_input_indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
+    ) -> tuple[Array | None, ...]:
         """Chainer's form of the rule: Variables in, Variables out.
 
         Args:
@@ -211,11 +228,17 @@ class FunctionNode(Call):
         rule, writes = self._inherited or (type(self).derive, self.writes)
         return self._of_variables(rule, writes, tuple(target_input_indexes), grad_outputs)
 
-    def derive_variables(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive_variables(self, wanted: tuple[int, ...], gys: tuple[Operand | None, ...]) -> tuple[Any, ...]:
         """:meth:`derive` on Variables (``wanted``, ``gys``), whoever wrote the rule: for passes of higher order."""
         return self._of_variables(type(self).derive, self.writes, wanted, gys)
 
-    def _of_variables(self, rule: Any, writes: bool, wanted: tuple[int, ...], gys: Any) -> tuple[Any, ...]:
+    def _of_variables(
+        self,
+        rule: Callable[..., tuple[Array | None, ...]],
+        writes: bool,
+        wanted: tuple[int, ...],
+        gys: tuple[Operand | None, ...],
+    ) -> tuple[Array | None, ...]:
         before, self._on_variables = self._on_variables, True
         try:
             return tuple(rule(self, wanted, gys, None) if writes else rule(self, wanted, gys))
@@ -224,7 +247,7 @@ class FunctionNode(Call):
 
     def backward_accumulate(
         self, target_input_indexes: tuple[int, ...], grad_outputs: tuple[Any, ...], grad_inputs: tuple[Any, ...]
-    ) -> tuple[Any, ...]:
+    ) -> tuple[Array | None, ...]:
         """``backward`` with its results added to ``grad_inputs``, where those are not None.
 
         Args:
@@ -234,7 +257,7 @@ class FunctionNode(Call):
         gxs = self.backward(tuple(target_input_indexes), tuple(grad_outputs))
         return tuple(g if old is None else old if g is None else old + g for g, old in zip(gxs, grad_inputs))
 
-    def check_type_forward(self, in_types: Any) -> None:
+    def check_type_forward(self, in_types: TypeInfoTuple) -> None:
         """Check the ``in_types`` before forward (:mod:`dbrdist.utils.type_check`); ours declare ``operands``."""
 
     def check_layout_forward(self, inputs: tuple[Array, ...]) -> None:
@@ -263,7 +286,7 @@ class FunctionNode(Call):
         """The retained outputs, of the same kind as :meth:`retained_inputs`."""
         return self.get_retained_outputs() if self._on_variables else self._kept_ys or ()
 
-    def get_retained_inputs(self) -> tuple[Any, ...]:
+    def get_retained_inputs(self) -> tuple[Variable, ...]:
         """The retained inputs as Variables in the graph."""
         nodes = self.inputs
         if self._keep_inputs is None and not as_chainer[0]:
@@ -271,7 +294,7 @@ class FunctionNode(Call):
         kept = zip(self._keep_inputs or (), self._kept_xs or ())
         return tuple([None if a is None else revive(nodes[i], a) for i, a in kept])
 
-    def get_retained_outputs(self) -> tuple[Any, ...]:
+    def get_retained_outputs(self) -> tuple[Variable, ...]:
         """The retained outputs as Variables in the graph."""
         if self._keep_outputs is None and not as_chainer[0]:
             raise self._nothing_retained("output")
@@ -425,13 +448,14 @@ def _comes_first(name: str, other: str, cls: type) -> bool:
 _LEFT_BY_CALL = frozenset((*UNCALLED, "_hooks", "stack"))
 
 
-def has_nan(a: Any) -> bool:
+def has_nan(a: Array | None) -> bool:
     """True if an array holds NaN."""
     return a is not None and is_floating(a.dtype) and bool(get_array_module(a).isnan(a).any())
 
 
 def call(function: FunctionNode, *xs: Any) -> Any:
     """Arrays in, arrays out; any Variable in, Variables out: one, or a tuple where there are several. For rules."""
+    ys: tuple[Operand, ...]
     for x in xs:
         if isinstance(x, Variable):
             ys = function.apply(xs)

@@ -15,12 +15,15 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dbrdist.core.array.backend import Array
 from dbrdist.core.array.current_device import MakerStream
+
+if TYPE_CHECKING:
+    from dbrdist.core.tape.function_node import FunctionNode
 
 
 class Pending:
@@ -69,7 +72,7 @@ def settle() -> None:
                 del waiting[thread]
 
 
-def settle_for(function: Any) -> None:
+def settle_for(function: FunctionNode) -> None:
     """As :func:`settle`, unless ``function`` may take over what waits in this thread, which then looks itself."""
     pending = waiting.get(get_ident())
     if pending is None or not isinstance(function, pending.taker):

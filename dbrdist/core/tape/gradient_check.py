@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -17,6 +17,11 @@ from dbrdist.core.array.config import using_config
 from dbrdist.core.tape import backprop
 from dbrdist.core.tape.checks import wrong_shape
 from dbrdist.core.tape.variable import Variable, as_array
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from dbrdist.core.tape.variable import Operand
 
 
 class NondifferentiableError(Exception):
@@ -44,7 +49,8 @@ def assert_allclose(x: Any, y: Any, atol: float = 1e-5, rtol: float = 1e-4, verb
     np.testing.assert_allclose(a, b, atol=atol, rtol=rtol, verbose=verbose)
 
 
-OutputArrays = list[Any]  # of one evaluation: arrays of float64, None for an output whose gradient is None
+OutputArrays = list[Any]  # of one evaluation; None for an output whose gradient is None
+Given: TypeAlias = "Operand | Sequence[Operand | None] | None"  # one array or several
 
 
 def _slope(evaluate: Callable[[float], OutputArrays], gys: OutputArrays, eps: float, kinks: Kinks | None) -> float:
@@ -92,7 +98,7 @@ class Kinks:
 
 
 def numerical_grad(
-    f: Callable[[], Sequence[Any]],
+    f: Callable[[], Sequence[Operand | None]],
     inputs: Sequence[Array],
     grad_outputs: Sequence[Array | None],
     eps: float = 1e-3,
@@ -126,7 +132,9 @@ def numerical_grad(
     return tuple(_numerical_grad_of(f, x, grad_outputs, eps, kinks) for x in inputs)
 
 
-def _numerical_grad_of(f: Any, x: Array, gys: Any, eps: float, kinks: Kinks | None) -> Array:
+def _numerical_grad_of(
+    f: Callable[[], Sequence[Operand | None]], x: Array, gys: Any, eps: float, kinks: Kinks | None
+) -> Array:
     gx = get_array_module(x).zeros_like(x)
     wide = [None if gy is None else _float64(gy) for gy in gys]
     for i in np.ndindex(x.shape):
@@ -147,7 +155,7 @@ def _wide(ys: Sequence[Any], gys: Sequence[Any]) -> OutputArrays:
     return [None if gy is None else _float64(y) for y, gy in zip(ys, gys, strict=True)]
 
 
-def _float64(y: Any) -> Any:
+def _float64(y: Array) -> Array:
     return np.array(to_cpu(as_array(y)), np.float64)
 
 
@@ -160,11 +168,11 @@ def _weighted_sum(ys: Sequence[Any], gys: Sequence[Any]) -> float:
     return total
 
 
-def _listed(xs: Any) -> list[Any]:
+def _listed(xs: Given) -> list[Any]:
     return list(xs) if isinstance(xs, (tuple, list)) else [] if xs is None else [xs]
 
 
-def _cast(x: Array, dtype: Any) -> Array:
+def _cast(x: Array, dtype: DTypeLike) -> Array:
     if x is None or not is_floating(x.dtype):
         return x
     return copy(x if dtype is None else x.astype(as_dtype(dtype)))
@@ -173,7 +181,14 @@ def _cast(x: Array, dtype: Any) -> Array:
 class _Problem:
     """A function with its point: the variables, the parameters, and a random direction over those that are checked."""
 
-    def __init__(self, func: Any, x_data: Any, params: Any, no_grads: Any, dtype: Any) -> None:
+    def __init__(
+        self,
+        func: Callable[..., Variable | Sequence[Variable]],
+        x_data: Any,
+        params: Any,
+        no_grads: Any,
+        dtype: Any,
+    ) -> None:
         self.func = func
         xs = _listed(x_data)
         skip = [False] * len(xs) if no_grads is None else list(no_grads)
@@ -191,7 +206,7 @@ class _Problem:
         rng = np.random.default_rng(0)
         self.directions = [self._direction(rng, v.array) for v in self.checked]
 
-    def _direction(self, rng: Any, a: Array) -> Array:
+    def _direction(self, rng: np.random.Generator, a: Array) -> Array:
         d = rng.uniform(0.5, 1.0, a.shape) * rng.choice([-1.0, 1.0], a.shape)
         return get_array_module(a).asarray(d)
 
@@ -220,7 +235,7 @@ class _Problem:
 
         return _slope(at, [None if gy is None else _float64(gy) for gy in gys], eps, kinks)
 
-    def projected(self, grads: Sequence[Any]) -> float:
+    def projected(self, grads: Sequence[Array | None]) -> float:
         """sum(gx * d) over what is checked; a gradient that is None counts as zero."""
         return _weighted_sum(
             [d for d, g in zip(self.directions, grads) if g is not None], [g for g in grads if g is not None]
@@ -236,7 +251,7 @@ def _compare(order: str, computed: float, numerical: float, atol: float, rtol: f
         )
 
 
-def _seeds(ys: Sequence[Any], y_grad: Any, dtype: Any) -> list[Any]:
+def _seeds(ys: Sequence[Any], y_grad: Given, dtype: DTypeLike) -> list[Array]:
     gys = [_cast(g, dtype) for g in _listed(y_grad)]
     if not gys:
         if len(ys) != 1 or ys[0].shape != ():
@@ -249,9 +264,9 @@ def _seeds(ys: Sequence[Any], y_grad: Any, dtype: Any) -> list[Any]:
 
 def check_backward(
     func: Callable[..., Any],
-    x_data: Any,
-    y_grad: Any,
-    params: Any = (),
+    x_data: Given,
+    y_grad: Given,
+    params: Given = (),
     eps: float = 1e-3,
     atol: float = 1e-5,
     rtol: float = 1e-4,
@@ -279,15 +294,15 @@ def check_backward(
 
 
 def check_backward_with_params(
-    func: Callable[..., Any],
-    x_data: Any,
-    y_grad: Any,
+    func: Callable[..., Variable | tuple[Variable, ...]],
+    x_data: Given,
+    y_grad: Given,
     params: Sequence[Array] = (),
     eps: float = 1e-3,
     atol: float = 1e-5,
     rtol: float = 1e-4,
     no_grads: Sequence[bool] | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     detect_nondifferentiable: bool = False,
 ) -> None:
     """:func:`check_backward` for functions that do not hold their parameters themselves.
@@ -313,7 +328,7 @@ def check_backward_with_params(
     xs, ps = _listed(x_data), _listed(params)
     skip = [False] * len(xs) if no_grads is None else list(no_grads)
 
-    def of_all(*args: Any) -> Any:
+    def of_all(*args: Variable) -> Any:
         inputs = args[: len(xs)]
         return func(inputs, args[len(xs) :])
 
@@ -322,7 +337,13 @@ def check_backward_with_params(
 
 
 def _check(
-    problem: _Problem, y_grad: Any, eps: float, atol: float, rtol: float, dtype: Any, detect_nondifferentiable: bool
+    problem: _Problem,
+    y_grad: Given,
+    eps: float,
+    atol: float,
+    rtol: float,
+    dtype: Any,
+    detect_nondifferentiable: bool,
 ) -> None:
     ys = problem.outputs()
     gys = _seeds(ys, y_grad, dtype)
@@ -338,17 +359,17 @@ def _check(
 
 
 def check_double_backward(
-    func: Callable[..., Any],
-    x_data: Any,
-    y_grad: Any,
-    x_grad_grad: Any,
-    params: Any = (),
-    params_grad_grad: Any = (),
+    func: Callable[..., Variable | tuple[Variable, ...]],
+    x_data: Given,
+    y_grad: Given,
+    x_grad_grad: Given,
+    params: Given = (),
+    params_grad_grad: Given = (),
     eps: float = 1e-3,
     atol: float = 1e-4,
     rtol: float = 1e-3,
     no_grads: Sequence[bool] | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     detect_nondifferentiable: bool = False,
 ) -> None:
     """Raise an AssertionError unless the gradients of the gradients of a function agree with differences.

@@ -10,22 +10,28 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dbrdist.core.array.current_device import On, elsewhere_in
 from dbrdist.core.tape.checks import ArgumentError, OperandTypeError, describe
 from dbrdist.core.usage.foreign_names import UnknownArgumentError, explained_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _RAISED = (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError)
 _modules = sys.modules
 _OURS = ("dbrdist", "numpy", "scipy", "cupy", "ml_dtypes")
 
 
-def naming_errors(function: Callable[..., Any]) -> Callable[..., Any]:
+def naming_errors(function: F) -> Callable[..., Any]:
     """``function``, whose errors name it and its arguments."""
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: tuple[object, ...], **kwargs: object) -> Any:
         try:
             if "cupy" in _modules:  # what a function does besides calls of the tape runs where its arrays are, too
                 number = elsewhere_in((*args, *kwargs.values()))
@@ -103,7 +109,7 @@ def _is_ours(error: Exception) -> bool:
     return module.partition(".")[0] in _OURS
 
 
-def _operands(function: Callable[..., Any], given: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _operands(function: Callable[..., Any], given: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """The arguments that have no default value, and the elements of those that are lists of arrays."""
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name not in given or parameter.kind is parameter.VAR_KEYWORD:
@@ -115,7 +121,7 @@ def _operands(function: Callable[..., Any], given: dict[str, Any]) -> Iterator[t
             yield from ((f"{parameter.name}[{i}]", one) for i, one in enumerate(x))
 
 
-def _why_no_operand(x: Any, error: Exception) -> str:
+def _why_no_operand(x: object, error: Exception) -> str:
     """What was expected in the place of ``x`` if it is at fault for ``error``; otherwise nothing."""
     if x is None or (not hasattr(x, "strides") and not hasattr(x, "grad") and _misses_an_array(x, error)):
         return "an array or Variable"
@@ -125,14 +131,14 @@ def _why_no_operand(x: Any, error: Exception) -> str:
     return ""
 
 
-def _misses_an_array(x: Any, error: Exception) -> bool:
+def _misses_an_array(x: object, error: Exception) -> bool:
     """Whether ``error`` says that ``x`` is not the array that it should be."""
     if isinstance(error, AttributeError):
         return error.obj is x
     return isinstance(error, TypeError) and str(error).startswith("expected an array of")
 
 
-def _seen(x: Any) -> str:
+def _seen(x: object) -> str:
     """An argument as an error shows it: shape and type of an array, a short form of anything else."""
     if isinstance(x, type):
         return x.__name__

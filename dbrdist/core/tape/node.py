@@ -11,7 +11,13 @@ fields of C structures; ``Variable`` and ``FunctionNode``, which users see and s
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dbrdist.core.array.types import Array, DType, Shape
+    from dbrdist.core.chainer.function import Function
+    from dbrdist.core.tape.function_node import FunctionNode
+    from dbrdist.core.tape.variable import Operand
 
 assignments = [0]  # how often parameters got new values from outside an update, in this process
 
@@ -26,7 +32,7 @@ class VariableNode:
 
     __slots__ = ("__weakref__", *_NODE)
 
-    creator_node: Any  # a FunctionNode or None; it stays when the graph is cut there: see living_creator
+    creator_node: Any  # it stays when the graph is cut there: see living_creator
     index: int  # which output of the creator
     rank: int
     requires_grad: bool
@@ -42,12 +48,12 @@ class VariableNode:
         return len(self.shape)
 
     @property
-    def creator(self) -> Any:
+    def creator(self) -> FunctionNode | Function | None:
         """What the program called to make it, or None."""
         creator = self.living_creator()
         return None if creator is None else creator.as_called
 
-    def living_creator(self) -> Any:
+    def living_creator(self) -> FunctionNode | None:
         """The function that made it, or None for a leaf and where the graph was cut."""
         creator = self.creator_node
         return None if creator is None or not creator.inputs else creator
@@ -109,7 +115,9 @@ class VariableNode:
             setattr(self, name, value)
 
 
-def make_node(creator: Any, index: int, rank: int, requires_grad: bool, shape: Any, dtype: Any) -> VariableNode:
+def make_node(
+    creator: FunctionNode | None, index: int, rank: int, requires_grad: bool, shape: Any, dtype: Any
+) -> VariableNode:
     """A node; a function, since a class without ``__init__`` takes a quarter of the time to call."""
     node = VariableNode()
     node.creator_node = creator
@@ -148,7 +156,7 @@ class Value:
     _array: Any
 
 
-def form(x: Any) -> tuple[Any, Any]:
+def form(x: Operand) -> tuple[Shape, DType]:
     """Shape and type of an array or a Variable; a parameter without an array is asked itself."""
     a = x._array if isinstance(x, Value) else x
     if a is None:
@@ -164,8 +172,8 @@ class Record:
     rank: int
     num_outputs: int
     recorded_at: int  # the number of assignments to parameters before the call
-    _kept_xs: tuple[Any, ...]  # the arrays that the rule retained
-    _kept_ys: tuple[Any, ...]
+    _kept_xs: tuple[Array, ...]  # the arrays that the rule retained
+    _kept_ys: tuple[Array, ...]
     _keep_inputs: tuple[int, ...]  # and their places
     _keep_outputs: tuple[int, ...]
     owns_gy: bool  # nobody else has the gradient of the only output, so that the rule may write there; set by the walk

@@ -7,7 +7,7 @@ bare arrays and higher-order passes on Variables. Operands broadcast as in NumPy
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,12 +20,17 @@ from dbrdist.core.tape.elementwise_table import from_kernel, matched, row
 from dbrdist.core.tape.function_node import FunctionNode, call
 from dbrdist.core.tape.variable import Variable, as_array
 
+if TYPE_CHECKING:
+    from dbrdist.core.array.types import Axes, Destinations, DType, Index, Number
+    from dbrdist.core.tape.elementwise_table import Primitive
+    from dbrdist.core.tape.variable import Operand
+
 # ---- elementwise ----------------------------------------------------------------------------------------------------
 
 add = row("add", np.add, 1, 1, "a + b", args="a b", kind="number")
 sub = row("sub", np.subtract, 1, -1, "a - b", args="a b", kind="number")
 mul = row("mul", np.multiply, lambda b: b, lambda a: a, "a b", args="a b", kind="number")
-div: Any = row(
+div: Primitive = row(
     "div",
     np.true_divide,
     lambda gy, b: div(gy, b),
@@ -35,7 +40,7 @@ div: Any = row(
     kind="number",
     domain=((-1.0, 1.0), (0.5, 2.0)),
 )
-neg: Any = row("neg", np.negative, -1, "-x", kind="number")
+neg: Primitive = row("neg", np.negative, -1, "-x", kind="number")
 exp = row("exp", np.exp, lambda y: y, "e to the x, elementwise.")
 log = row("log", np.log, lambda gy, x: div(gy, x), "Natural logarithm, elementwise.", domain=(0.5, 2.0))
 sqrt = row("sqrt", np.sqrt, lambda gy, y: div(gy, mul(y, 2.0)), "Square root, elementwise.", domain=(0.5, 2.0))
@@ -68,7 +73,7 @@ _power = row(
 )
 
 
-def _slope_of_power(x: Any, c: Any) -> Any:
+def _slope_of_power(x: Operand, c: float) -> Any:
     """c x^(c - 1), of common exponents without a call of pow, which takes ten times as long as a product."""
     if c in (0, 2, -1):
         return neg(power(div(1.0, x), 2)) if c < 0 else mul(x, 2.0) if c else 0.0
@@ -98,7 +103,7 @@ class Where(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         return (array_operations.chosen(self.condition, *xs),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         gy = gys[0]
         nodes = self.inputs
         zero = gy.dtype.type(0)
@@ -111,17 +116,17 @@ class Cast(FunctionNode):
 
     is_linear = True
 
-    def __init__(self, dtype: Any) -> None:
+    def __init__(self, dtype: DType) -> None:
         self.dtype = dtype
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         return (elementwise(lambda x: x.astype(self.dtype), xs[0]),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (cast(gys[0], self.inputs[0].dtype),)
 
 
-def power(a: Any, b: Any) -> Any:
+def power(a: Operand | Number, b: Any) -> Any:
     """a to the b; numbers as exponents have a simpler derivative"""
     if isinstance(b, (int, float, np.generic)):
         return _power_of_number(a, b.item() if isinstance(b, np.generic) else b)
@@ -136,7 +141,7 @@ class Remainder(FunctionNode):
 
     operands = Operands("remainder", a="number", b="number")
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: np.ufunc) -> None:
         self.function = function  # np.fmod, or np.remainder
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -144,7 +149,7 @@ class Remainder(FunctionNode):
         self.y = _remainder_of(self.function, xs)
         return (self.y,)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         gy, (a, b) = gys[0], (as_array(x) for x in self.retained_inputs())
         rules = (
             lambda: mul(gy, 1.0) if self._on_variables else gy,  # forward mode looks for a function of gy
@@ -153,7 +158,7 @@ class Remainder(FunctionNode):
         return tuple([sum_to(rules[i](), self.inputs[i].shape) for i in wanted])
 
 
-def remainder(a: Any, b: Any, function: Any = np.remainder) -> Any:
+def remainder(a: Operand | Number, b: Operand | Number, function: np.ufunc = np.remainder) -> Any:
     """What is left of a when a whole multiple of b is taken away, with the sign of b; with np.fmod that of a"""
     xs = matched((a, b))
     on_tape = any(isinstance(x, Variable) for x in xs)
@@ -168,12 +173,12 @@ def _remainder_of(function: Any, xs: tuple[Any, ...]) -> Array:
     return elementwise(function, *xs) if y is None else y
 
 
-def _follows(b: Any, dtype: Any) -> bool:
+def _follows(b: Operand | Number, dtype: DType) -> bool:
     """Whether the kernel is for this type, and a number beside such an array leaves it so."""
     return dtype == np.float32 and (type(b) in (int, float) or getattr(b, "dtype", None) == dtype)
 
 
-def floor_div(a: Any, b: Any) -> Variable:
+def floor_div(a: Operand | Number, b: Operand | Number) -> Variable:
     """The next integer below a / b, elementwise, of integers in their type; without gradient"""
     try:
         y = elementwise(np.floor_divide, *(as_array(x) for x in matched((a, b))))
@@ -191,7 +196,7 @@ def where(condition: Array, a: Any, b: Any) -> Any:
     return array_operations.chosen(condition, a, b)
 
 
-def cast(x: Any, dtype: Any) -> Any:
+def cast(x: Operand, dtype: DType) -> Any:
     """x in another type; x itself if it has that type"""
     if x.dtype == dtype:
         return x
@@ -218,7 +223,7 @@ class Reshape(FunctionNode):
         self.was_images = array_operations.are_images(xs[0])
         return (array_operations.reshaped(xs[0], self.shape, self.to_images),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (reshape(gys[0], self.inputs[0].shape, self.was_images),)
 
 
@@ -233,7 +238,7 @@ class Transpose(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         return (xs[0].transpose(self.axes),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         axes = self.axes
         if axes is not None:
             axes = tuple(int(i) for i in np.argsort([a % len(axes) for a in axes]))
@@ -251,7 +256,7 @@ class BroadcastTo(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         return (get_array_module(xs[0]).broadcast_to(xs[0], self.shape),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (sum_to(gys[0], self.inputs[0].shape),)
 
 
@@ -267,7 +272,7 @@ class Sum(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         return (sums.sum_over(xs[0], self.axis, self.keepdims),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         shape = self.inputs[0].shape
         gy = gys[0]
         if not self.keepdims:
@@ -293,7 +298,7 @@ class Mean(FunctionNode):
         self.scale = 1.0 / count if count else float("nan")
         return ((total * self.scale).astype(x.dtype, copy=False),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         node = self.inputs[0]
         shape = node.shape
         gy = cast(mul(cast(gys[0], accumulation_dtype(node.dtype)), self.scale), node.dtype)
@@ -314,7 +319,7 @@ class SumTo(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         return (array_operations.summed_to(xs[0], self.shape),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (broadcast_to(gys[0], self.inputs[0].shape),)
 
 
@@ -329,7 +334,7 @@ class Concat(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         return (array_operations.concatenated(xs, self.axis),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         gy, axis = gys[0], self.axis % len(self.inputs[0].shape)
         starts = np.cumsum([0] + [node.shape[axis] for node in self.inputs])
         lead = (slice(None),) * axis
@@ -343,14 +348,14 @@ class GetItem(FunctionNode):
     gives_new = writes = True
     was_images = False
 
-    def __init__(self, slices: Any) -> None:
+    def __init__(self, slices: Index) -> None:
         self.slices = slices
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.was_images = array_operations.are_images(xs[0])
         return (array_operations.item(xs[0], self.slices),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any = None) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any = None) -> tuple[Array, ...]:
         return (scatter(gys[0], self.slices, self.inputs[0].shape, self.was_images, out and out[0]),)
 
 
@@ -359,7 +364,7 @@ class Scatter(FunctionNode):
 
     is_linear = True
 
-    def __init__(self, slices: Any, shape: tuple[int, ...], to_images: bool) -> None:
+    def __init__(self, slices: Index, shape: tuple[int, ...], to_images: bool) -> None:
         self.slices = slices
         self.shape = shape
         self.to_images = to_images
@@ -367,11 +372,11 @@ class Scatter(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         return (array_operations.scattered(xs[0], self.slices, self.shape, self.to_images),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (getitem(gys[0], self.slices),)
 
 
-def reshape(x: Any, shape: tuple[int, ...], to_images: bool = False) -> Any:
+def reshape(x: Operand, shape: tuple[int, ...], to_images: bool = False) -> Any:
     """x in another shape; one entry may be -1. x itself if it has that shape. ``to_images``: laid out as images are"""
     if x.shape == shape:
         return x
@@ -380,12 +385,12 @@ def reshape(x: Any, shape: tuple[int, ...], to_images: bool = False) -> Any:
     return array_operations.reshaped(x, shape, to_images)
 
 
-def transpose(x: Any, axes: tuple[int, ...] | None = None) -> Any:
+def transpose(x: Operand, axes: tuple[int, ...] | None = None) -> Any:
     """x with its axes permuted (reversed where ``axes`` is None)"""
     return Transpose(axes).apply((x,))[0] if isinstance(x, Variable) else x.transpose(axes)
 
 
-def broadcast_to(x: Any, shape: tuple[int, ...]) -> Any:
+def broadcast_to(x: Operand, shape: tuple[int, ...]) -> Any:
     """x repeated to ``shape``, without copying"""
     if x.shape == shape:
         return x
@@ -394,24 +399,24 @@ def broadcast_to(x: Any, shape: tuple[int, ...]) -> Any:
     return get_array_module(x).broadcast_to(x, shape)
 
 
-def sum(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Any:
+def sum(x: Operand, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Any:
     """The sum over all elements, or over axes"""
     axes = _axes(axis)
     return Sum(axes, keepdims).apply((x,))[0] if isinstance(x, Variable) else sums.sum_over(x, axes, keepdims)
 
 
-def mean(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Any:
+def mean(x: Operand, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Any:
     """The mean over all elements, or over axes"""
     return call(Mean(_axes(axis), keepdims), x)
 
 
-def _axes(axis: Any) -> tuple[int, ...] | None:
+def _axes(axis: Axes) -> tuple[int, ...] | None:
     if axis is None:
         return None
     return (int(axis),) if isinstance(axis, (int, np.integer)) else tuple(axis)
 
 
-def sum_to(x: Any, shape: tuple[int, ...], out: Array | None = None) -> Any:
+def sum_to(x: Operand, shape: tuple[int, ...], out: Array | None = None) -> Any:
     """x summed to ``shape``, from which it could have been broadcast; ``out`` may take the result of an array"""
     if x.shape == shape:
         return x
@@ -427,14 +432,16 @@ def concat(xs: Sequence[Any], axis: int = 1) -> Any:
     return array_operations.concatenated(xs, axis)
 
 
-def getitem(x: Any, slices: Any) -> Any:
+def getitem(x: Operand, slices: Index) -> Any:
     """x[slices], with numbers, slices, None, Ellipsis and integer or boolean arrays"""
     if type(slices) is list and as_chainer[0] and not all(isinstance(s, int) for s in slices):
         slices = tuple(slices)  # as in Chainer and in NumPy before 1.23
     return GetItem(slices).apply((x,))[0] if isinstance(x, Variable) else array_operations.item(x, slices)
 
 
-def scatter(x: Any, slices: Any, shape: tuple[int, ...], to_images: bool = False, out: Array | None = None) -> Any:
+def scatter(
+    x: Operand, slices: Index, shape: tuple[int, ...], to_images: bool = False, out: Array | None = None
+) -> Any:
     """Zeros of ``shape`` with x added at ``slices``; repeated indices add up. ``to_images``: laid out as images are.
 
     ``out``: where an array x may write the result.
@@ -457,7 +464,7 @@ class MatMul(FunctionNode):
         self.retain_inputs((0, 1))
         return (array_operations.product(*xs),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any = None) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...], out: Destinations = None) -> tuple[Array, ...]:
         gy = gys[0]
         a, b = self.retained_inputs()
         if a.ndim == 1 or b.ndim == 1:
@@ -468,7 +475,7 @@ class MatMul(FunctionNode):
             gxs.append(sum_to(g, self.inputs[i].shape))
         return tuple(gxs)
 
-    def _derive_vectors(self, wanted: tuple[int, ...], gy: Any, a: Any, b: Any) -> tuple[Any, ...]:
+    def _derive_vectors(self, wanted: tuple[int, ...], gy: Array, a: Array, b: Array) -> tuple[Any, ...]:
         """A vector on the left is a row, on the right a column, whose axis the result lacks."""
         a2 = reshape(a, (1, a.shape[0])) if a.ndim == 1 else a
         b2 = reshape(b, (b.shape[0], 1)) if b.ndim == 1 else b
@@ -482,7 +489,7 @@ class MatMul(FunctionNode):
         return tuple(reshape(sum_to(both[i](), (a2, b2)[i].shape), (a, b)[i].shape) for i in wanted)
 
 
-def swap(x: Any) -> Any:
+def swap(x: Operand) -> Any:
     """x with its last two axes exchanged"""
     return transpose(x, (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
 

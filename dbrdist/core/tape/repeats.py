@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from dbrdist.core.array.backend import is_array
 from dbrdist.core.array.config import config
 from dbrdist.core.tape.variable import Variable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+T = TypeVar("T")
 
 _MISSING: Any = object()
 _LEVELS = 4  # of lists and dicts in each other that are looked through
@@ -20,10 +25,10 @@ class Assignments:
     """The state that calls assign to attributes of links: Variables, arrays, numbers, and lists and dicts of them."""
 
     def __init__(self) -> None:
-        self._before: dict[tuple[int, str], tuple[Any, str, Any]] = {}
+        self._before: dict[tuple[int, str], tuple[object, str, object]] = {}
         self._made: dict[int, object] = {}  # links that the calls themselves make: they stay
 
-    def note(self, owner: Any, name: str, value: Any) -> None:
+    def note(self, owner: object, name: str, value: object) -> None:
         """Keep what the attribute is before its first assignment; of a link that is being made, the first value."""
         if "_params" not in owner.__dict__:
             self._made[id(owner)] = owner
@@ -47,7 +52,7 @@ class Assignments:
         return [v for owner, name, _ in self._before.values() for v in _variables_in(owner.__dict__.get(name))]
 
 
-def _assign(values: Any) -> None:
+def _assign(values: Iterable[Any]) -> None:
     for owner, name, value in values:
         if value is _MISSING:
             owner.__dict__.pop(name, None)
@@ -84,14 +89,14 @@ def _variables_in(value: object, levels: int = _LEVELS) -> list[Variable]:
 class Repeats(NamedTuple):
     """What is computed once, though the calls that need it are repeated: see :func:`computed_once`."""
 
-    kept: Iterator[Any] | None  # by the first calls, in their order; None where these are the first
-    records: tuple[list[Any], ...]  # that keep it for later repetitions
+    kept: Iterator[object] | None  # by the first calls, in their order; None where these are the first
+    records: tuple[list[object], ...]  # that keep it for later repetitions
     assignments: tuple[Assignments, ...] = ()  # that note what is assigned
 
 
 @contextmanager
 def repeating(
-    kept: Sequence[Any] | None, records: tuple[list[Any], ...] = (), assignments: tuple[Assignments, ...] = ()
+    kept: Sequence[object] | None, records: tuple[list[object], ...] = (), assignments: tuple[Assignments, ...] = ()
 ) -> Iterator[None]:
     """Within the block, this thread repeats calls that kept these values, or records them where that is None."""
     switches = config.__dict__
@@ -108,7 +113,7 @@ def repeating(
         switches["_repeats"] = before
 
 
-def computed_once(compute: Callable[[], Any]) -> Any:
+def computed_once(compute: Callable[[], T]) -> Any:
     """``compute()``, or where this call is repeated, what that was the first time: state that moves with each call."""
     repeats: Repeats | None = config.__dict__["_repeats"]
     if repeats is None:
@@ -119,7 +124,7 @@ def computed_once(compute: Callable[[], Any]) -> Any:
     return value
 
 
-def note_state(owner: Any, name: str, value: Any) -> None:
+def note_state(owner: object, name: str, value: object) -> None:
     """Called before an object assigns ``value`` to its attribute, within calls that will be repeated."""
     repeats: Repeats = config.__dict__["_repeats"]
     for assignments in repeats.assignments:

@@ -13,12 +13,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dbrdist.core.array.config import config
 from dbrdist.core.tape.checks import InvalidType as InvalidType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dbrdist.core.array.types import Array, DType
 
 
 class Expr:
@@ -44,13 +49,13 @@ class Expr:
             raise AttributeError(name)
         return GetAttr(self, name)
 
-    def __getitem__(self, key: Any) -> GetItem:
+    def __getitem__(self, key: object) -> GetItem:
         return GetItem(self, key)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[GetItem]:
         return iter([self[i] for i in range(len(self.eval()))])
 
-    def __call__(self, *args: Any) -> Call:
+    def __call__(self, *args: object) -> Call:
         return Call(self, args)
 
     def __bool__(self) -> bool:
@@ -64,16 +69,16 @@ class Expr:
 
     __hash__ = object.__hash__
 
-    def __lt__(self, other: Any) -> BoolBinaryOperator:
+    def __lt__(self, other: object) -> BoolBinaryOperator:
         return BoolBinaryOperator(self, other, "<", ">=", operator.lt)
 
-    def __le__(self, other: Any) -> BoolBinaryOperator:
+    def __le__(self, other: object) -> BoolBinaryOperator:
         return BoolBinaryOperator(self, other, "<=", ">", operator.le)
 
-    def __gt__(self, other: Any) -> BoolBinaryOperator:
+    def __gt__(self, other: object) -> BoolBinaryOperator:
         return BoolBinaryOperator(self, other, ">", "<=", operator.gt)
 
-    def __ge__(self, other: Any) -> BoolBinaryOperator:
+    def __ge__(self, other: object) -> BoolBinaryOperator:
         return BoolBinaryOperator(self, other, ">=", "<", operator.ge)
 
     def __neg__(self) -> UnaryOperator:
@@ -107,10 +112,10 @@ def _give_operator(name: str, sign: str, priority: int) -> None:
     """Let expressions stand on either side of an operator."""
     compute = getattr(operator, f"__{name}__")
 
-    def left(self: Expr, other: Any) -> BinaryOperator:
+    def left(self: Expr, other: object) -> BinaryOperator:
         return BinaryOperator(priority, self, other, sign, compute, sign == "**")
 
-    def right(self: Expr, other: Any) -> BinaryOperator:
+    def right(self: Expr, other: object) -> BinaryOperator:
         return BinaryOperator(priority, other, self, sign, compute, sign == "**")
 
     setattr(Expr, f"__{name}__", left)
@@ -128,7 +133,7 @@ class Atom(Expr):
 class Constant(Atom):
     """A value written as itself."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.value = value
 
     def eval(self) -> Any:
@@ -141,7 +146,7 @@ class Constant(Atom):
 class Variable(Atom):
     """A value with a name."""
 
-    def __init__(self, value: Any, name: str) -> None:
+    def __init__(self, value: object, name: str) -> None:
         self.value = value
         self.name = name
 
@@ -152,7 +157,7 @@ class Variable(Atom):
         return self.name
 
 
-def make_variable(value: Any, name: str) -> Variable:
+def make_variable(value: object, name: str) -> Variable:
     """A named value for expressions."""
     return Variable(value, name)
 
@@ -160,7 +165,7 @@ def make_variable(value: Any, name: str) -> Variable:
 class GetAttr(Atom):
     """``obj.name``; ``name`` may be an expression."""
 
-    def __init__(self, obj: Any, name: Any) -> None:
+    def __init__(self, obj: object, name: object) -> None:
         self.obj = obj
         self.name = name
 
@@ -177,7 +182,7 @@ class GetAttr(Atom):
 class GetItem(Atom):
     """``obj[key]``."""
 
-    def __init__(self, obj: Any, key: Any) -> None:
+    def __init__(self, obj: object, key: object) -> None:
         self.obj = obj
         self.key = key
 
@@ -189,7 +194,7 @@ class GetItem(Atom):
         return f"{_within(self.obj, 8)}[{', '.join(map(_written_key, keys))}]"
 
 
-def _written_key(key: Any) -> str:
+def _written_key(key: object) -> str:
     if not isinstance(key, slice):
         return "..." if key is Ellipsis else _written(key)
     start, stop, step = ("" if bound is None else _written(bound) for bound in (key.start, key.stop, key.step))
@@ -199,7 +204,7 @@ def _written_key(key: Any) -> str:
 class Call(Atom):
     """``obj(args)``."""
 
-    def __init__(self, obj: Any, args: Sequence[Any]) -> None:
+    def __init__(self, obj: object, args: Sequence[object]) -> None:
         self.obj = obj
         self.args = tuple(args)
 
@@ -213,7 +218,7 @@ class Call(Atom):
 class UnaryOperator(Expr):
     """``exp term``, such as ``-term``, computed by ``func``."""
 
-    def __init__(self, priority: int, term: Any, exp: str, func: Callable[[Any], Any]) -> None:
+    def __init__(self, priority: int, term: object, exp: str, func: Callable[[Any], Any]) -> None:
         self.priority = priority
         self.term = term
         self.exp = exp
@@ -230,7 +235,7 @@ class BinaryOperator(Expr):
     """``lhs exp rhs``, computed by ``func``."""
 
     def __init__(
-        self, priority: int, lhs: Any, rhs: Any, exp: str, func: Callable[[Any, Any], Any],
+        self, priority: int, lhs: object, rhs: object, exp: str, func: Callable[[Any, Any], Any],
         right_associative: bool = False,
     ) -> None:  # fmt: skip
         self.priority = priority
@@ -260,7 +265,7 @@ class Testable:
 class BoolBinaryOperator(BinaryOperator, Testable):
     """A comparison ``lhs exp rhs``; ``inv`` is the sign of the opposite."""
 
-    def __init__(self, lhs: Any, rhs: Any, exp: str, inv: str, func: Callable[[Any, Any], Any]) -> None:
+    def __init__(self, lhs: object, rhs: object, exp: str, inv: str, func: Callable[[Any, Any], Any]) -> None:
         super().__init__(-1, lhs, rhs, exp, func)
         self.inv = inv
 
@@ -270,12 +275,12 @@ class BoolBinaryOperator(BinaryOperator, Testable):
             raise InvalidType(str(self), f"{left} {self.inv} {right}")
 
 
-def _within(part: Any, priority: int) -> str:
+def _within(part: object, priority: int) -> str:
     """The text of a part, in parentheses where it binds more loosely than what stands around it."""
     return f"({part})" if isinstance(part, Expr) and part.priority < priority else _written(part)
 
 
-def _written(part: Any) -> str:
+def _written(part: object) -> str:
     """The text of an expression, of a list or tuple of them, or of a value."""
     if isinstance(part, Expr):
         return str(part)
@@ -297,7 +302,7 @@ def eval(exp: Any) -> Any:
     return exp
 
 
-def expect(*bool_exprs: Any) -> None:
+def expect(*bool_exprs: Testable | bool) -> None:
     """Raise :class:`InvalidType` unless each comparison holds."""
     if not config.type_check:
         return
@@ -310,7 +315,7 @@ def expect(*bool_exprs: Any) -> None:
             raise InvalidType("a comparison that holds", "False")
 
 
-def prod(xs: Any) -> Expr:
+def prod(xs: Expr | Sequence[int]) -> Expr:
     """The product of a shape."""
     return Call(Variable(lambda shape: int(np.prod(shape, dtype=np.int64)), "prod"), (xs,))
 
@@ -328,7 +333,7 @@ def expect_broadcast_shapes(message: str, *shapes: Sequence[int]) -> None:
 class TypeInfo:
     """Shape and type of one input."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: DType) -> None:
         self.shape = shape
         self.dtype = dtype
         self.ndim = len(shape)
@@ -359,11 +364,11 @@ class LightTypeInfoTuple(tuple[Any, ...]):
         return len(self)
 
 
-def _infos(data: Iterable[Any]) -> list[TypeInfo]:
+def _infos(data: Iterable[Array]) -> list[TypeInfo]:
     return [TypeInfo(x.shape, x.dtype) for x in data]
 
 
-def get_types(data: Iterable[Any], name: str, accept_none: bool = False) -> TypeInfoTuple:
+def get_types(data: Iterable[Array | None], name: str, accept_none: bool = False) -> TypeInfoTuple:
     """The types of arrays or Variables as expressions, called ``name[0]``, ``name[1]`` and so on in messages."""
     given = list(data)
     if not accept_none and any(x is None for x in given):
@@ -379,13 +384,13 @@ def get_light_types(data: Iterable[Any]) -> LightTypeInfoTuple:
     return LightTypeInfoTuple(_infos(data))
 
 
-def same_types(*arrays: Any) -> bool:
+def same_types(*arrays: Array) -> bool:
     """Whether all are arrays of one kind: all NumPy's, or all CuPy's."""
     kinds = {type(a).__module__.partition(".")[0] for a in arrays}
     return len(kinds) <= 1
 
 
-def argname(in_types: Any, names: Sequence[str]) -> None:
+def argname(in_types: TypeInfoTuple, names: Sequence[str]) -> None:
     """Give the inputs names, which messages then use; also check that there are as many inputs as names."""
     if isinstance(in_types, TypeInfoTuple):
         expect(in_types.size() == len(names))

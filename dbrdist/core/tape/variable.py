@@ -28,6 +28,11 @@ from dbrdist.core.tape.variable_words import NoArray, as_float, not_assigned, no
 from dbrdist.core.usage.foreign_names import add_hints
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dbrdist.core.array.backend import DeviceSpec
+    from dbrdist.core.array.types import Axes, DType, Module, Number, Shape
+    from dbrdist.core.chainer.function import Function
     from dbrdist.core.tape.function_node import FunctionNode
 
 # Bound by the package (__init__.py): the operators of Variables, and the backward pass.
@@ -71,7 +76,9 @@ class Variable(Arithmetic):
     __array__ = NoArray()
     __float__ = as_float
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: Operand | Number, **kwargs: Any
+    ) -> Variable | tuple[Variable, Variable]:
         """For NumPy: ndarray * Variable, and ndarray *= Variable, which gives a Variable too, as in Chainer."""
         name = _OPERATORS.get(ufunc.__name__)
         if method == "__call__" and ufunc.__name__ == "divmod":
@@ -134,11 +141,11 @@ class Variable(Arithmetic):
         self.array = a
 
     @property
-    def shape(self) -> Any:
+    def shape(self) -> Shape:
         return self._array.shape
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> DType:
         return self._array.dtype
 
     @property
@@ -150,7 +157,7 @@ class Variable(Arithmetic):
         return int(self._array.size)
 
     @property
-    def xp(self) -> Any:
+    def xp(self) -> Module:
         """The module that owns the array."""
         return get_array_module(self._array)
 
@@ -172,7 +179,7 @@ class Variable(Arithmetic):
         """Shape and type, as in graphs: ``(2, 3), float32``."""
         return "(None)" if self._array is None else f"{self.shape}, {self.dtype}"
 
-    def item(self) -> Any:
+    def item(self) -> float:
         """The one element as a number."""
         return self.array.item()
 
@@ -220,7 +227,7 @@ class Variable(Arithmetic):
         self.node.gradient = g
 
     @property
-    def grad_var(self) -> Any:
+    def grad_var(self) -> Variable | None:
         """The gradient as a Variable, or None."""
         g = self.node.gradient
         if g is not None and not isinstance(g, Variable):
@@ -232,7 +239,7 @@ class Variable(Arithmetic):
         self._check_gradient(g)
         self.node.gradient = g
 
-    def _check_gradient(self, g: Any) -> None:
+    def _check_gradient(self, g: Operand | None) -> None:
         if g is None or self._array is None:
             return
         if not is_array(g) and not isinstance(g, Variable):
@@ -321,13 +328,13 @@ class Variable(Arithmetic):
     # ---- the graph --------------------------------------------------------------------------------------------------
 
     @property
-    def creator(self) -> Any:
+    def creator(self) -> FunctionNode | Function | None:
         """The function that computed it, or None for a leaf: a FunctionNode, or a Function of the old style."""
         node = self.creator_node
         return None if node is None else node.as_called
 
     @creator.setter
-    def creator(self, function: Any) -> None:
+    def creator(self, function: FunctionNode | None) -> None:
         self.creator_node = function
 
     @property
@@ -376,7 +383,7 @@ class Variable(Arithmetic):
 
     # ---- devices ----------------------------------------------------------------------------------------------------
 
-    def to_device(self, device: Any) -> None:
+    def to_device(self, device: DeviceSpec) -> None:
         """Move array and gradient to ``device``, a Device or its name such as ``"@cupy:0"``."""
         device = get_device(device)
         g = self.grad
@@ -394,28 +401,28 @@ class Variable(Arithmetic):
 
     # ---- shapes and sums ---------------------------------------------------------------------------------------------
 
-    def reshape(self, *shape: Any) -> Any:
+    def reshape(self, *shape: int | Sequence[int]) -> Variable:
         """The same elements in another ``shape``, as integers or one tuple; one length may be -1."""
         if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
             shape = tuple(shape[0])
         return operators.reshape(self, shape)
 
-    def transpose(self, *axes: Any) -> Any:
+    def transpose(self, *axes: int | Sequence[int] | None) -> Variable:
         """The axes in the order ``axes``, given as integers or one tuple; reversed where none are given."""
         if len(axes) == 1 and (axes[0] is None or isinstance(axes[0], (tuple, list))):
             axes = () if axes[0] is None else tuple(axes[0])
         return operators.transpose(self, axes or None)
 
     @property
-    def T(self) -> Any:
+    def T(self) -> Variable:
         """The axes reversed."""
         return operators.transpose(self)
 
-    def sum(self, axis: Any = None, keepdims: bool = False, *, out: None = None) -> Any:
+    def sum(self, axis: Axes = None, keepdims: bool = False, *, out: None = None) -> Variable:
         """The sum over ``axis`` (None: all), kept as length 1 with ``keepdims``; ``numpy.sum`` passes ``out``, None."""
         return operators.sum(self, axis, keepdims)
 
-    def mean(self, axis: Any = None, *, weights: Any = None, keepdims: bool = False) -> Any:
+    def mean(self, axis: Axes = None, *, weights: Operand | None = None, keepdims: bool = False) -> Variable:
         """The mean over ``axis`` (None: all), kept as length 1 with ``keepdims``; ``weights`` has its shape."""
         if weights is not None:
             shape = [1] * self.ndim
@@ -435,7 +442,7 @@ class Variable(Arithmetic):
 add_hints(Variable, "Variable")
 
 
-def as_variable(obj: Any) -> Variable:
+def as_variable(obj: Operand) -> Variable:
     """A Variable as it is, or an array as a Variable that gets no gradient.
 
     Args:
@@ -448,7 +455,7 @@ def as_variable(obj: Any) -> Variable:
     return obj if isinstance(obj, Variable) else Variable(obj, requires_grad=False)
 
 
-def as_array(obj: Any) -> Array:
+def as_array(obj: Operand) -> Array:
     """The array of a Variable, or an array as it is.
 
     Args:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dbrdist.core.array.backend import Array
 from dbrdist.core.array.chainer_mode import as_chainer
+
+if TYPE_CHECKING:
+    from dbrdist.core.tape.variable import Variable
 
 
 class ComparisonError(NotImplementedError, TypeError):
@@ -26,7 +29,7 @@ def not_assigned() -> AttributeError:
     return AttributeError(f"requires_grad cannot be assigned: {words}", name="requires_grad")
 
 
-def as_float(x: Any) -> float:
+def as_float(x: Variable) -> float:
     """The value of a Variable of one number, as of a loss."""
     if x.size != 1:
         raise TypeError(f"float: expected a Variable of one number, got shape {x.shape}; x.array has its numbers")

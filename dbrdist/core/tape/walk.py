@@ -6,19 +6,25 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from dbrdist.core.array.backend import copy_as_it_lies
 from dbrdist.core.array.current_device import Visitor
 from dbrdist.core.tape import ops
-from dbrdist.core.tape.deferred import Deferred, plain
+from dbrdist.core.tape.deferred import Deferred, Gradient, plain
 from dbrdist.core.tape.node import VariableNode, assignments
 from dbrdist.core.tape.variable import Variable
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dbrdist.core.array.types import Array
+    from dbrdist.core.tape.function_node import FunctionNode
+
 _ndarray = np.ndarray
-Seeds = list[tuple[VariableNode, Any]]
+Seeds: TypeAlias = "Sequence[tuple[VariableNode, Gradient]]"
 
 
 class Walk(Visitor):
@@ -27,11 +33,11 @@ class Walk(Visitor):
     is_new = False  # whether nobody else has the gradients that are being delivered
 
     def __init__(self) -> None:
-        self.pending: dict[Any, Any] = {}
-        self.heap: list[tuple[int, int, Any]] = []
+        self.pending: dict[FunctionNode, Any] = {}
+        self.heap: list[tuple[int, int, FunctionNode]] = []
         self.count = 0  # breaks ties of rank in the order of arrival
 
-    def deliver(self, node: VariableNode, g: Any) -> None:
+    def deliver(self, node: VariableNode, g: Gradient) -> None:
         """Add a contribution to a node: at its creator if it has one, else at the leaf itself."""
         creator = node.creator_node
         if creator is None or not creator.inputs:
@@ -58,11 +64,11 @@ class Walk(Visitor):
                 self.visit((g,))
             old[i] = g if old[i] is None else ops.add(plain(old[i]), plain(g))
 
-    def settle(self, node: VariableNode, g: Any) -> None:
+    def settle(self, node: VariableNode, g: Gradient) -> None:
         """Add a contribution to a leaf's gradient."""
         raise NotImplementedError
 
-    def next(self) -> tuple[Any, tuple[Any, ...]]:
+    def next(self) -> tuple[Any, tuple[Gradient, ...]]:
         """The function of the highest rank, and the gradients of its outputs."""
         function = heappop(self.heap)[2]
         g = self.pending.pop(function)
@@ -111,7 +117,7 @@ class PlainWalk(Walk):
             node.gradient = copy_as_it_lies(g)
 
 
-def _run_chain(walk: Any, function: Any, gys: tuple[Any, ...]) -> None:
+def _run_chain(walk: Any, function: Any, gys: tuple[Gradient, ...]) -> None:
     """Visit a function, and the next as long as it has the highest rank of all that wait: a chain is not queued."""
     heap = walk.heap
     num_assigned = assignments[0]
@@ -167,9 +173,9 @@ def _run_chain(walk: Any, function: Any, gys: tuple[Any, ...]) -> None:
         gys = (g,)
 
 
-def views(nodes: tuple[VariableNode, ...], wanted: tuple[int, ...]) -> list[Any] | None:
+def views(nodes: tuple[VariableNode, ...], wanted: tuple[int, ...]) -> list[Array | None] | None:
     """Where in flat memory a rule may write the first contributions."""
-    out: list[Any] | None = None
+    out: list[Array | None] | None = None
     for k, i in enumerate(wanted):
         node = nodes[i]
         view = node.view
@@ -182,7 +188,7 @@ def views(nodes: tuple[VariableNode, ...], wanted: tuple[int, ...]) -> list[Any]
     return out
 
 
-def fitted(function: Any, i: int, gx: Any) -> Any:
+def fitted(function: FunctionNode, i: int, gx: Gradient) -> Gradient:
     """A gradient in the type of its input; one of another shape is refused, for it would be broadcast silently."""
     node = function.inputs[i]
     if gx.shape != node.shape:
@@ -193,14 +199,14 @@ def fitted(function: Any, i: int, gx: Any) -> Any:
     return ops.cast(plain(gx), node.dtype)
 
 
-def miscount(function: Any, wanted: tuple[int, ...], gxs: tuple[Any, ...]) -> ValueError:
+def miscount(function: FunctionNode, wanted: tuple[int, ...], gxs: Sequence[Gradient | None]) -> ValueError:
     return ValueError(
         f"{function.label}: number of gradients returned from backward is incorrect: expected {len(wanted)}, one for "
         f"each of the inputs {wanted}, got {len(gxs)}"
     )
 
 
-def _summed(function: Any, a: Any, b: Any, is_new: bool) -> Any:
+def _summed(function: Any, a: Any, b: Any, is_new: bool) -> Gradient:
     """The sum of two gradients of a function's output: by what deferred one of them, or by the function's rule."""
     if isinstance(a, Deferred) or isinstance(b, Deferred):
         total = a.plus(b, is_new) if isinstance(a, Deferred) else b.plus(a, function.owns_gy)

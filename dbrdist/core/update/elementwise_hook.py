@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape.variable import Variable
 from dbrdist.core.update.hooks import is_said_of
 from dbrdist.core.update.pieces import pieces
+
+if TYPE_CHECKING:
+    from dbrdist.core.update.update_rule import UpdateRule
 
 _FORMULAS = frozenset(("piece", "flat", "__call__"))
 _PIECE = frozenset(("piece",))
@@ -40,7 +43,7 @@ class ElementwiseHook:
 
     works_on_shards = True
     call_for_each_param = True
-    keeps_zero: Any = False
+    keeps_zero: bool = False
     timing = "pre"
     loop: ClassVar[str | None] = None  # the compiled loop over p and g that does what piece does, with the same bits
 
@@ -56,15 +59,15 @@ class ElementwiseHook:
     def __init__(self, params: Iterable[Parameter] | None = None) -> None:
         self.params = None if params is None else _parameters(type(self).__name__, params)
 
-    def numbers(self, rule: Any) -> tuple[Any, ...]:
+    def numbers(self, rule: UpdateRule) -> tuple[float, ...]:
         """What the formula takes besides parameters and gradients, for parameters with this ``rule``."""
         return ()
 
-    def piece(self, p: Array, g: Array, *numbers: Any) -> None:
+    def piece(self, p: Array, g: Array, *numbers: float) -> None:
         """Change 1-d stretches ``p`` or ``g`` in place, each element by itself, given the ``numbers`` of the rule."""
         raise NotImplementedError(f"{type(self).__name__} does not define piece(p, g, *numbers)")
 
-    def __call__(self, rule: Any, param: Any) -> None:
+    def __call__(self, rule: UpdateRule, param: Parameter) -> None:
         if self.params is not None and param not in self.params:
             return
         if param.array is not None and param.grad is not None:
@@ -83,7 +86,7 @@ class ElementwiseHook:
             self.piece(data[where], grad[where], *numbers)
 
 
-def _parameters(hook: str, params: Iterable[Any]) -> frozenset[Parameter]:
+def _parameters(hook: str, params: Iterable[Parameter]) -> frozenset[Parameter]:
     """These parameters; anything else would be left out in silence, and iterating over one gives its rows."""
     given = [] if isinstance(params, (Link, Variable, str)) else list(params)
     wrong = [p for p in given if not isinstance(p, Parameter)]
@@ -98,7 +101,7 @@ class HookOfRun:
 
     __slots__ = ("hook", "numbers", "spans")
 
-    def __init__(self, hook: Any, numbers: tuple[Any, ...], spans: Spans | None) -> None:
+    def __init__(self, hook: ElementwiseHook, numbers: tuple[float, ...], spans: Spans | None) -> None:
         self.hook = hook
         self.numbers = numbers
         self.spans = spans  # the elements that the hook is for; None is all
@@ -122,7 +125,7 @@ class HookOfRun:
             self.hook.piece(p[where], g[where], *self.numbers)
             k += 1
 
-    def loop(self) -> tuple[str, tuple[Any, ...], Spans | None] | None:
+    def loop(self) -> tuple[str, tuple[float, ...], Spans | None] | None:
         """The compiled loop that does the same, by its name, with its numbers and elements; None if there is none."""
         name = self.hook.loop
         return (name, self.numbers, self.spans) if name is not None and _are_plain(self.numbers) else None
@@ -171,6 +174,6 @@ def _stretches(run: Run, params: Collection[Parameter] | None) -> Iterator[slice
             yield slice(start + piece.start, min(start + piece.stop, stop))
 
 
-def _are_plain(numbers: tuple[Any, ...]) -> bool:
+def _are_plain(numbers: tuple[float, ...]) -> bool:
     """Whether NumPy takes them in the type of the arrays, as loops do: arrays and numbers of NumPy have their own."""
     return all(type(number) in (int, float) for number in numbers)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.core.array.backend import copy
 from dbrdist.core.array.config import config
@@ -16,6 +16,10 @@ from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape.backprop import watching_backward
 from dbrdist.core.tape.node import VariableNode
 from dbrdist.core.usage.mistakes import warn
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
+    from dbrdist.core.tape.variable import Variable
 
 
 class _WatchedGradient:
@@ -27,7 +31,7 @@ class _WatchedGradient:
         self._thread = threading.get_ident()  # other threads may be ranks, with optimizers of their own
         self.is_added_to = False
 
-    def before(self, outputs: Sequence[Any]) -> None:
+    def before(self, outputs: Sequence[Variable]) -> None:
         """What is there may be added to, unless it was removed or filled with zeros by hand."""
         if threading.get_ident() != self._thread:
             return
@@ -103,7 +107,7 @@ class _WatchedDepth:
         self._num_passes = 0  # between the first two updates
         self._reaches_back = False
 
-    def before(self, outputs: Sequence[Any]) -> None:
+    def before(self, outputs: Sequence[Variable]) -> None:
         """Note how deep a graph is, and at the end of a series of deeper ones, where it comes from."""
         if threading.get_ident() != self._thread:
             return
@@ -161,7 +165,7 @@ class FirstUpdates:
         self._end_passes()
         self._end_depth()
 
-    def begin(self, target: Any, has_lossfun: bool) -> bool:
+    def begin(self, target: Link, has_lossfun: bool) -> bool:
         """Look at gradients and graphs before an update; True if later updates need not."""
         if not self._gradients_are_known:
             self._gradients_are_known = self._begin_gradients(target, has_lossfun)
@@ -189,7 +193,7 @@ class FirstUpdates:
         if self._depth in watching_backward:
             watching_backward.remove(self._depth)
 
-    def _begin_gradients(self, target: Any, has_lossfun: bool) -> bool:
+    def _begin_gradients(self, target: Link, has_lossfun: bool) -> bool:
         """Look at the gradients; True if later updates need not."""
         if self._watched is not None:
             if self._end_passes():

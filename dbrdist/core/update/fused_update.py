@@ -6,7 +6,7 @@ Every step goes through it, so this file is compiled (pyproject.toml), and the o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.core.array.backend import Array, on
 from dbrdist.core.array.current_device import number_of
@@ -15,6 +15,11 @@ from dbrdist.core.model.flat import Run
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.update.elementwise_hook import HookOfRun, Spans, spans_of
 from dbrdist.core.update.update_rule import FP32_PARAM, UpdateRule, follow, joint_state
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from dbrdist.core.update.elementwise_hook import ElementwiseHook
 
 
 class Part:
@@ -41,7 +46,7 @@ class Part:
         # Whether elementwise hooks can run within the pass of the update: no rule looks at whole parameters.
         self.takes_hooks = self.leader.runs_flat and self.leader._hooks is None
         self.is_plain = self.takes_hooks and self.wide is None
-        self.spans: dict[Any, Spans] = {}  # of the parameters that a hook is for
+        self.spans: dict[Hashable, Spans] = {}  # of the parameters that a hook is for
 
     @property
     def joint(self) -> Run:
@@ -94,7 +99,7 @@ class Part:
         """False once a hook has removed or replaced a gradient."""
         return all(node.gradient is view for _, node, view in self.places)
 
-    def prepared(self, hooks: Iterable[Any]) -> list[HookOfRun]:
+    def prepared(self, hooks: Iterable[ElementwiseHook]) -> list[HookOfRun]:
         """Elementwise hooks with their numbers for this run."""
         found = []
         for hook in hooks:
@@ -103,7 +108,7 @@ class Part:
             found.append(HookOfRun(hook, hook.numbers(self.leader), spans))
         return found
 
-    def _spans_of(self, params: frozenset[Any]) -> Spans:
+    def _spans_of(self, params: frozenset[Parameter]) -> Spans:
         found = self.spans.get(params)
         if found is None:
             found = self.spans[params] = spans_of(self.run, params)
@@ -184,7 +189,7 @@ def update_after_hooks(parts: Iterable[Part], is_complete: bool, hooks: Iterable
             part.update(is_complete, own)
 
 
-def call_flat(hook: Any, parts: Iterable[Part], keeps_zero: bool) -> None:
+def call_flat(hook: ElementwiseHook, parts: Iterable[Part], keeps_zero: bool) -> None:
     """Let a hook work on flat memory; ``keeps_zero`` says that it leaves zeros of values and gradients as they are."""
     for part in parts:
         with on(part.run.data):

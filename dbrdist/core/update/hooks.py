@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dbrdist.core.usage.mistakes import given_a_class, warn
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.parameter import Parameter
+    from dbrdist.core.update.update_rule import UpdateRule
+
+
+RuleHook: TypeAlias = "Callable[[UpdateRule, Parameter], object]"  # called for each parameter
+OptimizerHook: TypeAlias = "Callable[..., object]"  # of the optimizer, or of each rule and its parameter
 
 
 class Hooks:
     """Named hooks in the order of their addition, each before or after the update."""
 
     def __init__(self) -> None:
-        self.pre: dict[str, Any] = {}
-        self.post: dict[str, Any] = {}
+        self.pre: dict[str, Callable[..., object]] = {}
+        self.post: dict[str, Callable[..., object]] = {}
 
-    def add(self, hook: Any, name: str | None, timing: str) -> None:
+    def add(self, hook: object, name: str | None, timing: str) -> None:
         if isinstance(hook, type):
             raise given_a_class("add_hook", hook, "a hook")
         if not callable(hook):
@@ -43,18 +51,18 @@ class Hooks:
         self.pre.pop(name, None)
         self.post.pop(name, None)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Callable[..., object]]:
         """All hooks, those before the update first."""
         yield from self.pre.values()
         yield from self.post.values()
 
 
-def said_of_call(hook: Any, name: str) -> Any:
+def said_of_call(hook: object, name: str) -> Any:
     """An attribute that says what a hook's ``__call__`` does, or None.
 
     A subclass with a ``__call__`` of its own does not inherit what its base says of another one.
     """
-    kind: Any = type(hook)
+    kind: type = type(hook)
     is_own = name in getattr(hook, "__dict__", ()) or is_said_of(kind, name, _CALL)
     return getattr(hook, name, None) if is_own else None
 
@@ -63,7 +71,7 @@ _CALL = frozenset(("__call__",))
 
 
 @functools.lru_cache(maxsize=256)
-def is_said_of(kind: Any, name: str, formulas: frozenset[str]) -> bool:
+def is_said_of(kind: type, name: str, formulas: frozenset[str]) -> bool:
     """Whether what a class says under ``name`` is meant for the newest of these formulas, be it a base's or its own."""
     for base in kind.__mro__:
         if name in vars(base):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,10 @@ from dbrdist.core.model.versions import note_change
 from dbrdist.core.names.limits import Limit, limits_of
 from dbrdist.core.usage.mistakes import refuse, warn
 from dbrdist.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from dbrdist.core.files.serializer import AbstractSerializer
+    from dbrdist.core.update.optimizer import GradientMethod, Optimizer
 
 # The optimizers that were set up, by their hyperparameters: they check what is assigned.
 owners: weakref.WeakKeyDictionary[Hyperparameter, weakref.ref[Any]]
@@ -38,19 +42,19 @@ class Hyperparameter:
             raise AttributeError(f"no hyperparameter named {name!r}; there are {sorted(self.get_dict())}")
         return getattr(parent, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if owners and (optimizer := self._owner()) is not None and name != "_changed_at":
             optimizer.check_hyperparameter(self, name, value)
         self.put(name, value)
 
-    def _owner(self) -> Any:
+    def _owner(self) -> GradientMethod | None:
         root = self
         while root._parent is not None:
             root = root._parent
         found = owners.get(root)
         return None if found is None else found()
 
-    def put(self, name: str, value: Any) -> None:
+    def put(self, name: str, value: object) -> None:
         """Set a value that was checked."""
         self.__dict__[name] = value
         if isinstance(value, (np.ndarray, np.generic)):
@@ -108,15 +112,15 @@ class HyperparameterProxy:
     def __get__(self, obj: Any, owner: Any = None) -> Any:
         return self if obj is None else getattr(obj.hyperparam, self.name)
 
-    def __set__(self, obj: Any, value: Any) -> None:
+    def __set__(self, obj: Any, value: object) -> None:
         if type(value) is not float or not 0.0 < value < 1.0:  # which is what nearly all of them are
             check_assigned(obj, self.name, value)
         obj.hyperparam.put(self.name, value)
 
 
-def check_assigned(optimizer: Any, name: str, value: Any) -> None:
+def check_assigned(optimizer: Optimizer, name: str, value: object) -> None:
     """Refuse what is no number; warn of a number outside the limit that the constructor declares."""
-    cls: Any = type(optimizer)
+    cls: type = type(optimizer)
     limit = hyperparameter_limits(cls).get(name)
     error = None if limit is None else limit.refusal(type(optimizer).__name__, name, value)
     if error is not None:
@@ -139,7 +143,7 @@ def hyperparameter_limits(cls: type) -> dict[str, Limit]:
 _OF_ALL = ("lr", "alpha", "momentum", "beta1", "beta2", "rho", "eps", "eta", "gamma")  # names of hyperparameters
 
 
-def refuse_state_of_another(optimizer: Any, saved: Any) -> None:
+def refuse_state_of_another(optimizer: Any, saved: AbstractSerializer) -> None:
     """Entries of equal names, such as a momentum, mean other numbers to another optimizer."""
     others = [name for name in _OF_ALL if has_entry(saved, name)]
     if others:
@@ -150,7 +154,7 @@ def refuse_state_of_another(optimizer: Any, saved: Any) -> None:
         ))  # fmt: skip
 
 
-def has_entry(serializer: Any, name: str) -> bool:
+def has_entry(serializer: AbstractSerializer, name: str) -> bool:
     """Whether a serializer that loads finds a value under this name."""
     try:
         return serializer(name, None) is not None

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dbrdist.core.array import declared
 from dbrdist.core.array.backend import Array, get_array_module, on
 from dbrdist.core.model.flat import Run
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.errors import CaptureError
+
+if TYPE_CHECKING:
+    from dbrdist.core.model.link import Link
 
 _MAX_LOSS_SCALE = 65504.0  # the largest float16
 
@@ -19,7 +22,7 @@ class LossScaling:
     """What an optimizer knows of its loss scale, which is constant or follows overflows."""
 
     t: int
-    target: Any
+    target: Link
 
     def __init__(self) -> None:
         self._loss_scale: float | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dbrdist.core.array import declared
 from dbrdist.core.array.backend import Array, on, zeros
@@ -48,6 +48,15 @@ from dbrdist.core.usage.foreign_names import add_hints, add_settings, warn_of_un
 from dbrdist.core.usage.mistakes import warn
 from dbrdist.errors import CheckpointError
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from dbrdist.core.files.serializer import AbstractSerializer
+    from dbrdist.core.tape.variable import Operand, Variable
+    from dbrdist.core.update.hooks import OptimizerHook
+
 
 class Sharding(Protocol):
     """How ranks divide an update among themselves."""
@@ -55,7 +64,7 @@ class Sharding(Protocol):
     def shard(self, run: Run) -> Run:
         """The part of a run that this rank updates."""
 
-    def total(self, values: list[Any]) -> list[Any]:
+    def total(self, values: Sequence[float | np.generic]) -> list[float]:
         """The sums of these numbers over the ranks."""
 
 
@@ -85,7 +94,7 @@ class Optimizer(LossScaling):
         self._hooks = Hooks()
         return self
 
-    def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
+    def update(self, lossfun: Callable[..., Variable] | None = None, *args: Operand, **kwds: Operand) -> None:
         """Update the target's parameters, after ``lossfun(*args, **kwds)`` and its backward where one is given."""
         raise NotImplementedError
 
@@ -98,7 +107,7 @@ class Optimizer(LossScaling):
             )
         self.epoch += 1
 
-    def add_hook(self, hook: Any, name: str | None = None, timing: str = "auto") -> None:
+    def add_hook(self, hook: OptimizerHook, name: str | None = None, timing: str = "auto") -> None:
         """Call a hook before or after each update.
 
         Args:
@@ -144,7 +153,7 @@ class Optimizer(LossScaling):
         if self.target is None:
             raise RuntimeError(f"{type(self).__name__}: it has no target yet; call optimizer.setup(link) first")
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         """Save or load by ``serializer`` the counters, and every rule under its parameter's path."""
         self.t = serializer("t", self.t)
         self.epoch = serializer("epoch", self.epoch)
@@ -184,7 +193,7 @@ class GradientMethod(Optimizer):
     _params_at_setup: weakref.WeakSet[Parameter] | None = None
     _first_updates: FirstUpdates | None = None  # what looks at the first updates since setup; None after them
 
-    def __init__(self, **hyperparams: Any) -> None:
+    def __init__(self, **hyperparams: float) -> None:
         super().__init__()
         self.hyperparam = Hyperparameter()
         for name, value in hyperparams.items():
@@ -193,12 +202,12 @@ class GradientMethod(Optimizer):
         self._sharding: Sharding | None = None
 
     @property
-    def target(self) -> Any:
+    def target(self) -> Link:
         """The link that is updated."""
         return self._target
 
     @target.setter
-    def target(self, link: Any) -> None:
+    def target(self, link: Link) -> None:
         self._target = link
         self._parts, self._alone, self._nodes, self._watch = [], [], [], None
 
@@ -228,7 +237,7 @@ class GradientMethod(Optimizer):
             flat.gather(params)
         return self
 
-    def check_hyperparameter(self, values: Hyperparameter, name: str, value: Any) -> None:
+    def check_hyperparameter(self, values: Hyperparameter, name: str, value: object) -> None:
         """Warn where ``values.name = value`` would change nothing: our rules read no such hyperparameter."""
         if name in values.get_dict():
             check_assigned(self, name, value)
@@ -480,7 +489,7 @@ class GradientMethod(Optimizer):
         """Fill missing gradients with zeros."""
         flat.collect_gradients(flat.gather(self.target.params()))
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         """Save or load counters, hyperparameters (not in Chainer's files) and rules by ``serializer``."""
         own = serializer["hyperparam"]
         for i, (name, value) in enumerate(list(self.hyperparam.own().items())):
@@ -494,7 +503,7 @@ class GradientMethod(Optimizer):
         check_meaning(serializer, type(self).__name__, getattr(self.rule_class, "state_meaning", None))
         super().serialize(serializer)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # A plan's arrays are not those of a copy.
         own: dict[str, Any] = {"_parts": [], "_alone": [], "_nodes": [], "_watch": None, "_sharding": None}
         return {**self.__dict__, **own, "_first_updates": None, "_params_at_setup": None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from dbrdist.core.array.backend import (
     empty,
     get_array_module,
 )
+
+if TYPE_CHECKING:
+    from dbrdist.core.array.types import DType
 
 # One pass of an update reads and writes several arrays; pieces of this many elements stay in the second-level cache
 # between the passes of a formula.
@@ -50,7 +53,7 @@ def in_pieces(
 
 class _Scratch(threading.local):
     def __init__(self) -> None:
-        self.buffers: dict[Any, Array] = {}  # by type
+        self.buffers: dict[DType, Array] = {}  # by type
         self.lent: dict[int, Array] = {}  # by size, the stretch of a buffer that was lent last
 
 
@@ -68,7 +71,7 @@ def workspace(like: Array) -> Array:
     return _lend(size, like.dtype)
 
 
-def _lend(size: int, dtype: Any) -> Array:
+def _lend(size: int, dtype: DType) -> Array:
     buffer = _scratch.buffers.get(dtype)
     if buffer is None:
         buffer = _scratch.buffers[dtype] = empty((CHUNK_ELEMENTS,), dtype)

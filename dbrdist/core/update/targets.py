@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Container, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,8 +18,13 @@ from dbrdist.core.update.hyperparameter import has_entry
 from dbrdist.core.usage.mistakes import given_a_class, refuse, warn
 from dbrdist.errors import CheckpointError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
-def saved_state(serializer: Any, target: Link, name: str) -> Any:
+    from dbrdist.core.files.serializer import AbstractSerializer
+
+
+def saved_state(serializer: AbstractSerializer, target: Link, name: str) -> Any:
     """Where the state of a parameter is saved; loading, under its former path in a file of a version that had that.
 
     A link says which of its paths have changed: ``former_paths = {"/new": "/old"}``.
@@ -33,7 +38,7 @@ def saved_state(serializer: Any, target: Link, name: str) -> Any:
     return part
 
 
-def check_target(optimizer: str, link: Any) -> None:
+def check_target(optimizer: str, link: object) -> None:
     """Refuse what is no link as a target."""
     where = f"{optimizer}.setup"
     if isinstance(link, type):
@@ -102,7 +107,7 @@ def _unregistered(owner: Link, known: set[Parameter]) -> Iterator[str]:
             yield f"{type(owner).__name__}.{name} ({what})"
 
 
-def _parts(value: Any) -> Iterator[Any]:
+def _parts(value: object) -> Iterator[Any]:
     """The links and parameters in a value of an attribute, and in its lists and dictionaries, three deep.
 
     What a program keeps in lists may be millions of numbers, so that no more than `_MOST_LOOKED_AT` are looked at.
@@ -171,7 +176,7 @@ def warn_of_what_is_not_updated(optimizer: Any, params: Sequence[Parameter], kno
 # ---- saved states ---------------------------------------------------------------------------------------------------
 
 
-def check_meaning(serializer: Any, optimizer: str, meaning: str | None) -> None:
+def check_meaning(serializer: AbstractSerializer, optimizer: str, meaning: str | None) -> None:
     """Save what the numbers of a state mean, where other optimizers' have the same names; refuse others' on loading."""
     if meaning is None:
         return
@@ -187,7 +192,13 @@ def check_meaning(serializer: Any, optimizer: str, meaning: str | None) -> None:
 # ---- losses ---------------------------------------------------------------------------------------------------------
 
 
-def loss_of(optimizer: str, target: Any, lossfun: Any, args: Any, kwds: Any) -> Any:
+def loss_of(
+    optimizer: str,
+    target: Any,
+    lossfun: Any,
+    args: Any,
+    kwds: Any,
+) -> Variable:
     """``lossfun(*args, **kwds)``, which must be a loss; what is wrong with the function or its arguments is said."""
     try:
         loss = lossfun(*args, **kwds)
@@ -199,7 +210,7 @@ def loss_of(optimizer: str, target: Any, lossfun: Any, args: Any, kwds: Any) -> 
     return loss
 
 
-def _check_loss(where: str, target: Any, lossfun: Any, loss: Any) -> None:
+def _check_loss(where: str, target: Link, lossfun: Callable[..., Variable] | None, loss: object) -> None:
     name = type(lossfun).__name__ if isinstance(lossfun, Link) else getattr(lossfun, "__name__", repr(lossfun))
     if not hasattr(loss, "backward"):
         hint = "it returns nothing: write `return loss`" if loss is None else "return the Variable, not its value"
@@ -212,7 +223,14 @@ def _check_loss(where: str, target: Any, lossfun: Any, loss: Any) -> None:
         )
 
 
-def explain_call(where: str, error: Exception, target: Any, function: Any, args: Any, kwds: Any) -> None:
+def explain_call(
+    where: str,
+    error: Exception,
+    target: Link,
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    kwds: Mapping[str, object],
+) -> None:
     """Raise a better error where a loss function was called with other arguments than it takes; else do nothing."""
     if not callable(function):
         got, hint = type(function).__name__, ""
@@ -234,13 +252,13 @@ def explain_call(where: str, error: Exception, target: Any, function: Any, args:
     ) from error
 
 
-def _first(link: Any) -> Any:
+def _first(link: Link) -> Any:
     """What takes the arguments: of a Sequential its first layer."""
     layers = getattr(link, "_layers", None)
     return _first(layers[0]) if layers and isinstance(link, Link) else link
 
 
-def _signature(function: Any) -> inspect.Signature | None:
+def _signature(function: Callable[..., object]) -> inspect.Signature | None:
     """What a link or function takes as its inputs: settings such as ``n_batch_axes`` are none of them."""
     try:
         signature = inspect.signature(function.forward if isinstance(function, Link) else function)
@@ -252,7 +270,7 @@ def _signature(function: Any) -> inspect.Signature | None:
     return signature
 
 
-def _binds(signature: inspect.Signature, args: Any, kwds: Any) -> bool:
+def _binds(signature: inspect.Signature, args: tuple[object, ...], kwds: Mapping[str, object]) -> bool:
     try:
         signature.bind(*args, **kwds)
     except TypeError:

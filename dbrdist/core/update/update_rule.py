@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -38,6 +38,9 @@ from dbrdist.core.update.pieces import follow as follow
 from dbrdist.core.update.pieces import in_pieces as in_pieces
 from dbrdist.core.update.pieces import pieces as pieces
 from dbrdist.core.update.pieces import workspace as workspace
+
+if TYPE_CHECKING:
+    from dbrdist.core.update.hooks import RuleHook
 
 # A rule that has one of these of its own, in its class or as an attribute, is called for each parameter in turn.
 _REPLACED = frozenset(("init_state", "update", "update_core", "update_core_cpu", "update_core_gpu"))
@@ -82,7 +85,7 @@ class UpdateRule:
     def __init__(self, parent_hyperparam: Hyperparameter | None = None) -> None:
         self._hyperparam = Hyperparameter(parent_hyperparam)
         self.t = 0
-        self._state: dict[str, Any] | None = None
+        self._state: Any = None
         self.joint: tuple[JointState, int] | None = None  # where the state lies, and from which element of the arena on
         self.piece: flat.Piece | None = None  # the elements of the parameter that the state is for; None is all
         self._enabled = True
@@ -91,7 +94,7 @@ class UpdateRule:
 
     # ---- to be overridden -------------------------------------------------------------------------------------------
 
-    def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
+    def step(self, hp: Hyperparameter, t: int, p: Array, g: Array, *state: Array) -> None:
         """Update ``p`` in place from gradient ``g`` and ``state``, all 1-d of one length, in update ``t`` from 1.
 
         ``hp`` has the hyperparameters. ``g`` is not changed, since users read gradients after an update;
@@ -99,7 +102,7 @@ class UpdateRule:
         """
         raise NotImplementedError(f"{type(self).__name__} defines neither step nor update_core")
 
-    def kernel(self, hp: Any, t: int, state: list[Array]) -> tuple[str, tuple[Any, ...]] | None:
+    def kernel(self, hp: Hyperparameter, t: int, state: list[Array]) -> tuple[str, tuple[float, ...]] | None:
         """The kernel that does what :meth:`step` does in one pass over memory, and its numbers; None if there is none.
 
         It takes the parameters, the gradients and the state.
@@ -111,7 +114,7 @@ class UpdateRule:
         """
         return None
 
-    def step_run(self, hp: Any, t: int, run: Run, state: list[Array]) -> None:
+    def step_run(self, hp: Hyperparameter, t: int, run: Run, state: list[Array]) -> None:
         """Update one run: in pieces that stay in cache. Rules with norms per layer override it.
 
         Args:
@@ -129,7 +132,7 @@ class UpdateRule:
         else:
             in_pieces(functools.partial(self.step, hp, t), data, run.grad, state)
 
-    def step_after(self, hooks: Sequence[HookOfRun], hp: Any, t: int, run: Run, state: list[Array]) -> None:
+    def step_after(self, hooks: Sequence[HookOfRun], hp: Hyperparameter, t: int, run: Run, state: list[Array]) -> None:
         """As :meth:`step_run` after elementwise hooks: in the same pass where the rule and the hooks allow it.
 
         Without a loop for each hook, the rule's own loop and a pass before it take less time than NumPy's formulas in
@@ -157,7 +160,9 @@ class UpdateRule:
             hook.hook.flat(run)
         self.step_run(hp, t, run, state)
 
-    def _run_kernel(self, hp: Any, t: int, run: Run, state: list[Array], before: tuple[Any, ...] = ()) -> bool:
+    def _run_kernel(
+        self, hp: Hyperparameter, t: int, run: Run, state: list[Array], before: tuple[Any, ...] = ()
+    ) -> bool:
         """Update a run by a kernel, after loops of hooks; False if there is none, or none for such arrays."""
         found, update = self.kernel(hp, t, state), kernels.get("update")
         if found is None or update is None:
@@ -229,11 +234,11 @@ class UpdateRule:
         note_change(self)
 
     @property
-    def state(self) -> dict[str, Any] | None:
+    def state(self) -> dict[str, Any]:
         """The state arrays by name, or None before the first update."""
         return self._state
 
-    def put_state(self, state: dict[str, Any] | None, piece: flat.Piece | None) -> None:
+    def put_state(self, state: dict[str, Array] | None, piece: flat.Piece | None) -> None:
         """Replace the state by the arrays ``state`` (None: none) of ``piece`` of the parameter (None: all of it)."""
         self._state, self.piece = state, piece
 
@@ -252,9 +257,9 @@ class UpdateRule:
             self.put_state(self.state_of_chainer(dict(saved["_state"])), None)
             copy = saved.get("_fp32_param")
             if copy is not None and copy.array is not None:
-                self._state[FP32_PARAM] = copy.array  # type: ignore[index]
+                self._state[FP32_PARAM] = copy.array
 
-    def state_of_chainer(self, state: dict[str, Any]) -> dict[str, Any]:
+    def state_of_chainer(self, state: dict[str, Array]) -> dict[str, Array]:
         """The state arrays, given ``state``, those of Chainer's rule of this name."""
         return state
 
@@ -290,7 +295,7 @@ class UpdateRule:
         """Whether ``param`` is updated through a float32 copy."""
         return self._in_fp32 and accumulation_dtype(param.dtype) != param.dtype
 
-    def add_hook(self, hook: Any, name: str | None = None, timing: str = "auto") -> None:
+    def add_hook(self, hook: RuleHook, name: str | None = None, timing: str = "auto") -> None:
         """Call ``hook(rule, param)`` before or after each update of this parameter.
 
         Args:
@@ -484,7 +489,7 @@ def _join(run: Run, rules: list[UpdateRule], name: str) -> Array:
     return joint
 
 
-def _is_view(state: dict[str, Any] | None, name: str, whole: Array) -> bool:
+def _is_view(state: dict[str, Array] | None, name: str, whole: Array) -> bool:
     base = None if state is None else state[name].base
     return base is not None and (base is whole or base is whole.base)
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from inspect import getattr_static
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.core.usage.foreign_tables import ARGUMENTS, OF_MODULES, OF_OBJECTS
 from dbrdist.core.usage.mistakes import warn
+
+if TYPE_CHECKING:
+    pass
 
 
 def hint(module: str, name: str) -> str:
@@ -30,7 +33,7 @@ class Foreign:
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, obj: Any, owner: type) -> Any:
+    def __get__(self, obj: object, owner: type) -> Any:
         words = f"{owner.__name__!r} object has no attribute {self._name!r}; write {self._ours}"
         raise AttributeError(words, name=self._name)
 
@@ -47,14 +50,14 @@ class UnknownSetting(Foreign):
             f"{owner.__name__!r} object has no attribute {self._name!r}{self._hint(owner)}", name=self._name
         )
 
-    def __set__(self, obj: Any, value: Any) -> None:
+    def __set__(self, obj: object, value: object) -> None:
         cls = type(obj)
         if cls.__module__.startswith("dbrdist.") and self._name not in obj.__dict__:  # a user's class may have it
             words = f"{cls.__name__} has no {self._kind} {self._name!r}, so that setting it changes nothing"
             warn(f"{words}{self._hint(cls)}")
         obj.__dict__[self._name] = value
 
-    def __delete__(self, obj: Any) -> None:
+    def __delete__(self, obj: object) -> None:
         del obj.__dict__[self._name]
 
     def _hint(self, owner: type) -> str:
@@ -116,7 +119,7 @@ def add_hints(cls: type, kind: str) -> None:
 
 
 def explained_arguments(
-    name: str, function: Callable[..., Any], error: TypeError, given: Mapping[str, Any], is_direct: bool = False
+    name: str, function: Callable[..., object], error: TypeError, given: Mapping[str, object], is_direct: bool = False
 ) -> str | None:
     """Words for a call that failed because the function has no such argument; None for any other error."""
     trace = error.__traceback__
@@ -135,7 +138,7 @@ class UnknownArgumentError(TypeError, ValueError):
     """A keyword argument that a function does not take; Chainer raises ValueError where it took it once."""
 
 
-def refuse_unknown(name: str, function: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
+def refuse_unknown(name: str, function: Callable[..., object], unknown: Mapping[str, object]) -> None:
     """Raise for keyword arguments left over in a function that takes any: what its signature has is known."""
     if unknown:
         known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]

@@ -15,14 +15,14 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from dbrdist.core.array.types import Array, Module
+from dbrdist.core.array.types import Array, ByteArray, Module
 from dbrdist.datasets.image import filtering
 
-Image = Any  # numpy.ndarray of uint8, shape (H, W, C)
+Image: TypeAlias = ByteArray  # (H, W, C)
 PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
 
 

@@ -35,6 +35,13 @@ class SkipExample(CorruptExampleError):
     """
 
 
+class Dataset(Protocol):
+    """What loaders read: anything with ``len`` and ``[i]``."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
 class DatasetMixin:
     """Base of datasets that implement ``__len__`` and ``get_example(i)``; adds slices and lists of indices.
 
@@ -187,7 +194,7 @@ def _unpickle_batch(arrays: Any, finish: Finisher | None) -> Batch:
     return Batch(_from_plain(arrays), finish)
 
 
-def example_at(dataset: Any, i: int, seed: int, epoch: int) -> Any:
+def example_at(dataset: Dataset, i: int, seed: int, epoch: int) -> Any:
     """Example ``i`` as it looks in ``epoch`` of a run with ``seed``."""
     method = getattr(dataset, "example_at", None)
     return dataset[i] if method is None else method(i, seed, epoch)

@@ -20,6 +20,9 @@ from dbrdist.datasets.loading.divided import note_divided
 from dbrdist.datasets.loading.order import LAST, OrderSampler, Plan, ShuffleOrderSampler, State, Step
 from dbrdist.errors import CheckpointError, CorruptExampleError
 
+if TYPE_CHECKING:
+    from dbrdist.datasets.loading.base import Dataset
+
 
 class Iterator:
     """Base of iterators over batches; also a context manager that finalizes.
@@ -49,7 +52,7 @@ class Iterator:
     def __enter__(self) -> Iterator:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.finalize()
 
 
@@ -394,8 +397,8 @@ def _same_place(a: State, b: State) -> bool:
 
 
 def _check_arguments(
-    dataset: Any, batch_size: int, repeat: bool, shuffle: bool | None, order_sampler: OrderSampler | None, rank: int,
-    size: int, last: str, virtual_workers: int | None,
+    dataset: Dataset, batch_size: int, repeat: bool, shuffle: bool | None, order_sampler: OrderSampler | None,
+    rank: int, size: int, last: str, virtual_workers: int | None,
 ) -> None:  # fmt: skip
     if shuffle is not None and order_sampler is not None:
         raise ValueError("expected shuffle or order_sampler, got both; leave shuffle at None to use the order sampler")
@@ -464,14 +467,14 @@ def read_step(dataset: Any, own: Step, seed: int, whole: Step) -> tuple[Any, lis
     return _empty_batch(dataset, whole, seed), skipped
 
 
-def read_parts(dataset: Any, own: Step, seed: int) -> tuple[list[Any], list[str]]:
+def read_parts(dataset: Dataset, own: Step, seed: int) -> tuple[list[Any], list[str]]:
     """The examples of ``own`` in batches, one for each piece that has any, and messages of those left out."""
     skipped: list[str] = []
     parts = [get_batch(dataset, indices, seed, epoch, skipped) for epoch, indices in own.pieces]
     return [part for part in parts if len(part)], skipped
 
 
-def put_together(dataset: Any, parts: list[Any], seed: int, whole: Step) -> Any:
+def put_together(dataset: Dataset, parts: list[Any], seed: int, whole: Step) -> Any:
     """Batches concatenated into one; an empty batch if there are none."""
     if not parts:
         return _empty_batch(dataset, whole, seed)
@@ -479,7 +482,7 @@ def put_together(dataset: Any, parts: list[Any], seed: int, whole: Step) -> Any:
     return [e for part in parts for e in part] if joined is None else joined
 
 
-def _empty_batch(dataset: Any, whole: Step, seed: int) -> Batch:
+def _empty_batch(dataset: Dataset, whole: Step, seed: int) -> Batch:
     candidates = [(epoch, i) for epoch, indices in whole.pieces for i in indices]
     candidates += [(whole.pieces[0][0], i) for i in range(len(dataset))]
     skipped: list[str] = []

@@ -102,7 +102,7 @@ class Worker:
             self.pipe.send(_preparation())
             self.pipe.send_bytes(dataset_bytes)
 
-    def ask(self, request: tuple[Any, ...]) -> Ticket:
+    def ask(self, request: tuple[object, ...]) -> Ticket:
         self.num_asked += 1
         slot = self._ring.take()
         with contextlib.suppress(OSError):
@@ -203,7 +203,7 @@ class WorkerPool:
         """The process ids of the workers."""
         return [w.process.pid for w in self._workers]
 
-    def submit(self, request: tuple[Any, ...]) -> Ticket:
+    def submit(self, request: tuple[object, ...]) -> Ticket:
         """Ask the next worker for a batch."""
         k = self._next
         self._next = (k + 1) % len(self._workers)

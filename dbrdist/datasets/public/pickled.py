@@ -11,10 +11,13 @@ import os
 import pickle
 import threading
 from array import array
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from dbrdist.datasets.loading.base import DatasetMixin
 from dbrdist.datasets.public.unpickle import ARRAYS, PLAIN, DataUnpickler, reading
+
+if TYPE_CHECKING:
+    pass
 
 _ALLOWED = ARRAYS | PLAIN
 _HINT = "; if you trust the file, open it with trusted=True"
@@ -55,7 +58,7 @@ class PickleDatasetWriter:
     def __enter__(self) -> PickleDatasetWriter:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -110,7 +113,7 @@ class PickleDataset(DatasetMixin):
     def __enter__(self) -> PickleDataset:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:

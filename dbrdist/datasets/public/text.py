@@ -6,7 +6,7 @@ import codecs
 import io
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from dbrdist.core.files.regular_file import regular
 from dbrdist.datasets.loading.base import DatasetMixin
 from dbrdist.datasets.loading.files import Descriptor, read_part
 from dbrdist.errors import CorruptExampleError, DatasetError
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
 
 _BLOCK_BYTES = 1 << 22
 
@@ -157,7 +160,7 @@ def _code_of(encoding: str, head: bytes) -> _Code:
     return _Code(name, start, len(feed), *(int.from_bytes(unit, order) for unit in (feed, back)))  # type: ignore[arg-type]
 
 
-def _bounds(file: Any, code: _Code, newline: str | None) -> Array:
+def _bounds(file: BinaryIO, code: _Code, newline: str | None) -> Array:
     """Where each line starts, and the end of the file, in bytes."""
     size = os.fstat(file.fileno()).st_size
     file.seek(code.start)
@@ -166,7 +169,7 @@ def _bounds(file: Any, code: _Code, newline: str | None) -> Array:
     return bounds if bounds[-1] >= size else np.append(bounds, size)  # a last line without an end
 
 
-def _blocks(file: Any, code: _Code) -> Iterator[tuple[int, Array]]:
+def _blocks(file: BinaryIO, code: _Code) -> Iterator[tuple[int, Array]]:
     """Pieces of a file as units, with the number of their first one; each ends with the first unit of the next."""
     dtype = np.dtype(f"{'>' if code.name.endswith('-be') else '<'}u{code.width}")
     at, data = 0, file.read(_BLOCK_BYTES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from dbrdist.core.array.backend import Array
 from dbrdist.core.array.random import generator
 from dbrdist.datasets.loading.base import DatasetMixin, example_at, get_batch
 from dbrdist.datasets.loading.contents import known_example
+
+if TYPE_CHECKING:
+    from dbrdist.datasets.loading.base import Dataset
 
 
 class SubDataset(DatasetMixin):
@@ -66,7 +69,7 @@ class SubDataset(DatasetMixin):
         return get_batch(self._dataset, mapped, seed, epoch, skipped)
 
 
-def split_dataset(dataset: Any, split_at: int, order: Array | None = None) -> tuple[SubDataset, SubDataset]:
+def split_dataset(dataset: Dataset, split_at: int, order: Array | None = None) -> tuple[SubDataset, SubDataset]:
     """Two datasets: the first examples and the others.
 
     Args:
@@ -89,7 +92,7 @@ def split_dataset(dataset: Any, split_at: int, order: Array | None = None) -> tu
     return SubDataset(dataset, 0, split_at, order), SubDataset(dataset, split_at, len(dataset), order)
 
 
-def split_dataset_random(dataset: Any, first_size: int, seed: int | None = None) -> tuple[SubDataset, SubDataset]:
+def split_dataset_random(dataset: Dataset, first_size: int, seed: int | None = None) -> tuple[SubDataset, SubDataset]:
     """Two random parts of a dataset.
 
     Args:
@@ -105,7 +108,7 @@ def split_dataset_random(dataset: Any, first_size: int, seed: int | None = None)
     return split_dataset(dataset, first_size, _random_order(len(dataset), seed))
 
 
-def split_dataset_n(dataset: Any, n: int, order: Array | None = None) -> list[SubDataset]:
+def split_dataset_n(dataset: Dataset, n: int, order: Array | None = None) -> list[SubDataset]:
     """``n`` parts of ``len(dataset) // n`` examples each; as in Chainer the remainder is in none of them.
 
     Args:
@@ -125,7 +128,7 @@ def split_dataset_n(dataset: Any, n: int, order: Array | None = None) -> list[Su
     return [SubDataset(dataset, size * k, size * (k + 1), order) for k in range(n)]
 
 
-def split_dataset_n_random(dataset: Any, n: int, seed: int | None = None) -> list[SubDataset]:
+def split_dataset_n_random(dataset: Dataset, n: int, seed: int | None = None) -> list[SubDataset]:
     """Random parts of ``len(dataset) // n`` examples each; the remainder is in none of them.
 
     Args:
@@ -141,7 +144,7 @@ def split_dataset_n_random(dataset: Any, n: int, seed: int | None = None) -> lis
 
 
 def get_cross_validation_datasets(
-    dataset: Any, n_folds: int | None = None, order: Array | Sequence[int] | None = None, **kwargs: Any
+    dataset: Dataset, n_folds: int | None = None, order: Array | Sequence[int] | None = None, **kwargs: Any
 ) -> list[tuple[SubDataset, SubDataset]]:
     """``n_folds`` pairs (train, test); the test parts are contiguous in ``order``, disjoint, and cover the dataset.
 
@@ -179,7 +182,7 @@ def get_cross_validation_datasets(
 
 
 def get_cross_validation_datasets_random(
-    dataset: Any, n_folds: int, seed: int | None = None, **kwargs: Any
+    dataset: Dataset, n_folds: int, seed: int | None = None, **kwargs: Any
 ) -> list[tuple[SubDataset, SubDataset]]:
     """The pairs of :func:`get_cross_validation_datasets` over a random order.
 
@@ -201,6 +204,6 @@ def _random_order(n: int, seed: int | None) -> Array:
     return generator(seed or 0, "split").permutation(n)
 
 
-def _check_parts(dataset: Any, n: int) -> None:
+def _check_parts(dataset: Dataset, n: int) -> None:
     if not 1 <= n <= len(dataset):
         raise ValueError(f"expected from 1 to {len(dataset)} parts, the number of examples, got {n}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.types import Index
 from dbrdist.datasets.loading.base import Batch, DatasetMixin, SkipExample, read_examples
 from dbrdist.datasets.loading.convert import stack
+
+if TYPE_CHECKING:
+    pass
 
 
 class TabularDataset(DatasetMixin):

@@ -12,7 +12,7 @@ import functools
 import math
 from collections.abc import Callable
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from dbrdist.core.array.types import HostArray
 from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.cpu.onednn_finite import memory_row
 from dbrdist.kernels.reference import numpy_, numpy_softmax
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
 
 try:
     from dbrdist.kernels.cpu import vector_loops as _found
@@ -182,7 +185,7 @@ def _plan_row(key: Any, names: tuple[str, ...], arrays: tuple[HostArray, ...], n
     beyond = loop.beyond
 
     def row(
-        key: Any, names: tuple[str, ...], arrays: tuple[HostArray, ...], numbers: tuple[Any, ...],
+        key: Hashable, names: tuple[str, ...], arrays: tuple[HostArray, ...], numbers: tuple[float, ...],
     ) -> HostArray | None:  # fmt: skip
         y = new()
         rows = memory_row(y), *map(memory_row, arrays)

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from dbrdist.errors import UsageWarning
 from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.cpu.onednn import Builder
 from dbrdist.kernels.cpu.onednn_finite import memory_row
+
+if TYPE_CHECKING:
+    from dbrdist.core.array.types import Array
 
 _FLOAT32 = np.dtype(np.float32)
 
@@ -95,5 +98,5 @@ def _say_once(reason: str) -> None:
     warnings.warn(words, UsageWarning, stacklevel=2)
 
 
-def _rounded(arguments: tuple[Any, ...], places: tuple[int, ...]) -> list[Any]:
+def _rounded(arguments: tuple[Any, ...], places: tuple[int, ...]) -> list[Array]:
     return [narrow(a) if i in places else a for i, a in enumerate(arguments)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from dbrdist.core.array.types import DType, HostArray
 from dbrdist.errors import UsageWarning
 from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.cpu.onednn_bfloat16 import narrow
+
+if TYPE_CHECKING:
+    pass
 
 _FLOAT16, _FLOAT32 = np.dtype(np.float16), np.dtype(np.float32)
 

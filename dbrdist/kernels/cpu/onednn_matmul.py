@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.cpu.onednn import Builder, Primitive, address
 from dbrdist.kernels.cpu.onednn_bfloat16 import also_in_bfloat16, narrow
 from dbrdist.kernels.cpu.onednn_float16 import also_float16
+
+if TYPE_CHECKING:
+    from dbrdist.core.array.types import Array
 
 _SMALL_PRODUCT = 1 << 19  # multiplications; below, NumPy's product takes less time than the call
 _DEPTH = 1312  # columns of a and rows of b; products of more are faster as a sum of several
@@ -202,7 +205,7 @@ def _plan_large(a: HostArray, b: HostArray, out: HostArray | None = None, made: 
     return plan_matmul(a, b, out, made)
 
 
-def _plan_stacks(a: HostArray, b: HostArray) -> Any:
+def _plan_stacks(a: HostArray, b: HostArray) -> Callable[..., Array]:
     """See dispatch.stacked_matmul; of heads that lie between others as they stand, in 0.7 to 0.9 of NumPy's time.
 
     A turned left matrix is multiplied by ``GEMM``.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ctypes import c_float
 from functools import partial
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,11 @@ from dbrdist.kernels.cpu.onednn import Builder, Primitive, cached
 from dbrdist.kernels.cpu.onednn_finite import is_finite, memory_row, normalizes_finitely
 from dbrdist.kernels.reference import numpy_, numpy_normalization
 from dbrdist.kernels.reference.numpy_normalization import coarse_from, is_coarse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dbrdist.core.array.types import Array
 
 _F32, _DENSE = np.dtype(np.float32), (4,)
 _EPS = 1e-5  # what counts beside a variance where only statistics are wanted
@@ -293,14 +298,16 @@ def bn_mask(saved: Any, y_shape: tuple[int, ...], dtype: DType) -> HostArray:
 # oneDNN has no kernels for the parts, but those for the whole give them; what they compute beside is dropped.
 
 
-def _plan_statistics(x: HostArray, axis: tuple[int, ...]) -> Any:
+def _plan_statistics(x: HostArray, axis: tuple[int, ...]) -> Callable[..., Array]:
     """See numpy_normalization.bn_statistics."""
     ones = np.ones(x.shape[1], np.float32)
     forward = _plan_forward(x, ones, ones, _EPS, axis, False)
     return lambda x, axis: forward(x, ones, ones, _EPS, axis, False)[1:3]
 
 
-def _plan_sums(x: HostArray, mean: HostArray, var: HostArray, gy: HostArray, eps: float, axis: tuple[int, ...]) -> Any:
+def _plan_sums(
+    x: HostArray, mean: HostArray, var: HostArray, gy: HostArray, eps: float, axis: tuple[int, ...]
+) -> Callable[..., Array]:
     """See numpy_normalization.bn_sums."""
     _check(x, axis)
     ones = np.ones(x.shape[1], np.float32)

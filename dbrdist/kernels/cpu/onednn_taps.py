@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,11 @@ from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.cpu.onednn import Builder, Primitive
 from dbrdist.kernels.cpu.onednn_matmul import build
 from dbrdist.kernels.geometry import ConvGeometry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dbrdist.core.array.types import Array
 
 _MANY_CHANNELS = 512  # in and out
 _FEW_PIXELS = 2048  # of all outputs
@@ -35,7 +40,7 @@ def suits(x: HostArray, gy: HostArray, like: HostArray, g: ConvGeometry) -> bool
     return are_many and are_plain and gy.size // o <= _FEW_PIXELS
 
 
-def plan_by_taps(x: HostArray, gy: HostArray, like: HostArray, g: ConvGeometry) -> Any:
+def plan_by_taps(x: HostArray, gy: HostArray, like: HostArray, g: ConvGeometry) -> Callable[..., Array]:
     """See numpy_.conv_backward_weight; pixels in the padding take part in no product, so that 0 times infinity does
     not come in.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -18,6 +18,9 @@ from dbrdist.core.array.types import Array
 from dbrdist.kernels.cpu.onednn import Unsupported
 from dbrdist.kernels.gpu import cuda_source
 from dbrdist.kernels.gpu.cuda_source import over, require, require_here
+
+if TYPE_CHECKING:
+    from dbrdist.core.array.types import DType
 
 Plan = Callable[..., Any]
 
@@ -135,7 +138,7 @@ def linear(x: Array, W: Array, b: Array | None) -> Plan:
     return plan
 
 
-def column_sums(x: Array, dtype: Any, out: Array | None = None) -> Plan:
+def column_sums(x: Array, dtype: DType, out: Array | None = None) -> Plan:
     """The sums over the rows of a matrix."""
     require(x, out)
     rows, columns = x.shape

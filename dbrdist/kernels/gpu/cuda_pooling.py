@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from dbrdist.kernels.cpu.onednn import Unsupported
 from dbrdist.kernels.geometry import PoolGeometry
 from dbrdist.kernels.gpu import cuda_source
 from dbrdist.kernels.reference import numpy_
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _TYPES = ("float32", "float16", "bfloat16")
 _BYTE, _INT = np.dtype(np.uint8), np.dtype(np.int32)
@@ -52,7 +55,7 @@ def _plan_forward(x: Array, geometry: PoolGeometry) -> Any:
     return pool_forward
 
 
-def _plan_backward(gy: Array, x_shape: Shape, saved: Any, geometry: PoolGeometry) -> Any:
+def _plan_backward(gy: Array, x_shape: Shape, saved: Any, geometry: PoolGeometry) -> Callable[..., Array]:
     """See numpy_.pool_backward."""
     cuda_source.require_here(gy, saved)
     if not gy.size or gy.dtype.name not in _TYPES:  # of another type or shape than forward's

@@ -6,7 +6,7 @@ Legend: N examples, U units, G gates; steps are pairs of first row and number of
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,20 +16,23 @@ from dbrdist.kernels.gpu import cuda_source
 from dbrdist.kernels.gpu.cuda_ops import multiply
 from dbrdist.kernels.unsupported import Unsupported
 
+if TYPE_CHECKING:
+    from dbrdist.core.array.types import DType
+
 Rows = list[tuple[int, int]]
 
 _FILE = "recurrent"
 _NUM_GATES = {"lstm": 4, "gru": 3}
 
 
-def _own(a: Array, dtype: Any) -> Array:
+def _own(a: Array, dtype: DType) -> Array:
     """A copy in C order that may be overwritten."""
     made = backend.empty((a.size,), dtype, a).reshape(a.shape)
     made[...] = a
     return made
 
 
-def _launcher(name: str, dtype: Any, units: int) -> Callable[..., None]:
+def _launcher(name: str, dtype: DType, units: int) -> Callable[..., None]:
     """The kernel as a function of n and its arrays."""
     run = cuda_source.kernel(_FILE, name, dtype)
 

@@ -75,7 +75,7 @@ def _build(direction: str, dtype: DTypeLike, *description: Any) -> Callable[...,
 # ---- layouts
 
 
-def _padded_channels(x_shape: Shape, dtype: Any, geometry: ConvGeometry) -> int:
+def _padded_channels(x_shape: Shape, dtype: DType, geometry: ConvGeometry) -> int:
     """How many channels images get that have few."""
     c, fewest = x_shape[1], _FEWEST_BYTES // dtype.itemsize
     return max(c, fewest) if geometry.groups == 1 else c
@@ -216,7 +216,9 @@ def _plan_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeome
     return conv_backward_data
 
 
-def _plan_backward_data_as_laid(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry, laid: Array | None) -> Any:
+def _plan_backward_data_as_laid(
+    gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry, laid: Array | None
+) -> Callable[..., Array]:
     """See device_dispatch.conv_backward_data_as_laid; ``laid`` has the type of gy."""
     _require(W.shape, gy)
     cuda_source.require(W)

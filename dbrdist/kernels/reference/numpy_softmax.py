@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dbrdist.core.array import backend
 from dbrdist.core.array.types import Array, Module
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-def _along(formula: Any, axis: int, *xs: Array) -> Array:
+
+def _along(formula: Callable[..., Array], axis: int, *xs: Array) -> Array:
     """Run a formula on arrays in the accumulation type and an axis; on the N H W C view of images, to keep their
     layout.
     """

@@ -19,6 +19,8 @@ from dbrdist.training.observed_keys import warn_of_keys
 from dbrdist.training.triggers import get_trigger
 
 if TYPE_CHECKING:
+    from typing import TextIO
+
     from dbrdist.training.trainer import Trainer
 
 
@@ -205,7 +207,9 @@ class PrintReport(Extension):
         >>> table = extensions.PrintReport(["epoch", "main/loss", "validation/main/accuracy"])
     """
 
-    def __init__(self, entries: Sequence[str | Column], log_report: str | LogReport = "LogReport", out: Any = None):
+    def __init__(
+        self, entries: Sequence[str | Column], log_report: str | LogReport = "LogReport", out: TextIO | None = None
+    ):
         if isinstance(entries, str):
             words = f"expected a list of keys, got the text {entries!r}; write [{entries!r}]"
             raise TypeError(f"{type(self).__name__}: entries: {words}")

@@ -21,7 +21,7 @@ from dbrdist.training.extension import Extension
 from dbrdist.training.extensions.snapshots import PRIORITY_SNAPSHOT
 
 if TYPE_CHECKING:
-    from dbrdist.core.update.optimizer import GradientMethod
+    from dbrdist.core.update.optimizer import GradientMethod, Optimizer
     from dbrdist.training.trainer import Trainer
 
 
@@ -83,7 +83,7 @@ class FollowSchedule(Extension):
             self._target(value)
 
 
-def _check_attribute(where: str, optimizer: Any, name: str) -> None:
+def _check_attribute(where: str, optimizer: Optimizer, name: str) -> None:
     """Refuse a hyperparameter that the optimizer does not have: setting it would change nothing."""
     if not hasattr(optimizer, name):
         known = sorted(optimizer.hyperparam.get_dict()) if hasattr(optimizer, "hyperparam") else []

@@ -22,6 +22,7 @@ from dbrdist.errors import CheckpointError
 from dbrdist.training.extensions.snapshots import write
 
 if TYPE_CHECKING:
+    from dbrdist.core.files.serializer import Serializable
     from dbrdist.core.model.link import Link
     from dbrdist.training.trainer import Trainer
 
@@ -43,7 +44,14 @@ class Writer:
     def prepare(self, num_bytes: int) -> None:
         """Called when the run starts: about so many bytes are going to be copied each time."""
 
-    def save(self, filename: str, outdir: str, target: dict[str, Array], savefun: Any = None, **kwds: Any) -> None:
+    def save(
+        self,
+        filename: str,
+        outdir: str,
+        target: dict[str, Array],
+        savefun: Callable[[str, Serializable], object] | None = None,
+        **kwds: Any,
+    ) -> None:
         """Write it now, by `savefun(path, target, **kwds)`; None writes .npz with a checksum of the whole file."""
         _save(filename, outdir, target, savefun, kwds)
 
@@ -62,7 +70,13 @@ class SimpleWriter(Writer):
         self.save(filename, outdir, target, self._savefun, **self._kwds)
 
 
-def _save(filename: str, outdir: str, target: dict[str, Array], savefun: Any, kwds: dict[str, bool]) -> None:
+def _save(
+    filename: str,
+    outdir: str,
+    target: dict[str, Array],
+    savefun: Any,
+    kwds: dict[str, bool],
+) -> None:
     write(os.path.join(outdir, filename), target, savefun and (lambda path, obj: savefun(path, obj, **kwds)))
 
 

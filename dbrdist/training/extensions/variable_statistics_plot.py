@@ -22,6 +22,7 @@ from dbrdist.training.extension import Extension
 from dbrdist.training.triggers import get_trigger
 
 if TYPE_CHECKING:
+    from dbrdist.core.array.types import HostArray
     from dbrdist.core.model.parameter import Parameter
     from dbrdist.training.trainer import Trainer
 
@@ -47,7 +48,7 @@ class Reservoir:
             self._data[place] = x
             self._indexes[place] = n if idx is None else idx
 
-    def get_data(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def get_data(self) -> tuple[HostArray, HostArray]:
         """The positions, shape (n,), and the sample, shape (n, *data_shape), by position."""
         n = min(self._num_added, len(self._data))
         order = np.argsort(self._indexes[:n], kind="stable")
@@ -154,7 +155,7 @@ class VariableStatisticsPlot(Extension):
         if self._trigger(trainer):
             self._draw(os.path.join(trainer.out, self._filename))
 
-    def _statistics(self, key: str) -> np.ndarray[Any, Any]:
+    def _statistics(self, key: str) -> HostArray:
         """The numbers of one step: mean, standard deviation, percentiles, as far as they are asked for."""
         arrays = [getattr(variable, key) for variable in self._variables]
         parts = [a.ravel() for a in arrays if a is not None and a.size]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dbrdist.comm.gradients.overlap import Overlap, Weights
 from dbrdist.comm.gradients.reduction_plan import ReductionPlan
@@ -17,6 +17,9 @@ from dbrdist.core.array.config import using_config
 from dbrdist.core.array.user_line import warn_user
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.errors import StaleParametersError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class AllRanks(StepPolicy):
@@ -75,7 +78,9 @@ class AllRanks(StepPolicy):
         self.average(call, plan, factors, divisor)
         return True
 
-    def average(self, call: Passage, plan: ReductionPlan, factors: Any, divisor: float | None) -> None:
+    def average(
+        self, call: Passage, plan: ReductionPlan, factors: Sequence[float] | None, divisor: float | None
+    ) -> None:
         """Add up the gradients, which are at their places on all ranks."""
         with spans.span("reduce"):
             plan.reduce(self.comm, call, plan.params, factors, divisor)

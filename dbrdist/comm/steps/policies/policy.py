@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -83,7 +83,9 @@ class StepPolicy:
         if lossfun is not None and num_samples != 0:
             self.backward(work)
 
-    def backward(self, work: Work, after_forward: Any = None, listener: Overlap | None = None) -> None:
+    def backward(
+        self, work: Work, after_forward: Callable[..., None] | None = None, listener: Overlap | None = None
+    ) -> None:
         """Forward and backward pass; the gradients are added to those of the step's earlier calls."""
         lossfun, args, kwds, num_samples = work
         optimizer, target = self.optimizer, self.optimizer.target
@@ -103,7 +105,7 @@ class StepPolicy:
         if began is not None:
             spans.note("backward", began)
 
-    def counted(self, num_samples: Any) -> int:
+    def counted(self, num_samples: float | None) -> int:
         """A number of samples of another type than int. What is wrong with it all ranks raise at their next meeting."""
         if isinstance(num_samples, (bool, np.bool_)):  # whether this rank has any
             return int(num_samples)

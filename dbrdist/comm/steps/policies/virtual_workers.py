@@ -136,7 +136,7 @@ class VirtualWorkers(StepPolicy):
         return totals
 
 
-def _observing(observed: dict[str, Any]) -> AbstractContextManager[Any]:
+def _observing(observed: dict[str, Any]) -> AbstractContextManager[object]:
     """Collect what is reported, with the current reporter's names; nothing where there is none."""
     try:
         get_current_reporter()

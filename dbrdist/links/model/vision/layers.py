@@ -21,7 +21,10 @@ from dbrdist.errors import CheckpointError
 from dbrdist.links.model.vision import pixels
 from dbrdist.utils.imgproc import oversample as ten_crops
 
-Functions = dict[str, list[Callable[[Any], Any]]]
+if TYPE_CHECKING:
+    pass
+
+Functions: TypeAlias = "dict[str, list[Callable[[Variable], Variable]]]"  # of each stage, by its name
 
 
 class VisionLayers(Chain):

@@ -17,6 +17,7 @@ from dbrdist.links.model.vision.layers import LAST_NAMES, Functions, VisionLayer
 
 if TYPE_CHECKING:
     from dbrdist.core.tape.variable import Variable
+    from dbrdist.datasets.image.images import Image
 
 _MEAN = (103.939, 116.779, 123.68)
 _CONVOLUTIONS = {16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}  # in each of the five stages
@@ -129,7 +130,7 @@ class VGG19Layers(VGGLayers):
         super().__init__(pretrained_model, 19)
 
 
-def prepare(image: Any, size: tuple[int, int] | None = (224, 224)) -> Array:
+def prepare(image: Image, size: tuple[int, int] | None = (224, 224)) -> Array:
     """An image as the network's input (3, H, W): resized, blue, green and red, less their means.
 
     Args:
