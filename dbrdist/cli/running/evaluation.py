@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.cli.builders import build, preflight, weights
 from dbrdist.cli.builders.assemble import evaluator, parts
@@ -16,7 +16,6 @@ from dbrdist.errors import ConfigError
 from dbrdist.training.runs import RECIPE, find_snapshot, folder_of, load_weights, other_classes
 
 if TYPE_CHECKING:
-    from dbrdist.cli.builders.task import Task
     from dbrdist.comm.communicators.communicator import CommunicatorBase
 
 

@@ -18,7 +18,7 @@ from dbrdist.functions.normalization import SharedBatchNormalization, checked_ax
 if TYPE_CHECKING:
     from dbrdist.comm.communicators.communicator import CommunicatorBase
     from dbrdist.core.array.types import Destinations
-    from dbrdist.core.tape.variable import Operand, Variable
+    from dbrdist.core.tape.variable import Operand
 
 _BACKENDS = ("auto", "mpi", "nccl")
 # Marks of settings travel as floats with the sums. Those of 2^13 ranks add up exactly, squares too; sum and sum of

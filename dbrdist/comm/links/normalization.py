@@ -19,7 +19,6 @@ from dbrdist.links.initializers import InitialValue
 if TYPE_CHECKING:
     from dbrdist.comm.communicators.communicator import CommunicatorBase
     from dbrdist.core.array.types import Shape
-    from dbrdist.core.tape.variable import Variable
 
 
 class MultiNodeBatchNormalization(BatchNormalization):
@@ -65,7 +64,7 @@ class MultiNodeBatchNormalization(BatchNormalization):
         """Whether there are no batches of other ranks."""
         return bool(self.comm.size == 1)
 
-    def _of_batch(self, x: Any, gamma: Any, beta: Any, axis: Any, decay: float) -> Variable:
+    def _of_batch(self, x: Any, gamma: Any, beta: Any, axis: Any, decay: float) -> Any:
         mean, var = (None, None) if config.in_recomputing else (self.avg_mean, self.avg_var)
         return multi_node_batch_normalization(
             self.comm, x, gamma, beta, eps=self.eps, running_mean=mean, running_var=var, axis=axis, decay=decay,

@@ -26,7 +26,6 @@ from dbrdist.training.runs import CONSTANTS, DATA, constants_of
 if TYPE_CHECKING:
     from dbrdist.core.array.types import HostArray
     from dbrdist.core.model.link import Link
-    from dbrdist.datasets.loading import serial
     from dbrdist.training.trainer import Trainer
 
 _LONG_BYTES = 1 << 16  # entries of snapshots that are sent one by one; the others are one object

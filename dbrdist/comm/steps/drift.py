@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from dbrdist.core.model.parameter import Parameter
 from dbrdist.errors import CommunicatorError
 
 if TYPE_CHECKING:
-    from dbrdist.comm.communicators.communicator import CommunicatorBase
+    pass
 
 _FIRST = 4  # updates after which some elements of all parameters are looked at, then of some parameters
 _EVERY = 8

@@ -12,9 +12,6 @@ from dbrdist.core.array.backend import Array, accumulation_dtype, is_floating
 from dbrdist.core.array.elementwise import KERNEL_ELEMENTS, kernels
 from dbrdist.core.array.types import DType
 
-if TYPE_CHECKING:
-    pass
-
 
 def sum_over(x: Array, axis: tuple[int, ...] | None, keepdims: bool) -> Array:
     """Sums of 16-bit types run in float32 and are narrowed once."""

@@ -10,7 +10,7 @@ from dbrdist.core.tape.node import VariableNode
 from dbrdist.core.tape.variable import Operand, Variable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    pass
 
 GraphNode: TypeAlias = VariableNode | FunctionNode
 
@@ -102,7 +102,7 @@ class ComputationalGraph:
 
 def _functions_alone(
     nodes: list[GraphNode], edges: list[tuple[GraphNode, GraphNode]]
-) -> tuple[Sequence[GraphNode], Sequence[tuple[GraphNode, GraphNode]]]:
+) -> tuple[list[Any], list[tuple[Any, Any]]]:
     makers = {id(end): start for start, end in edges if isinstance(start, FunctionNode)}
     between = [(makers[id(x)], f) for x, f in edges if isinstance(f, FunctionNode) and id(x) in makers]
     return [node for node in nodes if isinstance(node, FunctionNode)], between
@@ -139,7 +139,7 @@ def build_computational_graph(
     return ComputationalGraph(nodes, edges, variable_style, function_style, rankdir, remove_variable, show_name)
 
 
-def _walk(outputs: list[Operand]) -> tuple[Sequence[GraphNode], Sequence[tuple[GraphNode, GraphNode]]]:
+def _walk(outputs: list[Operand]) -> tuple[list[Any], list[tuple[Any, Any]]]:
     known: dict[tuple[int, int], VariableNode] = {}  # a rule may make a second node of one output
     nodes: dict[int, GraphNode] = {}
     edges: list[tuple[GraphNode, GraphNode]] = []

@@ -68,7 +68,7 @@ class FunctionAdapter(FunctionNode):
 
     def _gradients(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         """What the function's own backward gives, of arrays."""
-        xs = [None] * self._num_inputs
+        xs: list[Array | None] = [None] * self._num_inputs
         for i, a in zip(self._keep_inputs or (), self._kept_xs or ()):
             xs[i] = a
         gxs = self.function.backward(tuple(xs), self._with_those_set(gys) if as_chainer[0] else gys)

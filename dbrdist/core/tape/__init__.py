@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.core.tape import arithmetic, backprop, call, elementwise_table, node, ops, variable
 
 if TYPE_CHECKING:
     from dbrdist.core.array.types import Module
 
-def bind(operators: Any, backward: Callable[..., None], revive: Callable[..., Any]) -> None:
+
+def bind(operators: Module, backward: Callable[..., None], revive: Callable[..., Any]) -> None:
     """Give Variables, nodes and elementwise rows what stands above them: nothing else here is bound late."""
     arithmetic.operators = variable.operators = elementwise_table.operators = operators
     variable.backward = backward

@@ -12,7 +12,7 @@ with the index of the wrapped dataset, so an example's augmentation does not dep
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike

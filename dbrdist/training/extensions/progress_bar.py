@@ -11,8 +11,6 @@ from dbrdist.core.names.limits import count, count_or_zero, threshold
 from dbrdist.training.extension import Extension
 
 if TYPE_CHECKING:
-    from typing import TextIO
-
     from dbrdist.training.trainer import Trainer
 
 _WORDS, _SHORTEST_BAR = 72, 10  # characters
