@@ -18,7 +18,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dbrdist.kernels import providers
 from dbrdist.kernels.unsupported import Unsupported

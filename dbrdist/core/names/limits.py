@@ -16,7 +16,7 @@ import math
 import operator
 import typing
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import numpy as np
 

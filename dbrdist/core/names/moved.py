@@ -10,7 +10,7 @@ import importlib.machinery
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from importlib.abc import Loader, MetaPathFinder

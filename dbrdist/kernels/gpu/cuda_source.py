@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import DTypeLike
 
