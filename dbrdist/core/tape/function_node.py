@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from traceback import StackSummary
 
     from dbrdist.core.chainer.function import Function
-    from dbrdist.core.tape.node import VariableNode
     from dbrdist.core.tape.type_check import TypeInfoTuple
     from dbrdist.core.tape.variable import Operand
 
