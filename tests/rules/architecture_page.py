@@ -29,6 +29,9 @@ operation, read [operations.md](operations.md).
 """
 
 
+ADDING = Path(__file__).with_name("architecture_ways.md").read_text(encoding="utf-8")
+
+
 @functools.cache
 def first_line(path: Path) -> str:
     """The first sentence or line of a file's docstring."""
@@ -142,7 +145,7 @@ def size() -> list[str]:
 
 def page() -> str:
     """The whole page."""
-    parts = [HEAD + "## Rooms", "", *table_of_rooms(), "", *size(), "", "## Protocols", "", *protocols(), ""]
+    parts = [HEAD + ADDING + "## Rooms", "", *table_of_rooms(), "", *size(), "", "## Protocols", "", *protocols(), ""]
     for room in ("core", "kernels", "datasets", "comm", "cli"):
         parts += [*packages(room), ""]
     for room in ("functions", "links", "optimizers", "models", "training", "compat"):

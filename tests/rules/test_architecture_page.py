@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 import pytest
 
@@ -20,6 +21,15 @@ def test_the_page_is_current():
 
 def test_every_file_says_what_it_is_for():
     assert [str(f.relative_to(PACKAGE)) for f in FILES if not ast.get_docstring(ast.parse(f.read_text()))] == []
+
+
+def test_files_on_the_ways_through_the_code_are_there():
+    ways = re.findall(r"`([\w/]+\.py)`", architecture_page.ADDING)
+    roots = {"launch": PACKAGE.parent / "launch" / "dbrdist_launch", "tests": PACKAGE.parent / "tests"}
+    assert len(ways) > 20
+    for name in ways:
+        first, _, rest = name.partition("/")
+        assert (roots[first] / rest if first in roots else PACKAGE / name).is_file(), name
 
 
 def test_levels_count_from_the_lowest():
