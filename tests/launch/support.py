@@ -66,6 +66,14 @@ def launch(*arguments, timeout=40.0, python=sys.executable, env=None, **options)
     return result
 
 
+def wait_until(condition, seconds=40.0):
+    """Wait for an event that `condition()` sees."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, f"nothing of the kind within {seconds} s"
+        time.sleep(0.02)
+
+
 def failure_in(log_dir):
     """The failure of the last job in a folder of logs."""
     return json.loads((log_dir / "latest" / "status.json").read_text())["failure"]

@@ -7,7 +7,7 @@ import textwrap
 import time
 
 import pytest
-from support import PROGRAMS, assert_nothing_left, environment, failure_in, launch, popen
+from support import PROGRAMS, assert_nothing_left, environment, failure_in, launch, popen, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -84,7 +84,7 @@ def test_interrupts_reach_the_ranks_as_such_and_also_those_that_come_late(tmp_pa
     text = """
         import os, sys, time
         try:
-            open("up", "w").close()
+            open("up-" + os.environ["RANK"], "w").close()
             time.sleep(100)
         except KeyboardInterrupt:
             open("saved-" + os.environ["RANK"], "w").close()
@@ -102,11 +102,7 @@ def test_interrupts_reach_the_ranks_as_such_and_also_those_that_come_late(tmp_pa
         textwrap.dedent(text),
     ]
     process = popen(*words, mark="interrupt", cwd=tmp_path)
-    until = time.monotonic() + 40
-    while not (tmp_path / "up").exists():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    time.sleep(3.0)
+    wait_until(lambda: (tmp_path / "up-0").exists() and (tmp_path / "up-1").exists())
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err

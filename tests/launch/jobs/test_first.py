@@ -5,7 +5,6 @@ import signal
 import socket
 import sys
 import textwrap
-import time
 
 import pytest
 from dbrdist_launch.backends import mpi
@@ -92,8 +91,10 @@ def test_lines_are_never_torn_and_bytes_survive():
 
 
 def test_killed_launcher_leaves_no_rank():
-    process = popen("-n", 3, "python", FAILING, "none", mark="killed-launcher")
-    time.sleep(1.5)
+    text = "import os, time; print(os.environ['RANK'], flush=True); time.sleep(100)"
+    process = popen("-n", 3, "python", "-c", text, mark="killed-launcher")
+    for _ in range(3):
+        assert process.stdout.readline()
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert_nothing_left("killed-launcher")

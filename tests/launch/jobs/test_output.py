@@ -1,14 +1,17 @@
 """What the ranks write: every byte arrives, in order, in its log and on the screen, and slow readers stop nobody."""
 
+import array
+import fcntl
 import os
 import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 
 import pytest
-from support import assert_nothing_left, environment, launch, popen
+from support import assert_nothing_left, environment, launch, popen, wait_until
 
 pytestmark = pytest.mark.mpiexec
 
@@ -111,10 +114,18 @@ def test_shown_ranks_timestamps_and_tee(tmp_path):
     assert "expected numbers and ranges" in launch("-n", 1, "--show-ranks", "a", "python", "-c", "").stderr
 
 
+def waiting_in(pipe):
+    """Bytes in a pipe that nobody has read."""
+    found = array.array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, found)
+    return found[0]
+
+
 def test_an_interrupt_gives_up_a_reader_that_never_reads():
     program = "for i in range(30000): print('line', i, 'x' * 40)"
     process = popen("-n", 1, "--grace", 1, "python", "-c", program, mark="never")
-    time.sleep(4.0)
+    room = fcntl.fcntl(process.stdout, fcntl.F_GETPIPE_SZ)
+    wait_until(lambda: waiting_in(process.stdout) > room - 4096)  # full: the launcher's writer stands still
     for _ in range(4):  # to the ranks, to the launcher, to its last words
         if process.poll() is None:
             process.send_signal(signal.SIGINT)

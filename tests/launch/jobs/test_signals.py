@@ -45,7 +45,7 @@ def test_stop_request_saves_and_ends_with_75(tmp_path, python, number):
 def test_second_interrupt_stops_at_once(tmp_path):
     process, mark = start(tmp_path, sys.executable, "--grace", "1000", program="deaf.py")
     process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
+    assert any("asking all ranks to save and stop" in line for line in iter(process.stderr.readline, ""))
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)

@@ -8,7 +8,7 @@ import time
 import fake_slurm
 import pytest
 from setups import openmpi_python
-from support import PROGRAMS, environment, failure_in
+from support import PROGRAMS, environment, failure_in, wait_until
 
 pytestmark = [pytest.mark.launch_system, pytest.mark.mpiexec]
 
@@ -113,7 +113,7 @@ def test_cancelled_job_saves_and_stays_out_of_the_queue_for_all_that_it_may_go_b
     wait_for_step(tmp_path, 50)
     run(slurm, "scancel", job)
     assert wait(slurm, job, "CANCELLED", "PENDING")["JobState"] == "CANCELLED"
-    time.sleep(1.0)  # the launcher has ended by then
+    wait_until(lambda: "is not requeued" in (tmp_path / "out").read_text())  # its last decision
     found = state(slurm, job)
     assert (found["JobState"], found["Restarts"]) == ("CANCELLED", "0")
     text = (tmp_path / "out").read_text()
