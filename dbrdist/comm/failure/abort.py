@@ -217,9 +217,10 @@ def _fail_before_mpi(code: int, said: str) -> None:
         _say_status(code, said)
     time.sleep(mpi.FORWARDING_SECONDS)
     socket = environment.launcher_socket()
-    if socket:
+    if socket and "DBRDIST_LAUNCH" not in os.environ:
         # PMI version 1 of hydra (MPICH, Intel MPI), which otherwise continues when a rank ends before MPI_Init. Open
-        # MPI ends the job by itself then.
+        # MPI ends the job by itself then, and dbrdist-launch with any MPI, by the exit code: Slurm's PMI 2 takes these
+        # words for a reason to crash, and kills the rank before it has one.
         try:
             os.write(socket, f"cmd=abort exitcode={code}\n".encode())
         except OSError:  # the launcher is gone, and the other ranks with it

@@ -489,8 +489,23 @@ def test_the_process_ends_where_mpi_does_not_run(monkeypatch):
     assert ended == [("job", 5), ("process", 5)]
 
 
+def test_a_failure_before_mpi_is_left_to_the_launcher(monkeypatch):
+    monkeypatch.setattr(mpi, "started", lambda: None)
+    monkeypatch.setattr(mpi, "FORWARDING_SECONDS", 0.0)
+    monkeypatch.setattr(environment, "launched", lambda: (3, 0, "PMI_SIZE"))
+    monkeypatch.setenv("DBRDIST_LAUNCH", "1")
+    here, there = socket.socketpair()
+    with here, there:
+        monkeypatch.setenv("PMI_FD", str(there.fileno()))
+        abort._fail_before_mpi(3, "said")
+        here.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            here.recv(100)
+
+
 @each(rank=[0, 1, 2], is_hydra=[True, False])
 def test_a_failure_before_mpi_is_told_to_hydra(rank_1, clock, monkeypatch, capfd, rank, is_hydra):
+    monkeypatch.delenv("DBRDIST_LAUNCH", raising=False)
     clock.slept.clear()
     monkeypatch.setattr(mpi, "started", lambda: None)
     monkeypatch.setattr(mpi, "world", lambda: (0, 1))

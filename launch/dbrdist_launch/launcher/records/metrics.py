@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -94,4 +95,15 @@ def _escaped(text: str) -> str:
 
 def _metric(name: str, kind: str, words: str, rows: list[tuple[str, float]]) -> list[str]:
     full = f"dbrdist_launch_{name}"
-    return [f"# HELP {full} {words}", f"# TYPE {full} {kind}", *(f"{full}{{{labels}}} {v!r}" for labels, v in rows)]
+    return [
+        f"# HELP {full} {words}",
+        f"# TYPE {full} {kind}",
+        *(f"{full}{{{labels}}} {_value(v)}" for labels, v in rows),
+    ]
+
+
+def _value(value: float) -> str:
+    """A number as Prometheus' format writes it."""
+    if math.isnan(value):
+        return "NaN"
+    return repr(value) if math.isfinite(value) else "+Inf" if value > 0 else "-Inf"

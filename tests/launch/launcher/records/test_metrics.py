@@ -37,6 +37,22 @@ def test_metrics_are_served_in_prometheus_format():
     assert 'field="words"' not in text
 
 
+def test_numbers_that_are_not_finite_are_written_as_the_format_has_them():
+    metrics = Metrics("0", "job")
+    try:
+        values = {"a": float("nan"), "b": float("inf"), "c": float("-inf"), "d": 1e300}
+        metrics.ranks = {0: Rank(0, "vm", channel=None, fields=values)}
+        text = read(metrics)
+    finally:
+        metrics.close()
+    assert re.findall(r'rank_field\{.*field="(.)"\} (.+)', text) == [
+        ("a", "NaN"),
+        ("b", "+Inf"),
+        ("c", "-Inf"),
+        ("d", "1e+300"),
+    ]
+
+
 @pytest.mark.parametrize("place", ["", "x", "70000", "1.2.3.4", "²"])
 def test_a_place_that_cannot_be_listened_at_is_refused(place):
     with pytest.raises(LaunchError, match="--metrics"):
