@@ -24,15 +24,18 @@ class StandardStream:
 
     Args:
         name: 'stdout' or 'stderr'.
+        is_below_bars: whether it leaves out the stream that a progress bar puts there, so that words appear above it.
     """
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, is_below_bars: bool = False):
         self._name = name
+        self._is_below_bars = is_below_bars
         self._has_told = False
 
     @property
     def _stream(self) -> Any:
-        return getattr(sys, self._name, None)  # None where a program began with a closed one
+        stream = getattr(sys, self._name, None)  # None where a program began with a closed one
+        return getattr(stream, "rich_proxied_file", stream) if self._is_below_bars else stream
 
     @property
     def encoding(self) -> str:
@@ -116,3 +119,4 @@ def _wait(stream: TextIO) -> bool:
 
 
 stdout, stderr = StandardStream("stdout"), StandardStream("stderr")
+below_bars = StandardStream("stdout", is_below_bars=True)  # for the bar itself, which would write to itself otherwise

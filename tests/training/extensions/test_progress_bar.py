@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
+import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
 
+from dbrdist.core.files import standard_streams
 from dbrdist.training import extensions, triggers
 from dbrdist.training.extensions import progress_bar
 from tests.each import each
@@ -97,3 +102,35 @@ def test_progress_on_a_terminal(tmp_path):
     trainer.extend(extensions.ProgressBar(update_interval=1, out=out, live=True))
     trainer.run()
     assert "step 4 of 4" in out.getvalue()
+
+
+def test_a_bar_on_the_terminal_that_is_the_standard_output(tmp_path, monkeypatch):
+    """The bar puts a stream of its own in the place of sys.stdout, and must not write to that one itself."""
+    reader, writer = pty.openpty()
+    found: list[bytes] = []
+    thread = threading.Thread(target=lambda: found.extend(pieces(reader)))
+    thread.start()
+    with open(writer, "w") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        monkeypatch.setenv("TERM", "xterm")
+        trainer = make_trainer(tmp_path, stop=(3, "iteration"))
+        trainer.extend(extensions.ProgressBar(update_interval=1))
+        trainer.extend(lambda _: standard_streams.stdout.write("words above the bar\n"), trigger=(1, "iteration"))
+        trainer.run()
+        assert sys.stdout is terminal
+    thread.join(10)
+    os.close(reader)
+    text = b"".join(found).decode()
+    assert text.count("words above the bar") == 3 and "epoch" in text
+
+
+def pieces(descriptor):
+    """What arrives at a terminal until nobody has it open."""
+    while True:
+        try:
+            piece = os.read(descriptor, 4096)
+        except OSError:
+            return
+        if not piece:
+            return
+        yield piece
