@@ -17,7 +17,7 @@ from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.math import checked_axis
 
 
-def _by_loop(name: str, axis: int, arrays: tuple[Any, ...], *numbers: int, end: str = "") -> Array | None:
+def _by_loop(name: str, axis: int, arrays: tuple[Array, ...], *numbers: int, end: str = "") -> Array | None:
     """What a compiled loop makes of arrays of one shape along their first or last axis; None: NumPy has to do.
 
     The arrays are in C order, perhaps after the first axis has been moved to the end.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -58,8 +57,7 @@ class Extremum(FunctionNode):
         made = kernels.of_rows(f"{self.name}_of_rows", (x,), math.prod(x.shape[lead:]))
         return None if made is None else made[0].reshape(*x.shape[:lead], *(1,) * len(axes))
 
-    def _gradient_of_rows(self, x: Array, gy: Array) -> Array | None:
-        y: Any = self.y
+    def _gradient_of_rows(self, x: Array, y: Array, gy: Array) -> Array | None:
         made = kernels.of_rows("extremum_backward", (x, y.ravel(), gy.ravel()), x.size // y.size)
         return None if made is None else made[0].reshape(x.shape)
 
@@ -83,7 +81,7 @@ class Extremum(FunctionNode):
         gy = ops.reshape(gys[0], self.kept_shape)
         if self.y is not None:
             x = as_array(self.retained_inputs()[0])
-            gx = None if self._on_variables else self._gradient_of_rows(x, gy)
+            gx = None if self._on_variables else self._gradient_of_rows(x, self.y, gy)
             if gx is not None:
                 return (gx,)
             self.chosen = elementwise(_is_same, x, self.y)

@@ -168,7 +168,9 @@ def _plan_update(rule: str, arrays: tuple[HostArray, ...], numbers: tuple[float,
     return update
 
 
-def _chosen_loop(key: Any, names: tuple[str, ...], numbers: tuple[Any, ...]) -> tuple[CompiledLoop, tuple[float, ...]]:
+def _chosen_loop(
+    key: Any, names: tuple[str, ...], numbers: tuple[float, ...]
+) -> tuple[CompiledLoop, tuple[float, ...]]:
     """The loop for a row, and the numbers that it takes; Unsupported where there is none."""
     found = TABLE.get(key, ())
     for loop in found if type(found) is tuple else (found,):
