@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
@@ -24,9 +24,6 @@ from dbrdist.kernels.gpu import cuda_normalization
 from dbrdist.kernels.reference import numpy_, numpy_normalization
 from dbrdist.kernels.small_arrays.small import masked, masked_images
 from dbrdist.kernels.table import kernel, key_of, planned, server_of
-
-if TYPE_CHECKING:
-    pass
 
 _SMALL = 1024  # elements up to which an elementwise kernel is one call of NumPy
 _LARGE = 1 << 18  # elements from which on a result is written over an operand that nobody needs any more

@@ -28,7 +28,7 @@ from dbrdist.core.model.link_hook import (
     with_attributes,
 )
 from dbrdist.core.model.makers import note_maker
-from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.model.parameter import InitialValue, Parameter
 from dbrdist.core.model.versions import Watch, note_change
 from dbrdist.core.tape.checks import ArgumentError
 from dbrdist.core.tape.named_errors import explain_operand
@@ -41,7 +41,6 @@ from dbrdist.errors import CheckpointError
 
 if TYPE_CHECKING:
     from dbrdist.core.files.serializer import AbstractSerializer
-    from dbrdist.core.model.parameter import InitialValue
 
 L = TypeVar("L", bound="Link")
 _OWN_ATTRIBUTES = frozenset({"_children", "_hooks", "_layers", "_list", "_params", "_persistent", "_within_init_scope"})

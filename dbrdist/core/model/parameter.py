@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from dbrdist.core.update.update_rule import UpdateRule
 
 
-InitialValue: TypeAlias = "Callable[[Array], None] | Array | float | None"  # None: the default
-
-
 class Slot:
     """A parameter's place in an arena: its position among the parameters there, and which elements are its own."""
 
@@ -72,6 +69,7 @@ class Peers:
 
 
 # The gradient of a parameter of a program of Chainer that has no array yet: with which numbers it will begin.
+InitialValue: TypeAlias = "Callable[[Array], None] | Array | float | None"  # None: the default
 _NOT_CLEARED = np.array(np.nan, np.float32)
 _ZEROED = np.array(0, np.float32)
 
