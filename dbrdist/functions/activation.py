@@ -19,6 +19,7 @@ from dbrdist.core.tape.function_node import FunctionNode, call
 from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.math import max, minimum
 from dbrdist.functions.rectifier import ReLUGradient
+from dbrdist.functions.shapes import one_axis
 from dbrdist.functions.special import ndtr, normal_density
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ class LogSoftmax(FunctionNode):
 
 def _axis_of(function: str, x: Operand, axis: int) -> int:
     ndim = len(x.shape)
+    if type(axis) is not int:
+        return one_axis(function, ndim, axis)
     if not -ndim <= axis < ndim:
         raise expected(function, "axis", f"from {-ndim} to {ndim - 1} for x of shape {x.shape}", axis)
     return axis % ndim

@@ -135,6 +135,9 @@ def classification_summary(
     return *(as_variable(v.astype(p)) for v in (precise, recalled, score)), as_variable(support.astype(np.int64))
 
 
+_MOST_CLASSES = 1 << 24  # that are counted without a word: a wrong label would take all memory
+
+
 def _predictions(y: Array, t: Array, label_num: int | None, ignore_label: int) -> tuple[Any, Any, Any, int]:
     """Predicted and true labels that count, the type of y and the number of classes."""
     name = "classification_summary"
@@ -143,6 +146,8 @@ def _predictions(y: Array, t: Array, label_num: int | None, ignore_label: int) -
     valid = t.reshape(-1) != ignore_label
     found, true = y.argmax(axis=1).reshape(-1)[valid] if y.size else t.reshape(-1)[valid], t.reshape(-1)[valid]
     greatest = int(true.max()) if true.size else -1
+    if label_num is None and greatest >= _MOST_CLASSES:
+        raise expected(name, "t", f"labels below {_MOST_CLASSES}, or label_num", f"labels up to {greatest}")
     num = greatest + 1 if label_num is None else operator.index(label_num)
     if greatest >= num or (true.size and int(true.min()) < 0):
         raise expected(name, "t", f"labels from 0 to {num - 1}, or {ignore_label}", f"{true.min()} to {greatest}")

@@ -21,6 +21,7 @@ from dbrdist.core.tape.checks import Operands, expected, floating
 from dbrdist.core.tape.function_node import FunctionNode, call
 from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.normalization import in_types_of_inputs
+from dbrdist.functions.shapes import one_axis
 
 
 class LayerNormalization(FunctionNode):
@@ -157,6 +158,8 @@ def normalize(x: Operand, eps: float = 1e-5, axis: int | Sequence[int] = 1) -> V
     """
     floating("normalize", x=x)
     x = as_variable(x)
+    if not isinstance(axis, int) and not hasattr(axis, "__iter__"):
+        axis = one_axis("normalize", x.ndim, axis)
     axes = (axis,) if isinstance(axis, int) else tuple(axis)
     if any(not -x.ndim <= a < x.ndim for a in axes) or len({a % x.ndim for a in axes}) < len(axes):
         raise expected("normalize", "axis", f"different axes from {-x.ndim} to {x.ndim - 1}", repr(axis))

@@ -109,3 +109,13 @@ def test_gates_of_stateful_zoneout_begin_without_biases(installed):
     link = L.StatefulZoneoutLSTM(3, 4)
     assert not link.upward.b.array.any()
     assert L.StatelessLSTM(3, 4).upward.b.array.sum() == 4
+
+
+def test_margins_that_chainer_refuses_are_refused(installed):
+    import chainer.functions as F
+
+    for margin in (-1, 0.0):
+        with pytest.raises(ValueError, match="margin: expected a number above 0"):
+            F.contrastive(X[0], X[0], np.array([0, 1]), margin)
+        with pytest.raises(ValueError, match="margin: expected a number above 0"):
+            F.triplet(X[0], X[0], X[0], margin)

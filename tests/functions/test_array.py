@@ -106,3 +106,28 @@ def test_padding_with_elements_is_numpys_and_sends_gradients_to_all_places(mode,
     np.testing.assert_allclose(x.grad.ravel(), expected, atol=1e-12)
     with pytest.raises(ValueError, match="pad: mode: expected 'constant' with constant_values, or 'edge', 'reflect'"):
         F.pad(x, widths, "mean")
+
+
+@each(name=["softmax", "log_softmax", "crelu", "normalize"], axis=[None, 1.5, 2.0])
+def test_an_axis_that_is_no_integer_is_refused_by_its_name(name, axis):
+    with pytest.raises(TypeError, match=f"{name}: axis: expected an int, got"):
+        getattr(F, name)(np.ones((2, 3)), axis=axis)
+
+
+@each(name=["precision", "recall", "f1_score", "classification_summary"], label=[2**31 - 1, 2**40])
+def test_a_label_far_beyond_the_classes_takes_no_memory(name, label):
+    y, t = np.eye(3), np.array([0, label, 1])
+    with pytest.raises(ValueError, match=f"t: expected labels below 16777216, or label_num, got labels up to {label}"):
+        getattr(F, name)(y, t)
+    with pytest.raises(ValueError, match="labels from 0 to 2"):
+        getattr(F, name)(y, t, label_num=3)
+
+
+def test_numpys_mean_of_a_variable():
+    x = Variable(np.arange(6.0).reshape(2, 3))
+    y = np.mean(x, axis=1)
+    np.testing.assert_array_equal(y.array, [1, 4])
+    F.sum(y).backward()
+    np.testing.assert_allclose(x.grad, np.full((2, 3), 1 / 3))
+    with pytest.raises(TypeError, match="mean: dtype and out: expected None"):
+        np.mean(x, dtype="f")

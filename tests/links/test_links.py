@@ -166,3 +166,20 @@ def test_defaults_are_those_of_chainer():
     link = L.Linear(3, 2)
     assert isinstance(link.W.initializer, initializers.LeCunNormal)
     assert not link.b.array.any()
+
+
+def test_nobias_is_a_switch():
+    words = r"nobias: expected True or False, got .*; the values of b are initial_bias"
+    for nobias in (np.zeros(2, "f"), dbrdist.Variable(np.zeros(2, "f")), "False"):
+        for cls, args in ((L.Linear, (3, 2)), (L.Convolution2D, (3, 2, 3)), (L.Deconvolution1D, (3, 2, 3))):
+            with pytest.raises(TypeError, match=words):
+                cls(*args, nobias=nobias)
+    for nobias in (True, 1, np.bool_(True), np.array(1), np.array([True])):
+        assert L.Linear(3, 2, nobias=nobias).b is None
+    for nobias in (False, 0, None, np.bool_(False)):
+        assert L.Linear(3, 2, nobias=nobias).b is not None
+
+
+def test_a_result_in_place_of_a_function_says_so():
+    with pytest.raises(TypeError, match=r"layer 1: .* got Variable, the result of a call; write the function itself"):
+        dbrdist.Sequential(L.Linear(3, 2), dbrdist.functions.relu(np.ones(2, "f")))

@@ -13,6 +13,7 @@ from dbrdist.core.model.device_resident import DeviceResidentsVisitor
 from dbrdist.core.model.link import Link, _join
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.model.versions import Watch, note_change
+from dbrdist.core.tape.variable import Variable
 from dbrdist.core.usage.mistakes import given_a_class, refuse, warn
 
 if TYPE_CHECKING:
@@ -334,6 +335,8 @@ class Sequential(ChainList):
             raise given_a_class(f"Sequential: layer {i}", layer, "a link or a function")
         if not callable(layer):
             hint = "; write Sequential(*layers)" if isinstance(layer, (list, tuple)) else ""
+            if isinstance(layer, Variable):
+                hint = ", the result of a call; write the function itself, F.relu and not F.relu(x)"
             raise LayerError(f"Sequential: layer {i}: expected a link or a function, got {type(layer).__name__}{hint}")
         if not -len(self._layers) <= i <= len(self._layers):
             raise IndexError(f"Sequential.insert: expected a place from 0 to {len(self._layers)}, got {i}")

@@ -43,12 +43,15 @@ class Limit:
         may_be_infinite: bool = False,
         configured: Limit | None = None,  # in configurations, where it is narrower: Python takes what Chainer took
         words_of_type: str = "",  # for people, where a value is no such number at all; "" for ``words``
+        is_of_chainer: bool = False,  # Chainer refuses what is outside, too
+        hint: str = "",  # what was probably meant
     ) -> None:
         self.words = words
         self.gt, self.ge, self.lt, self.le = gt, ge, lt, le
         self.is_whole, self.is_for_axes, self.may_be_infinite = is_whole, is_for_axes, may_be_infinite
         self.configured = configured
         self.words_of_type = words_of_type
+        self.is_of_chainer, self.hint = is_of_chainer, hint
 
     def but(self, **changes: Any) -> Limit:
         """The same limit with changes."""
@@ -88,6 +91,15 @@ class Limit:
         return None if self.holds(number) else expected(where, name, self.words, str(value))
 
 
+class Switch(Limit):
+    """True or False, or what Python takes for one of them; texts and arrays of several elements are mistakes."""
+
+    def refusal(self, where: str, name: str, value: Any) -> ArgumentError | None:
+        if isinstance(value, str) or getattr(value, "size", 1) != 1:
+            return OperandTypeError(where, name, self.words, _shown(value), self.hint)
+        return None
+
+
 class OrAll(Limit):
     """A limit of a number of things, for which -1 means all."""
 
@@ -110,7 +122,7 @@ count_or_zero = Limit("an integer of 0 or more", ge=0, is_whole=True)
 rate = Limit("a number of 0 or more", ge=0, configured=positive)
 decay = Limit("a number from 0 to 1", ge=0, le=1, configured=fraction)
 distances = Limit("a number of 0 or more", ge=0, is_for_axes=True, may_be_infinite=True)
-margins = Limit("a number above 0", gt=0, may_be_infinite=True)
+margins = Limit("a number above 0", gt=0, may_be_infinite=True, is_of_chainer=True)
 level = Limit("a finite number", configured=not_negative)
 exponent = Limit("a finite number", configured=positive)
 levels = Limit("numbers", is_for_axes=True, may_be_infinite=True, configured=not_negative)
@@ -147,6 +159,7 @@ _OF_FLOATS = {
 }  # fmt: skip
 _COUNTED = frozenset(name for name, least in _LEAST.items() if not least) - {"pad"}
 _BY_NAME: dict[tuple[str, str], Limit] = {
+    ("bool", "nobias"): Switch("True or False", hint="the values of b are initial_bias"),
     **{(kind, name): _at_least(n, limit) for kind, limit in _BY_ANNOTATION.items() for name, n in _LEAST.items()},
     **{("float", name): limit for name, limit in _OF_FLOATS.items()},
 }
@@ -276,7 +289,7 @@ def check(declared: tuple[Declared, ...], where: str, args: tuple[object, ...], 
             if limit.is_whole and name in _COUNTED and type(value) is int and value == 0:
                 warn(f"{where}: {name} is 0, so that it has no elements to compute with")
             continue
-        if limit.is_whole and isinstance(error, TypeError) and not _counts_in_chainer(value):
+        if limit.is_of_chainer or (limit.is_whole and isinstance(error, TypeError) and not _counts_in_chainer(value)):
             raise error
         refuse(error)
 
@@ -295,7 +308,7 @@ def within(function: Callable[..., Any], **values: Any) -> None:
     for name, value in values.items():
         one = declared[name]
         error = None if value is None and one.is_optional else one.limit.refusal(function.__name__, name, value)
-        if error is not None and one.limit.is_whole:
+        if error is not None and (one.limit.is_whole or one.limit.is_of_chainer):
             raise error
         if error is not None:
             refuse(error)

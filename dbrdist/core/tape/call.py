@@ -19,6 +19,7 @@ from dbrdist.core.tape.checks import Operands
 from dbrdist.core.tape.fusion import settle_for, waiting
 from dbrdist.core.tape.node import Record, Value, VariableNode, assignments, make_node
 from dbrdist.core.tape.variable import Variable
+from dbrdist.core.usage.mistakes import warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,6 +110,11 @@ class Call(Record):
 
     def _forward_there(self: Any, data: tuple[Array, ...]) -> tuple[Array, ...]:
         """Forward on the device of the operands."""
+        if any(isinstance(x, np.ma.MaskedArray) for x in data):
+            warn(
+                f"{self.label} takes a masked array: some functions leave masked elements out and others compute with "
+                "what is stored there; give a.filled(value), and leave examples out by their weights or labels"
+            )
         number = elsewhere(data)
         if len(data) > 1 and several(data) and type(self).__module__.startswith(_ON_ONE_DEVICE):
             raise _mixed_devices(self, data)

@@ -422,20 +422,27 @@ class Variable(Arithmetic):
         """The sum over ``axis`` (None: all), kept as length 1 with ``keepdims``; ``numpy.sum`` passes ``out``, None."""
         return operators.sum(self, axis, keepdims)
 
-    def mean(self, axis: Axes = None, *, weights: Operand | None = None, keepdims: bool = False) -> Variable:
-        """The mean over ``axis`` (None: all), kept as length 1 with ``keepdims``; ``weights`` has its shape."""
+    def mean(
+        self, axis: Axes = None, *, weights: Operand | None = None, keepdims: bool = False, dtype: None = None,
+        out: None = None,
+    ) -> Variable:  # fmt: skip
+        """The mean over ``axis`` (None: all), kept as length 1 with ``keepdims``; ``weights`` has its shape.
+        ``numpy.mean`` passes ``dtype`` and ``out``, None.
+        """
+        if dtype is not None or out is not None:
+            raise TypeError("mean: dtype and out: expected None; cast the result with F.cast")
         if weights is not None:
             shape = [1] * self.ndim
             axes = range(self.ndim) if axis is None else (axis if isinstance(axis, (tuple, list)) else (axis,))
             for a, n in zip(axes, weights.shape):
                 shape[a] = n
             x, w = operators.matched((self, operators.reshape(weights, tuple(shape))))
-            dtype = x.dtype
-            if is_floating(dtype):  # of 16 bits sums overflow where the mean does not
-                x, w = (operators.cast(v, accumulation_dtype(dtype)) for v in (x, w))
+            given = x.dtype
+            if is_floating(given):  # of 16 bits sums overflow where the mean does not
+                x, w = (operators.cast(v, accumulation_dtype(given)) for v in (x, w))
             total = operators.sum(operators.mul(x, w), axis, keepdims)
             y = operators.div(total, operators.sum(operators.broadcast_to(w, x.shape), axis, keepdims))
-            return operators.cast(y, dtype) if is_floating(dtype) else y
+            return operators.cast(y, given) if is_floating(given) else y
         return operators.mean(self, axis, keepdims)
 
 

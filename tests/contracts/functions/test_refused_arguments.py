@@ -39,8 +39,8 @@ REFUSED = {
     "diagonal: axis2: expected another axis than axis1 = 1": [lambda: F.diagonal(X, axis1=1, axis2=-1)],
     "repeat: repeats: expected a number from 0 on, got -1": [lambda: F.repeat(X, -1), lambda: F.repeat(X, [-1])],
     "tile: reps: expected numbers from 0 on": [lambda: F.tile(X, -1), lambda: F.tile(X, (1, -1))],
-    "pad: mode: expected 'constant' with constant_values, got 'edge'": [
-        lambda: F.pad(X, 1, "edge")],
+    "pad: mode: expected 'constant' with constant_values, or 'edge', 'reflect', 'symmetric', 'wrap', got 'mean'": [
+        lambda: F.pad(X, 1, "mean")],
     "pad: mode: expected 'constant' with": [lambda: F.pad(X, 1, "constant", reflect_type="odd")],
     "pad_sequence: length: expected at least 3, the length of the longest of xs, got 2": [
         lambda: F.pad_sequence([ones(3), ones(1)], 2)],

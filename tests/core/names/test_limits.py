@@ -178,7 +178,7 @@ def test_losses_check_their_settings(name, is_chainers, monkeypatch):
         rest = dict(zip(after, arguments[len(before) + 1 :], strict=False))
         for wrong in [0, 1.5] if one.limit.is_whole else [float("nan"), *[-0.5] * bool(one.limit.bounds())]:
             words = f"{name}: {one.name}: expected .*{wrong}"
-            is_warned = is_chainers and not one.limit.is_whole
+            is_warned = is_chainers and not (one.limit.is_whole or one.limit.is_of_chainer)
             refused = pytest.raises((TypeError, ValueError), match=words)
             with pytest.warns(UsageWarning, match=words) if is_warned else refused:
                 function(*arguments[: len(before)], **{one.name: wrong}, **rest)

@@ -1040,3 +1040,12 @@ def test_a_backward_pass_of_another_thread_says_nothing_of_this_one():
     assert len(watching_backward) == 3
     steps(optimizer, model, 2)
     assert not watching_backward
+
+
+def test_masked_arrays_are_warned_of(recwarn):
+    masked = np.ma.array([[1.0, 2.0], [3.0, 4.0]], mask=[[0, 1], [0, 0]])
+    for call in (lambda: F.sum(masked), lambda: F.relu(masked), lambda: F.linear(masked, np.ones((2, 2)))):
+        with pytest.warns(UsageWarning, match="takes a masked array: some functions leave masked elements out"):
+            call()
+    recwarn.clear()
+    assert F.sum(masked.filled(0.0)).array == 8 and not recwarn.list
