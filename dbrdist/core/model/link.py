@@ -43,10 +43,8 @@ if TYPE_CHECKING:
     from dbrdist.core.files.serializer import AbstractSerializer
 
 L = TypeVar("L", bound="Link")
-_OWN_ATTRIBUTES = frozenset({"_children", "_hooks", "_layers", "_list", "_params", "_persistent", "_within_init_scope"})
-
-
 T = TypeVar("T")
+_OWN_ATTRIBUTES = frozenset({"_children", "_hooks", "_layers", "_list", "_params", "_persistent", "_within_init_scope"})
 
 
 class _SetByInit:

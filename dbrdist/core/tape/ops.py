@@ -208,7 +208,6 @@ class Reshape(FunctionNode):
     """y = x in another shape, elements in C order"""
 
     is_linear = True
-
     was_images = False
 
     def __init__(self, shape: tuple[int, ...], to_images: bool) -> None:

@@ -262,7 +262,7 @@ class GradientMethod(Optimizer):
         if self._target is None:
             self._require_target()
         if lossfun is not None:
-            loss = loss_of(type(self).__name__, self._target, lossfun, args, kwds)
+            loss: Any = loss_of(type(self).__name__, self._target, lossfun, args, kwds)
             self._target.cleargrads()
             loss.backward(loss_scale=None if self._loss_scale is None else self.scale_of_step())
             del loss
