@@ -6,7 +6,7 @@ import copy as copying
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -38,9 +38,6 @@ from dbrdist.core.tape.variable import Variable
 from dbrdist.core.usage.foreign_names import Foreign, add_hints, add_switches
 from dbrdist.core.usage.mistakes import given_a_class, refuse, warn
 from dbrdist.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from dbrdist.core.files.serializer import AbstractSerializer
 
 L = TypeVar("L", bound="Link")
 T = TypeVar("T")
@@ -473,7 +470,7 @@ class Link(DeviceResident):
 
     # ---- saving -----------------------------------------------------------------------------------------------------
 
-    def serialize(self, serializer: AbstractSerializer) -> None:
+    def serialize(self, serializer: Any) -> None:
         """Save or load parameters and persistent values by ``serializer``."""
         is_loading = getattr(serializer, "is_loading", None)  # None: a program's own, which does not say
         for name in self._params:
