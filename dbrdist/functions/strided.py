@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dbrdist.core.array.backend import Array, get_array_module, zeros
+from dbrdist.core.array.types import Shape
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.function_node import FunctionNode, call
 from dbrdist.core.tape.variable import Operand, Variable, as_variable
-
-if TYPE_CHECKING:
-    from dbrdist.core.array.types import Shape
 
 
 def as_strided(x: Operand, shape: Shape, strides: Shape, storage_offset: int | None = None) -> Variable:

@@ -135,10 +135,10 @@ class Chain(_Container):
         for name, link in links.items():
             self.add_link(name, link)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def _assign(self, name: str, value: Any) -> None:
         if isinstance(value, Link) and self.within_init_scope:
             self._check_name(name, "link")
-        super().__setattr__(name, value)
+        super()._assign(name, value)
         if isinstance(value, type) and issubclass(value, Link) and self.within_init_scope:
             refuse(given_a_class(f"{type(self).__name__}.{name}", value, "a link within init_scope()"))
         if isinstance(value, Link):
@@ -214,10 +214,10 @@ class ChainList(_Container):
             self.add_link(link)
         _warn_of_shared(type(self).__name__, links)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def _assign(self, name: str, value: Any) -> None:
         if isinstance(value, Link) and self.within_init_scope:
             raise TypeError("a ChainList's children have no names: use append() or add_link(), or a Chain")
-        super().__setattr__(name, value)
+        super()._assign(name, value)
 
     def _named_children(self) -> list[tuple[str, Link]]:
         return [(str(i), link) for i, link in enumerate(self._list)]

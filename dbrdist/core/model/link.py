@@ -33,14 +33,14 @@ from dbrdist.core.model.versions import Watch, note_change
 from dbrdist.core.tape.checks import ArgumentError
 from dbrdist.core.tape.named_errors import explain_operand
 from dbrdist.core.tape.node import VariableNode, note_assignment
-from dbrdist.core.tape.repeats import note_state
+from dbrdist.core.tape.repeats import are_used, note_state
 from dbrdist.core.tape.variable import Variable
 from dbrdist.core.usage.foreign_names import Foreign, add_hints, add_switches
-from dbrdist.core.usage.mistakes import given_a_class, refuse, warn
-from dbrdist.errors import CheckpointError
+from dbrdist.core.usage.mistakes import given_a_class, refuse, refuse_no_values, warn
 
 L = TypeVar("L", bound="Link")
 T = TypeVar("T")
+_NEVER_REGISTERED = {Variable, type(None), bool, int, float, str}  # types of what a link keeps from call to call
 _OWN_ATTRIBUTES = frozenset({"_children", "_hooks", "_layers", "_list", "_params", "_persistent", "_within_init_scope"})
 
 
@@ -116,8 +116,15 @@ class Link(DeviceResident):
             self._within_init_scope = old
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if config.__dict__["_repeats"] is not None:
+        if are_used[0] and config.__dict__["_repeats"] is not None:
             note_state(self, name, value)
+        if type(value) not in _NEVER_REGISTERED or self.__dict__.get("_within_init_scope"):
+            self._assign(name, value)
+        else:  # what steps keep
+            super().__setattr__(name, value)
+
+    def _assign(self, name: str, value: Any) -> None:
+        """Set an attribute, and register it where that is meant."""
         if isinstance(value, Parameter):
             if self.within_init_scope:
                 self._check_name(name, "parameter")
@@ -479,7 +486,7 @@ class Link(DeviceResident):
             value = serializer(name, before)
             if value is None or is_loading is False:
                 if value is None and is_loading and before is not None:
-                    _refuse_no_values(self, name, getattr(serializer, "strict", True))
+                    refuse_no_values(f"{self.name or type(self).__name__}/{name}", getattr(serializer, "strict", True))
                 continue
             if before is None:
                 p.initialize(value.shape)
@@ -495,18 +502,6 @@ class Link(DeviceResident):
 
 add_hints(Link, "Link")
 add_switches(Link)
-
-
-def _refuse_no_values(link: Link, name: str, is_strict: bool) -> None:
-    """The file has no values for a parameter that has some, which would stay."""
-    words = (
-        f"{link.name or type(link).__name__}/{name}: the file has no values for this parameter, since the network that "
-        "was saved had seen no input; save it after its first batch"
-    )
-    if is_strict:
-        refuse(CheckpointError(words))
-    else:
-        warn(words)
 
 
 _MISSING_INIT = "Link.__init__() has not been called."  # Chainer's words, to the letter

@@ -22,6 +22,7 @@ import numpy as np
 from dbrdist.core.array.backend import Array, is_floating
 from dbrdist.core.array.chainer_mode import as_chainer, labels
 from dbrdist.core.array.elementwise import KERNEL_ELEMENTS, at_once, elementwise, fused, kernels
+from dbrdist.core.array.types import Number
 from dbrdist.core.tape.checks import ArgumentError, Operands
 from dbrdist.core.tape.elementwise_examples import EXAMPLES
 from dbrdist.core.tape.function_node import FunctionNode
@@ -32,7 +33,7 @@ from dbrdist.core.tape.variable import Operand, Variable, as_variable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dbrdist.core.array.types import DType, Number
+    from dbrdist.core.array.types import DType
 
 Formula: TypeAlias = "Callable[..., Array]"  # of arrays and numbers
 Derivative: TypeAlias = "Callable[..., Operand] | float | None"  # None and 0: there is none
@@ -45,7 +46,7 @@ PUBLIC: dict[str, RowFunction] = {}  # the public functions of rows by name
 operators: Any = None
 
 
-class Primitive(Protocol):
+class RowPrimitive(Protocol):
     """What rules call: arrays in, array out; any Variable in, Variable out."""
 
     row: Row
@@ -57,7 +58,7 @@ class RowFunction(Protocol):
     """The public function of a row."""
 
     row: Row
-    primitive: Primitive
+    primitive: RowPrimitive
 
     def __call__(self, *args: Operand | Number, **named: Operand | Number) -> Variable: ...
 
@@ -228,7 +229,7 @@ def row(
     name: str, formula: Formula, *rest: Any, args: str = "x", kind: str = "float",
     domain: Domain = (-1.0, 1.0), has_steps: bool | None = None, is_one_pass: bool = False,
     of_difference: bool = False, **numbers: Any,
-) -> Primitive:  # fmt: skip
+) -> RowPrimitive:  # fmt: skip
     """Declare a row, and return its primitive; see :class:`Row`. ``rest``: a derivative by each operand, and the
     docstring."""
     *partials, doc = rest
@@ -240,7 +241,7 @@ def row(
     return _primitive_of(entry)
 
 
-def _primitive_of(entry: Row) -> Primitive:
+def _primitive_of(entry: Row) -> RowPrimitive:
     runs_at_once, formula, node = entry.runs_at_once, entry.formula, entry.node
     primitive: Any
     if len(entry.args) == 1 and not entry.numbers:
@@ -279,7 +280,7 @@ def function(name: str, *rest: Any, **options: Any) -> RowFunction:
     return public(row(name, *rest, **options))
 
 
-def public(primitive: Primitive) -> RowFunction:
+def public(primitive: RowPrimitive) -> RowFunction:
     """The public function of a row: it takes arrays or Variables and always returns a Variable."""
     entry: Row = primitive.row
     num_args, node = len(entry.args), entry.node

@@ -17,7 +17,7 @@ from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.elementwise import KERNEL_ELEMENTS, elementwise, fused
 from dbrdist.core.array.types import Axes, Destinations, DType, Index, Number
 from dbrdist.core.tape.checks import ArgumentError, Operands
-from dbrdist.core.tape.elementwise_table import Primitive, from_kernel, matched, row
+from dbrdist.core.tape.elementwise_table import RowPrimitive, from_kernel, matched, row
 from dbrdist.core.tape.function_node import FunctionNode, call
 from dbrdist.core.tape.variable import Operand, Variable, as_array
 
@@ -26,7 +26,7 @@ from dbrdist.core.tape.variable import Operand, Variable, as_array
 add = row("add", np.add, 1, 1, "a + b", args="a b", kind="number")
 sub = row("sub", np.subtract, 1, -1, "a - b", args="a b", kind="number")
 mul = row("mul", np.multiply, lambda b: b, lambda a: a, "a b", args="a b", kind="number")
-div: Primitive = row(
+div: RowPrimitive = row(
     "div",
     np.true_divide,
     lambda gy, b: div(gy, b),
@@ -36,7 +36,7 @@ div: Primitive = row(
     kind="number",
     domain=((-1.0, 1.0), (0.5, 2.0)),
 )
-neg: Primitive = row("neg", np.negative, -1, "-x", kind="number")
+neg: RowPrimitive = row("neg", np.negative, -1, "-x", kind="number")
 exp = row("exp", np.exp, lambda y: y, "e to the x, elementwise.")
 log = row("log", np.log, lambda gy, x: div(gy, x), "Natural logarithm, elementwise.", domain=(0.5, 2.0))
 sqrt = row("sqrt", np.sqrt, lambda gy, y: div(gy, mul(y, 2.0)), "Square root, elementwise.", domain=(0.5, 2.0))

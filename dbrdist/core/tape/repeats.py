@@ -86,6 +86,9 @@ def _variables_in(value: object, levels: int = _LEVELS) -> list[Variable]:
     return [value] if isinstance(value, Variable) else []
 
 
+are_used: list[bool] = [False]  # whether anything was ever repeated: until then nobody looks
+
+
 class Repeats(NamedTuple):
     """What is computed once, though the calls that need it are repeated: see :func:`computed_once`."""
 
@@ -99,6 +102,7 @@ def repeating(
     kept: Sequence[object] | None, records: tuple[list[object], ...] = (), assignments: tuple[Assignments, ...] = ()
 ) -> Iterator[None]:
     """Within the block, this thread repeats calls that kept these values, or records them where that is None."""
+    are_used[0] = True
     switches = config.__dict__
     before: Repeats | None = switches["_repeats"]
     if kept is None and before is not None:

@@ -135,12 +135,16 @@ def last_elementwise(hooks: Iterable[Any]) -> list[Any]:
     """The elementwise ones at the end of hooks that are called in this order."""
     found: list[Any] = []
     for hook in hooks:
-        cls: Any = type(hook)
-        if _is_elementwise(cls) and hook.call_for_each_param and not _FORMULAS & vars(hook).keys():
+        if is_elementwise(hook):
             found.append(hook)
         else:
             found.clear()
     return found
+
+
+def is_elementwise(hook: Any) -> bool:
+    """Whether a hook can run within the pass of an update: nothing but its ``piece`` says what it does."""
+    return _is_elementwise(type(hook)) and hook.call_for_each_param and _FORMULAS.isdisjoint(hook.__dict__)
 
 
 @functools.cache

@@ -5,7 +5,7 @@ Every step goes through it, so this file is compiled (pyproject.toml), and the o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dbrdist.core.array.backend import Array, on
@@ -13,7 +13,7 @@ from dbrdist.core.array.current_device import number_of
 from dbrdist.core.array.declared import DeclaredNumber
 from dbrdist.core.model.flat import Run
 from dbrdist.core.model.parameter import Parameter
-from dbrdist.core.update.elementwise_hook import HookOfRun, Spans, spans_of
+from dbrdist.core.update.elementwise_hook import HookOfRun, Spans, is_elementwise, spans_of
 from dbrdist.core.update.update_rule import FP32_PARAM, UpdateRule, follow, joint_state
 
 if TYPE_CHECKING:
@@ -187,6 +187,17 @@ def update_after_hooks(parts: Iterable[Part], is_complete: bool, hooks: Iterable
                 part.update(is_complete, own)
         else:
             part.update(is_complete, own)
+
+
+def hooks_in_pass(parts: Collection[Part], hooks: Collection[Any]) -> list[list[HookOfRun]] | None:
+    """Hooks with their numbers for each part, if all of them run within the passes of all parts; else None."""
+    for hook in hooks:
+        if not is_elementwise(hook):
+            return None
+    for part in parts:
+        if not part.takes_hooks:
+            return None
+    return [part.prepared(hooks) for part in parts]
 
 
 def call_flat(hook: ElementwiseHook, parts: Iterable[Part], keeps_zero: bool) -> None:

@@ -25,6 +25,7 @@ from dbrdist.core.update.fused_update import (
     Part,
     begin_all,
     call_flat,
+    hooks_in_pass,
     is_updated_alone,
     rule_key,
     update_after_hooks,
@@ -284,9 +285,15 @@ class GradientMethod(Optimizer):
     def _update_with_hooks(self) -> None:
         """Update from the gradients that are there, with hooks and a loss scale."""
         parts = self._plan()
+        begin_all(parts, self.scale_of_step())
+        is_usual = not (self._alone or self._hooks.post or self._loss_scale_growth is not None)
+        prepared = hooks_in_pass(parts, self._hooks.pre.values()) if is_usual and self._calls_as_usual() else None
+        if prepared is not None:  # as nearly always; nothing is assigned
+            self.t += 1
+            update_after_hooks(parts, True, prepared)
+            return
         nodes, num_assigned = self._nodes, assignments[0]
         assigned = [node.assigned for node in nodes]
-        begin_all(parts, self.scale_of_step())
         for p in self._alone:
             if p.is_initialized and p.grad is None:
                 p.grad = zeros(p.shape, p.dtype, p.array)
@@ -310,6 +317,11 @@ class GradientMethod(Optimizer):
             for node, count in zip(nodes, assigned):
                 node.assigned = count  # whatever a hook assigns belongs to the update
 
+    def _calls_as_usual(self) -> bool:
+        """Whether no program's own class or wrapper calls hooks."""
+        cls, own = type(self), self.__dict__
+        return (cls.call_hook, cls.call_hooks) == _CALLS and not ("call_hook" in own or "call_hooks" in own)
+
     def _call_first_hooks(self) -> tuple[bool, list[Any]]:
         """Call hooks before an update, but for the last ones if they can run within its pass, which are returned.
 
@@ -318,8 +330,7 @@ class GradientMethod(Optimizer):
         pre = self._hooks.pre
         if not pre:
             return True, []
-        cls = type(self)
-        if (cls.call_hook, cls.call_hooks) != _CALLS or "call_hook" in vars(self) or "call_hooks" in vars(self):
+        if not self._calls_as_usual():
             self.call_hooks("pre")  # whatever a program does there
             return self._are_complete(), []
         hooks = list(pre.values())
@@ -515,7 +526,6 @@ class GradientMethod(Optimizer):
             self.__dict__.update(state)
 
 
-# What calls hooks, unless a program's own class or a wrapper does it.
 _CALLS = GradientMethod.call_hook, Optimizer.call_hooks
 
 

@@ -126,7 +126,8 @@ class UpdateRule:
         data = run.data
         if (data.size > SMALL_ELEMENTS or type(data) is not np.ndarray) and self._run_kernel(hp, t, run, state):
             return
-        declared.refuse_in_capture(f"{type(self).__name__} has no kernel of its own for {data.dtype} on a GPU")
+        if type(data) is not np.ndarray:
+            declared.refuse_in_capture(f"{type(self).__name__} has no kernel of its own for {data.dtype} on a GPU")
         if data.size <= CHUNK_ELEMENTS and data.itemsize != 2:
             self.step(hp, t, data, run.grad, *state)
         else:

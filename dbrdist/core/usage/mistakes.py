@@ -12,7 +12,7 @@ import numpy as np
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.types import Array
 from dbrdist.core.array.user_line import warn_user
-from dbrdist.errors import UsageWarning
+from dbrdist.errors import CheckpointError, UsageWarning
 
 
 def warn(words: str) -> None:
@@ -39,3 +39,15 @@ def warn_of_arrays(arrays: Sequence[Array], where: str, ours: str) -> None:
 def given_a_class(where: str, value: type, what: str) -> TypeError:
     """The error where a class was given and an instance is meant."""
     return TypeError(f"{where}: expected {what}, got the class {value.__name__}; write {value.__name__}(...)")
+
+
+def refuse_no_values(parameter: str, is_strict: bool) -> None:
+    """A file has no values for a parameter that has some, which would stay."""
+    words = (
+        f"{parameter}: the file has no values for this parameter, since the network that was saved had seen no input; "
+        "save it after its first batch"
+    )
+    if is_strict:
+        refuse(CheckpointError(words))
+    else:
+        warn(words)

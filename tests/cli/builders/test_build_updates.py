@@ -380,3 +380,17 @@ def test_decoupled_decay_follows_the_rate_and_keeps_to_its_group():
     np.testing.assert_array_equal(link.b.array, before[1])
     with pytest.raises(dbrdist.errors.ConfigError, match="decoupled_weight_decay follows the rate lr, which adam"):
         optimizer_of({"name": "adam", "hooks": [hook]})
+
+
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_a_step_is_captured_as_a_graph_where_that_is_asked_for(is_captured):
+    made, origin = configured(f"graph: {str(is_captured).lower()}")
+    examples = dbrdist.iterators.SerialIterator(dbrdist.datasets.TupleDataset(np.zeros((4, 2)), np.zeros(4)), 2)
+    updater = build_updates.updater(made, origin, examples, SGD().setup(L.Linear(2, 1)), None, None)
+    assert (updater._captured is not None) == is_captured
+
+
+def test_an_updater_of_ones_own_captures_by_itself():
+    made, origin = configured("graph: true", "updater: {name: 'mine:Updater'}")
+    with pytest.raises(ConfigError, match=r"run.yaml:3:8: graph: the updater is your own; .*capture=True"):
+        build_updates.updater(made, origin, None, None, None, None)

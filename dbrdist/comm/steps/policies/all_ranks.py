@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.steps.header import STALE, Header
 from dbrdist.comm.steps.lazy_parameters import LateParameters
 from dbrdist.comm.steps.policies.policy import StepPolicy, Work
+from dbrdist.comm.transport.call_log import place_of
 from dbrdist.comm.transport.disagreement import name_ranks
 from dbrdist.core.array import spans
 from dbrdist.core.array.config import using_config
@@ -148,7 +150,8 @@ class AllRanks(StepPolicy):
     def _reduce_with_header(self, num_samples: int | None, works: int) -> bool:
         """After backward, where gradients come with the header: the ranks meet once."""
         headers = self.headers
-        with self.comm.gate.call("update") as call:
+        place = place_of(sys._getframe(3))  # who calls the optimizer: a loop does so from the same line
+        with self.comm.gate.call("update", place) as call:
             header = headers.exchange(call, num_samples, works, self.zero_fill)
             if header.stale and self._is_stale(header):
                 return False
