@@ -317,6 +317,10 @@ def check_wrong_arguments_raise_on_every_rank(comm):
     raises(TypeError, "can be pickled", lambda: comm.bcast_obj((lambda: 0) if bad else None, root=bad_rank))
     raises(TypeError, "can be pickled", lambda: comm.allgather_obj((lambda: 0) if bad else None))
     raises(TypeError, "expected numbers", lambda: comm.allreduce(np.array(["2026"], "M8[Y]")))
+    if comm.size > 1 and comm.rank == 0:
+        raises(ValueError, "send expected at most 32 dimensions", lambda: comm.send(np.ones((1,) * 33), 1, 0))
+    elif comm.rank == 1:
+        raises(TypeError, "send expected at most 32 dimensions", lambda: comm.recv(0, 0))
     check_send_and_recv(comm)  # nothing is left over
 
 

@@ -39,7 +39,8 @@ class PairVerbs(RankGroup):
         is_one = not isinstance(data, (tuple, list))
         arrays: Any = [data] if is_one else data
         with self.gate.message("send", dest, tag) as call:
-            if type(data) is np.ndarray and data.dtype.kind in "biufc":  # as below, in less time
+            if type(data) is np.ndarray and data.dtype.kind in "biufc" and data.ndim <= message.MAX_NDIM:
+                # As below, in less time.
                 if call.peer != self.rank and self.ranks.send_small(call, data):
                     return
                 header, flat = arguments.prepared(data, "send")
