@@ -265,6 +265,13 @@ class Opaque:
         raise AssertionError("reads nothing before its time")
 
 
+class Repeated(datasets.TupleDataset):
+    """Says more examples than those that it is made of."""
+
+    def __len__(self):
+        return 5 * super().__len__()
+
+
 def check_scattered_datasets_in_another_order(comm):
     """Each example is in one part: all ranks get the root's, as in ChainerMN."""
     root = comm.size - 1
@@ -274,6 +281,9 @@ def check_scattered_datasets_in_another_order(comm):
     for name, dataset in examples_of(comm, False).items():
         assert not shares.ranks_with_others(comm, dataset), name
         scatter_dataset(dataset, comm, root)
+    for dataset in ([10**400] * 10, Repeated(range(2))):  # of which nothing can be told, on one rank or on all
+        assert not shares.ranks_with_others(comm, dataset)
+        assert not shares.ranks_with_others(comm, dataset if comm.rank == root else Opaque(range(10)))
 
 
 def check_divided_batches_of_other_examples(comm):
