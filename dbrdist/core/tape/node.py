@@ -87,7 +87,7 @@ class VariableNode:
     @data.setter
     def data(self, array: Any) -> None:
         retained_arrays[self] = array
-        self.shape, self.dtype = array.shape, array.dtype
+        self.shape, self.dtype = (None, None) if array is None else (array.shape, array.dtype)
 
     def get_variable(self) -> Any:
         """The Variable of this node, or another one that shares it."""

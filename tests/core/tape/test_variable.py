@@ -190,6 +190,8 @@ def test_a_variable_without_an_array_has_words_of_its_own():
     assert x.debug_print().splitlines()[1:] == [
         f"- {name}: None" for name in ("device", "backend", "shape", "dtype", "statistics", "grad")
     ]
+    x.retain_data()
+    assert x.node.data is None and x.node.shape is None
     x.grad = ones(3)  # nothing to compare it with
     x.name = "x"
     assert repr(x) == "<variable x>" and x.summary() == "<variable x None>"
