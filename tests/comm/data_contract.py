@@ -301,14 +301,16 @@ def check_divided_batches_of_other_examples(comm):
         said(comm, told, evaluator)
 
 
-def own_loop(comm, rows, **options):
+def own_loop(comm, rows, num_ahead=0, **options):
     """Steps without a trainer: who reads what is known from the iterator alone."""
     model = L.Classifier(L.Linear(1, 2, initialW=1))
     optimizer = create_multi_node_optimizer(optimizers.SGD(0.1).setup(model), comm)
     options = {"rank": comm.rank, "size": comm.size, "seed": 3, **options}
     iterator = SerialIterator(rows, 2 * comm.size, **options)
+    waiting = [next(iterator) for _ in range(num_ahead)]
     for _ in range(2):
-        optimizer.update(model, *concat_examples(next(iterator)))
+        waiting.append(next(iterator))
+        optimizer.update(model, *concat_examples(waiting.pop(0)))
 
 
 def said(comm, words, function):
@@ -332,6 +334,8 @@ def check_divided_batches_in_another_order(comm):
     sampler = Turned(is_odd)
     said(comm, told, lambda: own_loop(comm, rows, order_sampler=sampler))
     said(comm, "", lambda: own_loop(comm, rows, order_sampler=Turned(False)))
+    for num_ahead in (comm.rank, 3 * comm.rank):  # as a thread of the program reads, here into the next epoch
+        said(comm, "", functools.partial(own_loop, comm, rows, num_ahead))
 
 
 class Turned:

@@ -28,9 +28,10 @@ from dbrdist.datasets.loading.divided import divided_iterators
 from dbrdist.datasets.loading.serial import Iterator, SerialIterator
 from dbrdist.errors import CommunicatorError
 
-# What the iterators of a rank read: its share of each batch, or whole batches; or, and how many of them, its share in a
-# loop of the program's own.
+# What the iterators of a rank read: its share of each batch, or whole batches; or, and how many of them in which
+# epochs, its share in a loop of the program's own.
 _UNKNOWN, _DIVIDED, _WHOLE, _READ = range(4)
+_EPOCH_BITS = 16
 _MAX_COMPARED_BYTES = 1 << 20  # of a first batch
 
 
@@ -136,13 +137,18 @@ class Introduction:
         return {id(it): (it.epoch, it.current_position) for it in found}
 
     def _what_was_read(self) -> tuple[int, Sequence[str], int, Sequence[SerialIterator]]:
-        """The same of a loop of the program's own: of iterators that were read since the optimizer was made."""
+        """The same of a loop of the program's own: of iterators that were read since the optimizer was made.
+
+        How far they have come is no matter: a thread of the program's may read ahead, on some ranks further.
+        """
         every = divided_iterators(self._comm.rank, self._comm.size)
         found = [it for it in every if self._read_before.get(id(it)) != (it.epoch, it.current_position)]
         if not found:
             return _UNKNOWN, (), 0, ()
-        lines = [line for it in found for line in batches_in_words(it, "training")]
-        return _READ + len(found), lines, self._comm.rank, found
+        lines = [line for it in found for line in batches_in_words(it, "training", is_moving=False)]
+        orders = [f"order {it.order_checksum}" for it in found]
+        kind = _READ + len(found) + (sum(it.epoch for it in found) << _EPOCH_BITS)
+        return kind, [*lines, *orders], self._comm.rank, found
 
     def _refuse_both(self, kinds: Row) -> None:
         """Raise where some ranks read a part of each batch, and others all of it."""
