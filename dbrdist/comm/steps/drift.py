@@ -115,10 +115,11 @@ class Drift:
 
 def _some(a: Array, turn: int) -> HostArray:
     """A few elements at even distances, in each turn others, whatever the order of memory."""
+    step = max(a.size // _NUM_ELEMENTS, 1)
     if type(a) is np.ndarray:
-        step = max(a.size // _NUM_ELEMENTS, 1)
         return a.flat[turn % step :: step]
-    return to_cpu(a[samples.places(a.shape, _NUM_ELEMENTS)])
+    where = np.unravel_index(np.arange(turn % step, a.size, step), a.shape) if a.ndim else (np.newaxis,)
+    return to_cpu(a[where])
 
 
 def _element(values: HostArray, k: int) -> str:

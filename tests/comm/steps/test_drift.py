@@ -58,6 +58,21 @@ def test_the_same_elements_in_any_order_of_memory(order, shape, dtype):
     assert sums[0] == sums[1] != 1
 
 
+class OfDevice(np.ndarray):
+    """Stands for an array of a device."""
+
+
+@each(shape=[(), (1,), (3,), (9,), (4, 5), (2, 3, 3, 2)])
+def test_each_turn_looks_at_other_elements_on_a_device_too(shape):
+    a = np.arange(np.prod(shape, dtype=int), dtype="f").reshape(shape)
+    seen = set()
+    for turn in range(a.size):
+        some = drift._some(a.view(OfDevice), turn)
+        assert some.shape == drift._some(a, turn).shape and (some == drift._some(a, turn)).all()
+        seen.update(some.tolist())
+    assert seen == set(a.reshape(-1).tolist())
+
+
 @pytest.mark.parametrize(
     ("values", "differ"),
     [
