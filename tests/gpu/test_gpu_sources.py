@@ -37,6 +37,7 @@ KERNELS = {
         "to_channels_last": list(itertools.product(FLOATS, FLOATS[1:])),
         "to_plain": list(itertools.product(FLOATS[1:], FLOATS)),
         "widen": [(t, t) for t in FLOATS[1:]],
+        "by_table": [(t,) for t in FLOATS[1:]],
     },
     "normalization": {
         "bn_statistics": list(itertools.product(FLOATS[1:], WIDTHS)),

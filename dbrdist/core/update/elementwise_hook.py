@@ -144,7 +144,8 @@ def last_elementwise(hooks: Iterable[Any]) -> list[Any]:
 
 def is_elementwise(hook: Any) -> bool:
     """Whether a hook can run within the pass of an update: nothing but its ``piece`` says what it does."""
-    return _is_elementwise(type(hook)) and hook.call_for_each_param and _FORMULAS.isdisjoint(hook.__dict__)
+    cls: Any = type(hook)
+    return _is_elementwise(cls) and hook.call_for_each_param and _FORMULAS.isdisjoint(hook.__dict__)
 
 
 @functools.cache
