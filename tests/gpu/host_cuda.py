@@ -235,8 +235,10 @@ def _two(numbers):
 
 def _argument(a):
     """As CuPy passes it on."""
-    if a is None or is_array(a):
-        return ctypes.c_void_p(None if a is None else a.data.ptr)
+    if a is None:
+        raise TypeError("CuPy passes an address that is not null for None (its issue 9046); pass 0")
+    if is_array(a):
+        return ctypes.c_void_p(a.data.ptr)
     if isinstance(a, int):
         return ctypes.c_longlong(a)
     if isinstance(a, float):

@@ -18,6 +18,7 @@ from dbrdist.core.array import backend
 from dbrdist.core.array.types import Array, Shape
 from dbrdist.kernels.cpu.onednn import Unsupported
 from dbrdist.kernels.gpu import cuda_source
+from dbrdist.kernels.gpu.cuda_source import NULL
 
 _FILE = "normalization"
 _F32 = np.dtype(np.float32)
@@ -115,6 +116,11 @@ def _f32(a: Array) -> Array:
     return dense
 
 
+def _address(a: Array | None) -> Any:
+    """An argument of a kernel that may be missing."""
+    return NULL if a is None else a
+
+
 # ---- rows
 
 
@@ -122,7 +128,7 @@ def _f32(a: Array) -> Array:
 _STAY = 0, 0, np.float32(0), np.float32(0), np.float32(0)
 _AFTER_SUM = 2  # a ReLU of the sum with another array
 # No sum that was rectified, no second gradient, and no room for what counts of both.
-_NO_SUM = None, None, None
+_NO_SUM = NULL, NULL, NULL
 
 
 def _plan_statistics(x: Array, axis: Shape) -> Any:
@@ -132,7 +138,7 @@ def _plan_statistics(x: Array, axis: Shape) -> Any:
 
     def bn_statistics(x: Array, axis: Shape) -> tuple[Array, Array]:
         mean, var = vector(), vector()
-        reduce((dense(x),), mean, var, None, None, None, *_STAY)
+        reduce((dense(x),), mean, var, NULL, NULL, NULL, *_STAY)
         return mean, var
 
     return bn_statistics
@@ -181,8 +187,8 @@ def _forward(x: Array, gamma: Array, beta: Array, eps: float, axis: Shape, relu:
     def forward(x: Array, gamma: Array, beta: Array, moved: tuple[Any, ...]) -> tuple[Array, Array, Array, Any]:
         x, y, mean, var, saved = dense(x), new(), vector(), vector(), new_saved() if relu else None
         gamma, beta = _f32(gamma), _f32(beta)
-        reduce((x,), mean, var, gamma, beta, saved, *moved)
-        apply(grid, block, (x, y, *sizes, mean, var, gamma, beta, eps32, None))
+        reduce((x,), mean, var, gamma, beta, _address(saved), *moved)
+        apply(grid, block, (x, y, *sizes, mean, var, gamma, beta, eps32, NULL))
         return y, mean, var, saved
 
     return forward
@@ -206,7 +212,7 @@ def _plan_add_relu(
     ) -> tuple[Array, Array, Array]:  # fmt: skip
         x, y, mean, var = dense(x), new(), vector(), vector()
         moved = _STAY if running is None else (*running, np.float32(decay), *map(np.float32, weights))
-        reduce((x,), mean, var, None, None, None, *moved)
+        reduce((x,), mean, var, NULL, NULL, NULL, *moved)
         apply(grid, block, (x, y, *sizes, mean, var, _f32(gamma), _f32(beta), eps32, dense_added(added)))
         return y, mean, var
 
@@ -241,7 +247,7 @@ def _plan_inference(
         out: Array | None = None,
     ) -> Array:  # fmt: skip
         y = new() if out is None or not _takes(out, y_like, matrix.dtype) else out
-        apply(grid, block, (dense(x), y, *sizes, *map(_f32, (mean, var, gamma, beta)), eps32, None))
+        apply(grid, block, (dense(x), y, *sizes, *map(_f32, (mean, var, gamma, beta)), eps32, NULL))
         if out is None or y is out:
             return y
         out[...] = y
@@ -264,7 +270,7 @@ def _plan_sums(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: S
 
     def bn_sums(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: Shape) -> tuple[Array, Array]:
         ggamma, gbeta = vector(), vector()
-        reduce((dense(x), dense_gradient(gy)), _f32(mean), _f32(var), None, ggamma, gbeta, eps32, *_NO_SUM)
+        reduce((dense(x), dense_gradient(gy)), _f32(mean), _f32(var), NULL, ggamma, gbeta, eps32, *_NO_SUM)
         return ggamma, gbeta
 
     return bn_sums
@@ -288,6 +294,7 @@ def _plan_backward(
         x, gy, gx = dense(x), dense_gradient(gy), new()
         ggamma = out_gamma if _is_f32(out_gamma) else vector()
         gbeta = out_beta if _is_f32(out_beta) else vector()
+        saved = _address(saved)
         reduce((x, gy), mean, var, saved, ggamma, gbeta, eps32, *_NO_SUM)
         gradient(grid, block, (x, gy, gx, *sizes, mean, var, _f32(gamma), saved, ggamma, gbeta, eps32, share))
         return gx, _delivered(ggamma, out_gamma, gamma), _delivered(gbeta, out_beta, gamma)
@@ -315,11 +322,11 @@ def _plan_backward_of_sum(
     ) -> tuple[Array, Array, Array, Array]:  # fmt: skip
         x, gx, gamma = dense(x), new(), _f32(gamma)
         g = gys[-1] if is_ours and _takes(gys[-1], strides, matrix.dtype) else new()
-        gy, more = [f(a) for f, a in zip(dense_gradients, gys)] + [None] * (2 - len(gys))
+        gy, more = [f(a) for f, a in zip(dense_gradients, gys)] + [NULL] * (2 - len(gys))
         ggamma = out_gamma if _is_f32(out_gamma) else vector()
         gbeta = out_beta if _is_f32(out_beta) else vector()
-        reduce((x, gy), mean, var, None, ggamma, gbeta, eps32, dense_y(y), more, g)
-        gradient(grid, block, (x, g, gx, *sizes, mean, var, gamma, None, ggamma, gbeta, eps32, share))
+        reduce((x, gy), mean, var, NULL, ggamma, gbeta, eps32, dense_y(y), more, g)
+        gradient(grid, block, (x, g, gx, *sizes, mean, var, gamma, NULL, ggamma, gbeta, eps32, share))
         return gx, _delivered(ggamma, out_gamma, gamma), _delivered(gbeta, out_beta, gamma), g
 
     return bn_backward_of_sum

@@ -17,7 +17,7 @@ from dbrdist.core.array import backend, declared
 from dbrdist.core.array.types import Array
 from dbrdist.kernels.cpu.onednn import Unsupported
 from dbrdist.kernels.gpu import cuda_source
-from dbrdist.kernels.gpu.cuda_source import over, require, require_here
+from dbrdist.kernels.gpu.cuda_source import NULL, over, require, require_here
 
 if TYPE_CHECKING:
     from dbrdist.core.array.types import DType
@@ -215,15 +215,12 @@ def cross_entropy_backward(x: Array, t: Array, saved: tuple[Array, ...], gy: Arr
 # ---- updates of flat memory
 
 
-_NULL = 0  # the null pointer
-
-
 def _numbers_of(numbers: Any) -> tuple[Any, ...]:
     """The arguments of a kernel for its numbers: as they are, or where a captured step declares them."""
     block = declared.current()
     if block is None:
-        return *map(float, numbers), _NULL, _NULL
-    skip = _NULL if block.overflow is None else block.overflow
+        return *map(float, numbers), NULL, NULL
+    skip = NULL if block.overflow is None else block.overflow
     return *(0.0,) * len(numbers), numbers, skip
 
 
@@ -244,7 +241,7 @@ def update(rule: str, arrays: tuple[Array, ...], numbers: tuple[float, ...], bef
     types = (p.dtype, wide) if state else (p.dtype,)
     launch = cuda_source.kernel("update", rule, *types)
 
-    largest = (_NULL,) if rule == "adam" and len(state) == 2 else ()  # the largest v, which is not kept
+    largest = (NULL,) if rule == "adam" and len(state) == 2 else ()  # the largest v, which is not kept
 
     def plan(rule: str, arrays: tuple[Array, ...], numbers: Any, before: tuple[Any, ...] = ()) -> bool:
         size = arrays[0].size

@@ -67,8 +67,8 @@ def _plan_backward(gy: Array, x_shape: Shape, saved: Any, geometry: PoolGeometry
     (grid, block), new = cuda_source.over(size), cuda_source.images(x_shape, dtype)
 
     def pool_backward(gy: Array, x_shape: Shape, saved: Any, geometry: PoolGeometry) -> Array:
-        gx = new()
-        run(grid, block, (cuda_source.aligned_images(gy)(gy), saved, gx, size, *numbers))
+        gx, index = new(), cuda_source.NULL if saved is None else saved
+        run(grid, block, (cuda_source.aligned_images(gy)(gy), index, gx, size, *numbers))
         return gx
 
     return pool_backward

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 C_TYPES = {"float32": "float", "float64": "double", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 OPTIONS = ("-std=c++17",)
+NULL = 0  # the null pointer as an argument of a kernel; for None CuPy passes an address that is not null
 _HEADERS = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
 _THREADS = 256
 _BLOCKS = 132 * 16  # as many as a large device holds at once; more elements are worked through in a loop
