@@ -26,7 +26,7 @@ from dbrdist.optimizers import (
     NesterovAG,
     RMSprop,
 )
-from dbrdist.optimizers.hooks import GradientClipping, GradientNoise, WeightDecay
+from dbrdist.optimizers.hooks import DecoupledWeightDecay, GradientClipping, GradientNoise, WeightDecay
 from dbrdist.training import ParallelUpdater, StandardUpdater
 
 
@@ -173,6 +173,18 @@ def test_overflows_leave_updates_out(device, same_products):
 @pytest.mark.parametrize("hooks", [(WeightDecay(1e-2),), (GradientClipping(0.1), WeightDecay(1e-2))])
 def test_hooks(hooks, device, same_products):
     both(device, hooks=hooks, rate=schedule)
+
+
+@pytest.mark.parametrize("mode", ["float32", "float16"])
+def test_a_decay_that_follows_the_learning_rate(mode, device, same_products):
+    both(device, hooks=(DecoupledWeightDecay(0.1, 0.01),), make_optimizer=MomentumSGD, rate=schedule, mode=mode)
+
+
+def test_a_number_of_numpy_in_a_hook_changes(device, same_products):
+    def each(k, net, optimizer, updater):
+        optimizer.hooks.pre["WeightDecay"].rate = np.float64(0.1 if k < 5 else 0.3)
+
+    both(device, hooks=(WeightDecay(0.1),), each=each, steps=10)
 
 
 class Language(Chain):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from dbrdist.core.array import declared
 from dbrdist.core.array.backend import Array
 from dbrdist.core.array.elementwise import kernels
 from dbrdist.core.model.flat import Run
@@ -19,6 +20,7 @@ from dbrdist.core.update.hooks import is_said_of
 from dbrdist.core.update.pieces import pieces
 
 if TYPE_CHECKING:
+    from dbrdist.core.array.types import DType
     from dbrdist.core.update.update_rule import UpdateRule
 
 _FORMULAS = frozenset(("piece", "flat", "__call__"))
@@ -75,8 +77,10 @@ class ElementwiseHook:
 
     def flat(self, run: Run) -> None:
         """The same for a whole ``run`` of parameters in flat memory."""
-        numbers = self.numbers(run.params[0].update_rule)
-        data, grad = run.data, run.grad
+        rule, data, grad = run.params[0].update_rule, run.data, run.grad
+        numbers: tuple[Any, ...] = self.numbers(rule)
+        if type(data) is not np.ndarray and (block := declared.current()) is not None:
+            numbers = self._declared(block, rule, data.dtype, numbers)
         has_loop = self.loop is not None and "piece" not in vars(self) and _are_plain(numbers)
         if self.params is None and has_loop and isinstance(data, np.ndarray):
             update = kernels.get("update")
@@ -84,6 +88,13 @@ class ElementwiseHook:
                 return
         for where in _stretches(run, self.params):
             self.piece(data[where], grad[where], *numbers)
+
+    def _declared(
+        self, block: declared.DeclaredBlock, rule: UpdateRule, dtype: DType, numbers: tuple[Any, ...]
+    ) -> tuple[Array, ...]:
+        """The numbers in a captured step: those of each replay, since they may follow the learning rate."""
+        types = [getattr(number, "dtype", dtype) for number in numbers]  # NumPy's numbers have their own
+        return tuple([block.number(lambda k=k: self.numbers(rule)[k]).as_type(t) for k, t in enumerate(types)])
 
 
 def _parameters(hook: str, params: Iterable[Parameter]) -> frozenset[Parameter]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.current_device import number_of
 from dbrdist.core.array.types import Array
@@ -57,8 +59,8 @@ def _why_not_hooks(optimizer: GradientMethod) -> str | None:
 
 
 def plain_values(values: Iterable[Any]) -> tuple[Any, ...]:
-    """The numbers, words and switches among values."""
-    return tuple([v for v in values if type(v) in _PLAIN])
+    """The numbers, words and switches among values, NumPy's numbers and types among them."""
+    return tuple([v for v in values if type(v) in _PLAIN or isinstance(v, (np.generic, np.dtype))])
 
 
 def switches_of(optimizer: GradientMethod) -> tuple[Any, ...]:
