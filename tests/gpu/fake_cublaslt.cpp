@@ -11,7 +11,8 @@ enum { R_32F = 0, R_64F = 1, R_16F = 2, R_16BF = 14 };
 
 struct Desc { int compute, scale; int32_t transa = 0, transb = 0; };
 struct Layout { int type; uint64_t rows, cols; int64_t ld; int32_t batch = 1; int64_t stride = 0; };
-struct Preference { uint64_t workspace = 0; };
+// alignments: of A, B, C and D, which algorithms may rely on
+struct Preference { uint64_t workspace = 0; uint32_t alignments[4] = {256, 256, 256, 256}; };
 struct Heuristic { uint64_t algo[8]; size_t workspace; int state; float waves; int reserved[4]; };
 static const uint64_t MARK = 0x6c74;
 static long made = 0;
@@ -88,8 +89,9 @@ status cublasLtMatrixLayoutSetAttribute(Layout* l, int attribute, const void* va
 status cublasLtMatmulPreferenceCreate(Preference** p) { *p = new Preference; return SUCCESS; }
 
 status cublasLtMatmulPreferenceSetAttribute(Preference* p, int attribute, const void* value, size_t size) {
-    if (attribute != 1 || size != 8) return INVALID;
-    std::memcpy(&p->workspace, value, 8);
+    if (attribute == 1 && size == 8) std::memcpy(&p->workspace, value, 8);
+    else if (attribute >= 5 && attribute <= 8 && size == 4) std::memcpy(&p->alignments[attribute - 5], value, 4);
+    else return INVALID;
     return SUCCESS;
 }
 
@@ -102,6 +104,7 @@ status cublasLtMatmulAlgoGetHeuristic(void* handle, Desc* d, Layout* a, Layout* 
     ++made;
     std::memset(found, 0, sizeof *found);
     found->algo[0] = MARK;
+    for (int i = 0; i < 4; ++i) found->algo[1 + i] = p->alignments[i];
     found->algo[7] = y->rows * 1000 + y->cols;
     found->workspace = p->workspace < 1024 ? p->workspace : 1024;
     return SUCCESS;
@@ -113,6 +116,8 @@ status cublasLtMatmul(void* handle, Desc* d, const void* alpha, const void* a, L
                       const void* beta, const void* c, Layout* lc, void* y, Layout* ly, const uint64_t* algo,
                       void* workspace, size_t workspace_bytes, void* stream) {
     if (uint64_t(handle) != MARK || !algo || algo[0] != MARK || algo[7] != ly->rows * 1000 + ly->cols) return INVALID;
+    const void* const at[] = {a, b, c, y};
+    for (int i = 0; i < 4; ++i) if (!algo[1 + i] || uint64_t(at[i]) % algo[1 + i]) return INVALID;
     if (workspace_bytes && (!workspace || uint64_t(workspace) % 16)) return INVALID;
     const status s = check(d, la, lb, lc, ly);
     if (s != SUCCESS) return s;

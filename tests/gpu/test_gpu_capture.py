@@ -244,6 +244,27 @@ def test_what_cublaslt_lacks_goes_to_cupy(xp):
         cublaslt.serve(a, a.T)
 
 
+def test_a_plan_that_cublaslt_refuses_is_left_to_cupy(xp, monkeypatch):
+    library, real = cublaslt._library(), cublaslt._call
+
+    def refuse(name, *arguments):
+        if name == "cublasLtMatmulAlgoGetHeuristic":
+            monkeypatch.setattr(library, name, lambda *a: 15)
+        real(name, *arguments)
+
+    monkeypatch.setattr(cublaslt, "_call", refuse)
+    a = xp.ones((3, 29), np.float32)
+    np.testing.assert_array_equal(cublaslt.serve(a, a.T).get(), np.full((3, 3), 29))
+    with declared.declaring(declared.DeclaredBlock()), pytest.raises(CaptureError, match="status 15"):
+        cublaslt.serve(a, a.T)
+
+
+def test_the_library_of_cupys_cuda_comes_first(xp, monkeypatch):
+    for version, name in ((12090, "libcublasLt.so.12"), (13000, "libcublasLt.so.13")):
+        monkeypatch.setattr(xp.cuda.runtime, "runtimeGetVersion", lambda v=version: v, raising=False)
+        assert cublaslt._names()[0] == name
+
+
 def test_a_library_that_is_missing_is_named(monkeypatch):
     def missing():
         raise cublaslt.Unsupported("cuBLASLt was not found (libcublasLt.so.13)")

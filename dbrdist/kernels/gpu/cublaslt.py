@@ -14,7 +14,7 @@ import functools
 import importlib
 import math
 import threading
-from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p, sizeof
+from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p, sizeof
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +29,8 @@ _TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}  # cudaDataT
 _SUMS_IN_FLOAT32, _SUMS_IN_FLOAT64 = 68, 70  # cublasComputeType_t
 _TRANSPOSE_A, _TRANSPOSE_B = 3, 4  # cublasLtMatmulDescAttributes_t
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6  # cublasLtMatrixLayoutAttribute_t
-_WORKSPACE_LIMIT = 1  # cublasLtMatmulPreferenceAttributes_t
+_WORKSPACE_LIMIT, _ALIGNMENTS = 1, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t; those of A, B, C and D
+_MOST_ALIGNED = 256  # bytes: what cuBLASLt expects of each address where it is not told
 _WORKSPACE_BYTES = 32 << 20
 _FUNCTIONS = {
     "cublasLtCreate": (c_void_p,),
@@ -56,9 +57,15 @@ class _Heuristic(ctypes.Structure):
     ]
 
 
+def _names() -> list[str]:
+    """What the linker is asked for: first the library of the CUDA that CuPy is for, as the driver may be too old."""
+    version: int = backend.import_cupy().cuda.runtime.runtimeGetVersion()
+    return sorted(_NAMES, key=lambda name: not name.endswith(f".{version // 1000}"))
+
+
 def _load() -> ctypes.CDLL:
     """The library, from the packages of CUDA or from where the linker looks."""
-    names = list(_NAMES)
+    names = _names()
     try:
         pathfinder = importlib.import_module("cuda.pathfinder")
         names.insert(0, pathfinder.load_nvidia_dynamic_lib("cublasLt").abs_path)
@@ -83,8 +90,9 @@ def _library() -> ctypes.CDLL:
 
 def _call(name: str, *arguments: Any) -> None:
     status = getattr(_library(), name)(*arguments)
-    if status:
-        raise RuntimeError(f"{name}: cuBLASLt returned status {status}")
+    if status:  # where nothing has been begun yet, CuPy may do it
+        kind = RuntimeError if name == "cublasLtMatmul" else Unsupported
+        raise kind(f"{name}: cuBLASLt returned status {status}")
 
 
 def _set(setter: str, what: Any, attribute: int, value: Any) -> None:
@@ -102,8 +110,9 @@ class _Handles(threading.local):
         """That of a device, which is the current one."""
         found = self.handles.get(device)
         if found is None:
-            found = self.handles[device] = c_void_p()
+            found = c_void_p()
             _call("cublasLtCreate", byref(found))
+            self.handles[device] = found
         return found
 
 
@@ -139,11 +148,12 @@ def _operand(a: Array) -> _Operand | None:
 
 
 class _Product:
-    """A product of given types, shapes and layouts: what describes it, and the algorithm that was chosen."""
+    """A product of given types, shapes, layouts and alignments: what describes it, and the algorithm for it."""
 
     def __init__(
-        self, device: int, dtype: DType, sizes: tuple[int, int, int], a: _Operand, b: _Operand, y: _Operand
-    ) -> None:
+        self, device: int, dtype: DType, sizes: tuple[int, int, int], a: _Operand, b: _Operand, y: _Operand,
+        alignments: tuple[int, int, int],
+    ) -> None:  # fmt: skip
         m, k, n = sizes
         self._handle = _local.handle(device)
         self._description = c_void_p()
@@ -156,14 +166,17 @@ class _Product:
         self._layouts = [_layout(dtype, *sizes, x, stacked) for x, sizes in ((b, (n, k)), (a, (k, m)), (y, (n, m)))]
         number = ctypes.c_double if wide else c_float
         self._one, self._zero = number(1), number(0)
-        self._algorithm = self._chosen(m, k, n)
+        self._algorithm = self._chosen(m, k, n, alignments)
         self.workspace_bytes = int(self._algorithm.workspace_bytes)
 
-    def _chosen(self, m: int, k: int, n: int) -> _Heuristic:
+    def _chosen(self, m: int, k: int, n: int, alignments: tuple[int, int, int]) -> _Heuristic:
         preference, found, count = c_void_p(), _Heuristic(), c_int()
         _call("cublasLtMatmulPreferenceCreate", byref(preference))
         setter = "cublasLtMatmulPreferenceSetAttribute"
         _set(setter, preference, _WORKSPACE_LIMIT, c_uint64(_WORKSPACE_BYTES))
+        of_a, of_b, of_y = alignments
+        for attribute, alignment in zip(_ALIGNMENTS, (of_b, of_a, of_y, of_y)):
+            _set(setter, preference, attribute, c_uint32(alignment))
         b, a, y = self._layouts
         operands = self._handle, self._description, b, a, y, y, preference
         _call("cublasLtMatmulAlgoGetHeuristic", *operands, 1, byref(found), byref(count))
@@ -228,10 +241,11 @@ def product(a: Array, b: Array, out: Array | None = None) -> Array:
         raise Unsupported("a result that is not stored by rows")
     cuda = backend.import_cupy().cuda
     device = int(cuda.runtime.getDevice())
-    key = device, a.dtype, m, k, n, of_a, of_b, of_y
+    alignments = _alignment(a, of_a), _alignment(b, of_b), _alignment(y, of_y)
+    key = device, a.dtype, m, k, n, of_a, of_b, of_y, alignments
     planned = _local.products.get(key)
     if planned is None:
-        planned = _local.products[key] = _Product(device, a.dtype, (m, k, n), of_a, of_b, of_y)
+        planned = _local.products[key] = _Product(device, a.dtype, (m, k, n), of_a, of_b, of_y, alignments)
     room = cuda.alloc(planned.workspace_bytes) if planned.workspace_bytes else None
     _run(planned, a, b, y, room, cuda.get_current_stream().ptr)
     if out is not None and out is not y:
@@ -242,6 +256,12 @@ def product(a: Array, b: Array, out: Array | None = None) -> Array:
 
 def _run(planned: _Product, a: Array, b: Array, y: Array, room: CudaPointer | None, stream: int) -> None:
     planned.run(a.data.ptr, b.data.ptr, y.data.ptr, 0 if room is None else room.ptr, stream)
+
+
+def _alignment(a: Array, operand: _Operand) -> int:
+    """The power of two that divides the address of each matrix of a stack; slices may begin anywhere."""
+    found: int = a.data.ptr | operand.stride * a.itemsize | _MOST_ALIGNED
+    return found & -found
 
 
 def _lead(a: Array, b: Array) -> tuple[int, ...]:
