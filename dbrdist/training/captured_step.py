@@ -11,7 +11,7 @@ import contextlib
 import gc
 import linecache
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -87,7 +87,8 @@ class CapturedSteps:
                 self._run_eagerly(step.reason, optimizer, loss_func, args, named)
 
     def _step_of(self, optimizer: GradientMethod, loss_func: Loss, args: Args, named: Named) -> _Step | None:
-        key = id(optimizer), loss_func, _kinds(args), tuple(named), _kinds(named.values()), switches_of(optimizer)
+        which = loss_func if isinstance(loss_func, Hashable) else id(loss_func)
+        key = id(optimizer), which, _kinds(args), tuple(named), _kinds(named.values()), switches_of(optimizer)
         key = *key, plain_values(config.__dict__.values())
         step = self._steps.get(key)
         if step is not None and step.is_stale:
@@ -97,7 +98,7 @@ class CapturedSteps:
         if step is None and len(self._steps) < _MOST_GRAPHS:
             if self._stream is None:
                 self._stream = backend.import_cupy().cuda.Stream(non_blocking=True)
-            step = self._steps[key] = _Step(self._stream)
+            step = self._steps[key] = _Step(self._stream, loss_func)
         return step
 
     def _run_eagerly(self, reason: str, optimizer: GradientMethod, loss_func: Loss, args: Args, named: Named) -> None:
@@ -133,7 +134,8 @@ class _NotCaptured(Exception):
 class _Step:
     """One kind of step: how often it ran, then its graph."""
 
-    def __init__(self, stream: CudaStream) -> None:
+    def __init__(self, stream: CudaStream, loss_func: Loss) -> None:
+        self.loss_func = loss_func  # kept, as its address may be the key
         self.reason: str | None = None
         self.graph: CudaGraph | None = None
         self._stream = stream

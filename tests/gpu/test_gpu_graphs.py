@@ -347,6 +347,18 @@ def test_switches_and_hooks_have_graphs_of_their_own(device, same_products):
     assert updater._captured.num_graphs == 2  # that of the time before the hook is gone
 
 
+def test_a_loss_function_without_a_hash(device, same_products):
+    class Halved(list):
+        def __call__(self, x, t):
+            return self[0](x, t) * 0.5
+
+    def each(k, net, optimizer, updater):
+        if k == 0:
+            updater.loss_func = Halved([net])
+
+    assert both(device, each=each)._captured.num_graphs == 1
+
+
 def test_gradients_that_were_cleared_are_there_again(device, same_products):
     def each(k, net, optimizer, updater):
         net.cleargrads()

@@ -67,7 +67,7 @@ def switches_of(optimizer: GradientMethod) -> tuple[Any, ...]:
     """What an update of this optimizer is captured for: with another one, it is captured anew."""
     hooks = {**optimizer.hooks.pre, **optimizer.hooks.post}
     mode = "none" if optimizer.loss_scale is None else "dynamic" if optimizer.has_dynamic_loss_scale else "constant"
-    flags = tuple([v for v in optimizer.hyperparam.own().values() if isinstance(v, bool)])
+    flags = tuple([v for v in optimizer.hyperparam.own().values() if isinstance(v, (bool, np.bool_))])
     return mode, flags, *[(name, id(hook), plain_values(vars(hook).values())) for name, hook in hooks.items()]
 
 
