@@ -505,6 +505,7 @@ ndarray.__hash__ = None  # type: ignore[assignment]
 
 def _from_host(a: Any, dtype: Any = None) -> ndarray:
     if clocks.capture is not None:
+        _pinned[0](np.asarray(a, dtype).nbytes)  # CuPy copies from there
         clocks.capture.refuse("a copy of the host's memory")
     made = ndarray(np.array(a, dtype, copy=True, order="C"))
     _work(made)
@@ -631,6 +632,9 @@ def _stream_of(device_id: int | None) -> clocks.Stream:
     return clocks.current_stream(device)
 
 
+_pinned: list[Any] = [bytearray]  # what makes pinned memory
+
+
 def _make() -> Any:
     m: Any = types.ModuleType("cupy")
     m.__version__ = "stand-in"
@@ -639,6 +643,7 @@ def _make() -> Any:
     m.asnumpy = lambda a: a.get() if isinstance(a, ndarray) else np.asarray(a)
     # What lies in host memory takes none of a device.
     m.get_default_memory_pool = lambda: types.SimpleNamespace(used_bytes=lambda: 0, total_bytes=lambda: 0)
+    m.get_default_pinned_memory_pool = lambda: types.SimpleNamespace(malloc=bytearray)
     m.cuda = types.SimpleNamespace(
         Device=_Device,
         is_available=lambda: True,
@@ -647,7 +652,8 @@ def _make() -> Any:
             getDevice=clocks.current_device,
             deviceGetPCIBusId=lambda number: f"{os.environ.get('STAND_IN_BUS', '0000')}:{number}",
         ),
-        alloc_pinned_memory=bytearray,
+        alloc_pinned_memory=lambda num_bytes: _pinned[0](num_bytes),
+        set_pinned_memory_allocator=lambda allocator=bytearray: _pinned.__setitem__(0, allocator),
         get_current_stream=lambda device_id=None: _stream_of(device_id),
         Stream=_Stream,
         Event=_Event,

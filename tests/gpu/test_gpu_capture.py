@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -160,6 +162,36 @@ def test_a_block_has_limits(xp, private):
     block.declare(lambda: 0, 8, np.float64)
     with pytest.raises(CaptureError, match="more than 64 bytes of numbers that change"):
         block.declare(lambda: 0, 1, np.float32)
+
+
+def test_copies_from_the_host_are_refused_to_the_thread_that_captures(xp, private):
+    block, found = declared.DeclaredBlock(), []
+    with declared.declaring(block):
+        for copy in (lambda: xp.asarray(np.ones(3)), lambda: xp.cuda.alloc_pinned_memory(8)):
+            with pytest.raises(CaptureError, match="copies an array from the host"):
+                captured(private, copy)
+        other = threading.Thread(target=lambda: found.append(xp.cuda.alloc_pinned_memory(8)))
+        other.start()
+        other.join()
+    assert found and xp.cuda.alloc_pinned_memory(8) is not None
+
+
+@pytest.mark.parametrize("shape, axis", [((2, 3), 0), ((2, 3), 1), ((2, 1, 3, 3), 1)])
+def test_many_arrays_are_joined_without_the_host(shape, axis, xp, private, monkeypatch):
+    """CuPy copies a table of addresses to the device for more than eight arrays."""
+    xs = [xp.full(shape, k, np.float32) for k in range(70)]
+    join, block = xp.concatenate, declared.DeclaredBlock()
+
+    def few(xs, axis=0):
+        assert len(xs) <= 8
+        return join(xs, axis=axis)
+
+    monkeypatch.setattr(xp, "concatenate", few)
+    with declared.declaring(block):
+        graph, y = captured(private, lambda: F.concat(xs, axis=axis).array)
+    graph.launch(private)
+    private.synchronize()
+    np.testing.assert_array_equal(y.get(), np.concatenate([np.full(shape, k) for k in range(70)], axis))
 
 
 def test_dropout_draws_what_each_step_draws(device, xp, private):

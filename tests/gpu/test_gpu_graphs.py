@@ -434,7 +434,7 @@ REASONS = {
     "Remembers": (Remembers, r"it computes with the Variable 'last' of the link /, from the step before"),
     "Rebinds": (Rebinds, r"it rebinds the array 'mean' of the link /"),
     "Noise": (Noise, r"copies an array from the host.*in forward: return super\(\)\.forward\(F\.gaussian"),
-    "Uploads": (Uploads, r"a copy of the host's memory .*in forward: return super"),
+    "Uploads": (Uploads, r"it copies an array from the host, .*in forward: return super"),
     "Masks": (Masks, r"a read or a wait of the host .*in forward: return super"),
 }
 

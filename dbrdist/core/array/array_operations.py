@@ -22,7 +22,7 @@ from dbrdist.core.array.config import config
 from dbrdist.core.array.elementwise import elementwise, fused, kernels
 from dbrdist.core.array.ordered_sums import add_in_order
 from dbrdist.core.array.sums import read_only, sum_over, sum_rows
-from dbrdist.core.array.types import DType, Index, IntArray, RealArray
+from dbrdist.core.array.types import DType, Index, IntArray, Module, RealArray
 
 _SELECT_ELEMENTS = 4096  # below, one call of NumPy's takes less time than several
 
@@ -115,11 +115,21 @@ def summed_to(x: Array, shape: tuple[int, ...]) -> Array:
     return y.reshape(shape) if lead else y
 
 
+_AT_ONCE = 8
+
+
 def concatenated(xs: Sequence[Array], axis: int) -> Array:
     axis = axis % xs[0].ndim
     xp = get_array_module(*xs)
     if xs[0].ndim == 4 and any(map(are_images, xs)):  # along the same axis of the N H W C views
-        return elementwise(lambda *vs: xp.concatenate(vs, axis=(0, 3, 1, 2)[axis]), *xs)
+        return elementwise(lambda *vs: _side_by_side(xp, vs, (0, 3, 1, 2)[axis]), *xs)
+    return _side_by_side(xp, xs, axis)
+
+
+def _side_by_side(xp: Module, xs: Sequence[Array], axis: int) -> Array:
+    """In a captured step eight at once: CuPy copies the addresses of more small arrays from the host."""
+    while len(xs) > _AT_ONCE and capturing.is_on:
+        xs = [xp.concatenate(xs[i : i + _AT_ONCE], axis=axis) for i in range(0, len(xs), _AT_ONCE)]
     return xp.concatenate(xs, axis=axis)
 
 

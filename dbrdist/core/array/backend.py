@@ -424,6 +424,7 @@ class _Capturing(threading.local):
 
 
 capturing = _Capturing()
+HOST_COPY = "it copies an array from the host, which a graph would repeat as it is now"
 
 
 def to_device(a: Any, device: Device) -> Any:
@@ -445,7 +446,7 @@ def to_device(a: Any, device: Device) -> Any:
         there = _from_gpu_to_gpu(memory, cupy.cuda, device.index)
     else:
         if capturing.is_on:
-            raise CaptureError("it copies an array from the host, which a graph would repeat as it is now")
+            raise CaptureError(HOST_COPY)
         with device.device:  # type: ignore[attr-defined]
             there = cupy.asarray(memory, order="C")
     return there.transpose(0, 3, 1, 2) if a.ndim == 4 else there

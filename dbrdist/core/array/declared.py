@@ -121,9 +121,31 @@ def declaring(block: DeclaredBlock) -> Iterator[None]:
     """Capture a step with this block."""
     _current.block, backend.capturing.is_on = block, True
     try:
-        yield
+        with _without_host_copies():
+            yield
     finally:
         _current.block, backend.capturing.is_on = None, False
+
+
+@contextlib.contextmanager
+def _without_host_copies() -> Iterator[None]:
+    """Refuse CuPy's own copies from the host in this thread: ``asarray`` makes them from pinned memory that it reuses.
+
+    CUDA captures such a copy, and replays would read there whatever it holds then. Afterwards CuPy's default pool
+    serves again, since CuPy does not tell of another one.
+    """
+    cupy = backend.import_cupy()
+    pool = cupy.get_default_pinned_memory_pool()
+
+    def allocate(num_bytes: int) -> Any:
+        refuse_in_capture(backend.HOST_COPY)
+        return pool.malloc(num_bytes)
+
+    cupy.cuda.set_pinned_memory_allocator(allocate)
+    try:
+        yield
+    finally:
+        cupy.cuda.set_pinned_memory_allocator(pool.malloc)
 
 
 def keep(a: Array) -> Array:
