@@ -11,7 +11,9 @@ import contextlib
 import gc
 import linecache
 import traceback
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from copy import copy
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -291,11 +293,14 @@ class _Attributes:
     def __init__(self, target: Link) -> None:
         self._links = list(target.namedlinks())
         self._before = [dict(vars(link)) for _, link in self._links]
+        self._held = [{n: copy(v) for n, v in before.items() if type(v) in _CONTAINERS} for before in self._before]
         self._stale: dict[VariableNode, str] = {}
 
     def why_not(self) -> str | None:
         """Why a step that has just run cannot be captured: it counts, or rebinds arrays."""
         for path, name, old, new in self._changed():
+            if type(new) in _CONTAINERS and type(old) is type(new):
+                return f"it changes what the attribute {name!r} of the link {path} holds"
             if backend.is_array(new):
                 return f"it rebinds the array {name!r} of the link {path}"
             if new is not None and not isinstance(new, Variable):
@@ -303,9 +308,11 @@ class _Attributes:
         return None
 
     def _changed(self) -> Iterator[tuple[str, str, Any, Any]]:
-        for (path, link), before in zip(self._links, self._before):
+        for (path, link), before, held in zip(self._links, self._before, self._held):
             for name, new in vars(link).items():
                 old = before.get(name)
+                if new is old and name in held and not _holds_the_same(new, held[name]):
+                    yield path or "/", name, held[name], new
                 if new is old or name == "_changed_at" or isinstance(new, Parameter):
                     continue
                 if type(new) is type(old) and plain_values([new]) and new == old:
@@ -340,6 +347,20 @@ class _Attributes:
             return loss
 
         return call
+
+
+_CONTAINERS = (list, dict, set, deque)
+
+
+def _holds_the_same(one: Any, other: Any) -> bool:
+    """Whether two containers hold the same objects, or equal numbers; Variables may be others."""
+    if len(one) != len(other) or (isinstance(one, dict) and list(one) != list(other)):
+        return False
+    pairs = zip(one.values(), other.values()) if isinstance(one, dict) else zip(one, other)
+    return all(
+        a is b or (isinstance(a, Variable) and isinstance(b, Variable)) or (len(plain_values([a, b])) == 2 and a == b)
+        for a, b in pairs
+    )
 
 
 def _nodes_behind(loss: Variable) -> Iterator[VariableNode]:

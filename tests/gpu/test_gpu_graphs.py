@@ -394,6 +394,16 @@ class Counts(Net):
         return super().forward(x, t)
 
 
+class CountsInside(Net):
+    def __init__(self):
+        super().__init__()
+        self.counts = {"steps": 0}
+
+    def forward(self, x, t):
+        self.counts["steps"] += 1
+        return super().forward(x, t) / self.counts["steps"]
+
+
 class Remembers(Net):
     last = None
 
@@ -431,6 +441,7 @@ class Masks(Net):
 REASONS = {
     "Reads": (Reads, r"test_gpu_graphs\.py, line \d+, in forward: if float\(loss\.array\) > 1e6:"),
     "Counts": (Counts, r"it changes the attribute 'count' of the link /, from \d to \d"),
+    "CountsInside": (CountsInside, r"it changes what the attribute 'counts' of the link / holds"),
     "Remembers": (Remembers, r"it computes with the Variable 'last' of the link /, from the step before"),
     "Rebinds": (Rebinds, r"it rebinds the array 'mean' of the link /"),
     "Noise": (Noise, r"copies an array from the host.*in forward: return super\(\)\.forward\(F\.gaussian"),
