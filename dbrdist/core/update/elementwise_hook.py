@@ -94,7 +94,11 @@ class ElementwiseHook:
     ) -> tuple[Array, ...]:
         """The numbers in a captured step: those of each replay, since they may follow the learning rate."""
         types = [getattr(number, "dtype", dtype) for number in numbers]  # NumPy's numbers have their own
-        return tuple([block.number(lambda k=k: self.numbers(rule)[k]).as_type(t) for k, t in enumerate(types)])
+        values = [functools.partial(self._number, rule, k) for k in range(len(numbers))]
+        return tuple([block.number(value).as_type(t) for value, t in zip(values, types)])
+
+    def _number(self, rule: UpdateRule, k: int) -> float:
+        return self.numbers(rule)[k]
 
 
 def _parameters(hook: str, params: Iterable[Parameter]) -> frozenset[Parameter]:
