@@ -45,8 +45,10 @@ class StandardStream:
     def write(self, words: str) -> int:
         """Write words, and pass them on at once."""
         try:
-            for start in range(0, len(words) or 1, _PIECE):
-                self._put(self._stream, words[start : start + _PIECE])
+            stream = self._stream
+            size = len(words) if hasattr(stream, "rich_proxied_file") else _PIECE  # each piece would be a line there
+            for start in range(0, len(words) or 1, size or 1):
+                self._put(stream, words[start : start + size])
         except (OSError, ValueError, AttributeError) as error:
             self._drop(error)
         return len(words)

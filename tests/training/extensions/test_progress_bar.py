@@ -104,8 +104,12 @@ def test_progress_on_a_terminal(tmp_path):
     assert "step 4 of 4" in out.getvalue()
 
 
-def test_a_bar_on_the_terminal_that_is_the_standard_output(tmp_path, monkeypatch):
-    """The bar puts a stream of its own in the place of sys.stdout, and must not write to that one itself."""
+@each(words=["words above the bar\n", "half a line [/bold]", "[/red] :smile: 12 " * 80 + "\n"])
+def test_a_bar_on_the_terminal_that_is_the_standard_output(tmp_path, monkeypatch, words):
+    """The bar puts a stream of its own in the place of sys.stdout, and must not write to that one itself.
+
+    Brackets in words are no markup, and long words no lines of pieces.
+    """
     reader, writer = pty.openpty()
     found: list[bytes] = []
     thread = threading.Thread(target=lambda: found.extend(pieces(reader)))
@@ -113,15 +117,16 @@ def test_a_bar_on_the_terminal_that_is_the_standard_output(tmp_path, monkeypatch
     with open(writer, "w") as terminal:
         monkeypatch.setattr(sys, "stdout", terminal)
         monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setenv("COLUMNS", "2000")
         trainer = make_trainer(tmp_path, stop=(3, "iteration"))
         trainer.extend(extensions.ProgressBar(update_interval=1))
-        trainer.extend(lambda _: standard_streams.stdout.write("words above the bar\n"), trigger=(1, "iteration"))
+        trainer.extend(lambda _: standard_streams.stdout.write(words), trigger=(1, "iteration"))
         trainer.run()
         assert sys.stdout is terminal
     thread.join(10)
     os.close(reader)
     text = b"".join(found).decode()
-    assert text.count("words above the bar") == 3 and "epoch" in text
+    assert text.count(words.strip()) == 3 and "epoch" in text
 
 
 def pieces(descriptor):
