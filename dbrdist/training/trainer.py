@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dbrdist.core.array import random
-from dbrdist.core.files.serializer import AbstractSerializer, is_about, saved_entry
+from dbrdist.core.files.serializer import SUBJECT, AbstractSerializer, is_about, loads, saved_entry
 from dbrdist.core.model.reporter import Reporter, as_number
 from dbrdist.core.usage.foreign_names import refuse_unknown
 from dbrdist.core.usage.mistakes import given_a_class
@@ -246,6 +247,7 @@ class Trainer:
         if is_same and hasattr(self.stop_trigger, "serialize"):
             self.stop_trigger.serialize(serializer["stop_trigger"])
         for name, entry in self._extensions.items():  # a name may be another extension's at the next start
+            name = _saved_name(serializer["extensions"], name, entry.extension)
             place = serializer["extensions"][name]
             if is_about(place["__class__"], subject_of(entry.extension), class_of(entry.extension)):
                 entry.extension.serialize(place)
@@ -266,3 +268,20 @@ class Trainer:
             self.observation = observed
             random.set_state(tuple(int(word) for word in state))
             self._earlier_seconds = float(elapsed)
+
+
+_MOST_NUMBERS = 1000  # of extensions of one name
+
+
+def _saved_name(places: AbstractSerializer, name: str, extension: Extension) -> str:
+    """The name under which an extension was saved: one of several with a subject may have had another's number."""
+    if extension.subject is None or not loads(places):
+        return name
+    base = re.sub(r"_\d+$", "", name)
+    for other in (name, base, *(f"{base}_{number}" for number in range(1, _MOST_NUMBERS))):
+        saved = saved_entry(places[other]["__class__"], SUBJECT)
+        if saved is not None and str(saved) == subject_of(extension):
+            return other
+        if saved is None and other != name:
+            break
+    return name  # nothing is about the same, or an earlier version saved

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -349,18 +348,15 @@ def metrics(config: Config, origin: Origin) -> dict[str, Callable[[Any, Any], An
     return found
 
 
-def extensions(config: Config, origin: Origin) -> list[tuple[Any, Any, str | None]]:
-    """The user's own extensions with their triggers, None for their own, and names, None for their own.
+def extensions(config: Config, origin: Origin) -> list[tuple[Any, Any]]:
+    """The user's own extensions with their triggers, None for their own.
 
     The arguments are part of what an extension's state is about, such as the name of a metric: with others it begins
     anew. Of several that one callable makes, each is found by its arguments, whatever their order is.
     """
-    names, made = [s.name for s in config.extensions], []
+    made = []
     for i, settings in enumerate(config.extensions):
         extension = as_extension(resolve.call(settings, ("extensions", i), origin))
         extension.subject = extension.subject or f"{settings.name} {settings.args}"
-        name = None
-        if names.count(settings.name) > 1:
-            name = f"{extension.name or extension.default_name}_{zlib.crc32(repr(settings.args).encode()):08x}"
-        made.append((extension, None if settings.every is None else interval(settings.every), name))
+        made.append((extension, None if settings.every is None else interval(settings.every)))
     return made

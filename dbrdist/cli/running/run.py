@@ -156,8 +156,8 @@ class TrainingRun:
             self._evaluation(trainer, end)
         else:
             trainer.extend(self.range_test)
-        for extension, trigger, name in build.extensions(config, self.origin):
-            trainer.extend(extension, name, trigger=trigger)
+        for extension, trigger in build.extensions(config, self.origin):
+            trainer.extend(extension, trigger=trigger)
         if comm.rank == 0:
             self._reports(trainer, AnyTrigger(interval(config.log.every), end))
         if self.range_test is None:

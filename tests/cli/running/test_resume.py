@@ -224,6 +224,10 @@ def test_two_extensions_of_a_class_do_not_exchange_their_states(run, folder):
     assert "counted 1 30\n" in out and "counted 100 3000\n" in out
     _, out, _ = run("run.yaml", "--resume", "epochs=3", counters(100, 1))
     assert "counted 1 45\n" in out and "counted 100 4500\n" in out  # each finds its own, in another order
+    _, out, _ = run("run.yaml", "--resume", "epochs=4", counters(7, 1, 100))
+    assert "counted 7 105\n" in out and "counted 1 60\n" in out and "counted 100 6000\n" in out
+    owners = {key.split("/")[1] for key in read_npz(snapshots.newest("result")) if key.startswith("extensions/Counter")}
+    assert owners == {"Counter", "Counter_1", "Counter_2"}  # as of old snapshots, and for keys that have the name
 
 
 def test_an_extension_with_other_arguments_begins_anew(run, folder):
