@@ -4,7 +4,6 @@
 when they are first named.
 """
 
-import importlib
 from typing import Any
 
 from dbrdist import errors, serializers
@@ -103,9 +102,9 @@ moved.serve()
 
 def __getattr__(name: str) -> Any:
     if name in _LOADED_WHEN_NAMED or name == "kernels":  # for which Python asks at `from dbrdist import kernels`
-        return importlib.import_module(f"dbrdist.{name}")
+        return moved.loaded(f"dbrdist.{name}")
     if name in _MADE_ABOVE:
-        return getattr(importlib.import_module(f"dbrdist.{_MADE_ABOVE[name]}"), name)
+        return getattr(moved.loaded(f"dbrdist.{_MADE_ABOVE[name]}"), name)
     raise missing_names.error("dbrdist", name)
 
 

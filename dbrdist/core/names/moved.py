@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 import importlib.machinery
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -115,3 +117,24 @@ def serve() -> None:
     """From now on the old paths can be imported. They are asked for last: other imports take no longer."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())
+
+
+_loading = threading.local()  # whether this thread is within `loaded` already, and holds what others wait for
+_MOST_TRIES = 200
+
+
+def loaded(path: str) -> ModuleType:
+    """The module; again where Python ends an import that would wait for another thread's, which waits for this one."""
+    is_within, tries = getattr(_loading, "is_on", False), 1
+    _loading.is_on = True
+    try:
+        while True:
+            try:
+                return importlib.import_module(path)
+            except RuntimeError as error:
+                if type(error).__name__ != "_DeadlockError" or is_within or tries == _MOST_TRIES:
+                    raise
+            tries += 1
+            time.sleep(0.01)  # for the other one to go on
+    finally:
+        _loading.is_on = is_within
