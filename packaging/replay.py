@@ -64,7 +64,8 @@ def conda() -> list[str]:
     needed = [r for key in ("host", "run") for r in parts["requirements"][key] if r not in ("python", "pip")]
     names = " ".join(f"'{r.replace(' ', '')}'" for r in dict.fromkeys(needed))
     imports = [f'python -c "import {name}"' for name in parts["test"]["imports"]]
-    entries = [f"test -x $(command -v {e.partition('=')[0].strip()})" for e in parts["build"]["entry_points"]]
+    scripts = [e.partition("=")[0].strip() for e in parts["build"]["entry_points"]]
+    entries = [f'test -x "$(dirname "$(command -v python)")/{script}"' for script in scripts]  # no other environment's
     install = f"python -m pip install --quiet {names}"
     return ["cp -r . /src", install, f"cd /src && {parts['build']['script']}", *entries, *imports,
             *parts["test"]["commands"]]  # fmt: skip

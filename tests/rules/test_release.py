@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -65,6 +68,15 @@ def test_every_command_of_the_packaging_files_is_replayed(replay, tmp_path):
     assert ours == {"apt-get", "useradd", "rm"}
     assert replay.local("rm -rf /wheels", tmp_path) == f"rm -rf {tmp_path}/wheels"
     assert replay.local("pip wheel -w /wheels /src", Path("X")) == "pip wheel -w X/wheels X/src"
+
+
+def test_a_program_that_is_missing_ends_the_replay_of_the_recipe(replay, tmp_path):
+    (check,) = (command for command in replay.conda() if "test -x" in command and "dbrdist-train" in command)
+    here = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    (tmp_path / "python").symlink_to(sys.executable)
+    assert subprocess.run(["bash", "-ec", check], env=here).returncode == 1
+    (tmp_path / "dbrdist-train").symlink_to(sys.executable)
+    assert subprocess.run(["bash", "-ec", check], env=here).returncode == 0
 
 
 def test_the_source_archive_holds_everything_that_a_user_reads():
