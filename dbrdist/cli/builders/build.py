@@ -356,7 +356,12 @@ def extensions(config: Config, origin: Origin) -> list[tuple[Any, Any]]:
     """
     made = []
     for i, settings in enumerate(config.extensions):
-        extension = as_extension(resolve.call(settings, ("extensions", i), origin))
+        own = resolve.call(settings, ("extensions", i), origin)
+        try:
+            extension = as_extension(own)
+        except TypeError as error:
+            where = origin.where(("extensions", i))
+            raise ConfigError(f"{where}: extensions.{i}: {settings.name!r}: {error}") from error
         extension.subject = extension.subject or f"{settings.name} {settings.args}"
         made.append((extension, None if settings.every is None else interval(settings.every)))
     return made

@@ -15,7 +15,7 @@ WIDTH = 80  # columns of what a run prints, where nothing says how many there ar
 
 def counted(n: int | str, noun: str, plural: str | None = None) -> str:
     """For example "1 example", "1,442 examples"."""
-    number = n if isinstance(n, str) else f"{n:,}"
+    number = f"{n:,}" if hasattr(n, "__index__") else str(n)  # a file may have anything as a number
     return f"{number} {noun}" if number == "1" else f"{number} {plural or noun + 's'}"
 
 

@@ -69,6 +69,11 @@ def test_own_metrics_and_extensions(run, own_parts):
     assert [n for word, n in calls if word == "some"] == [2]
 
 
+def test_what_is_no_extension_is_refused_by_its_key(run, own_parts):
+    code, _, err = run("run.yaml", "extensions=['builtins:dict']")
+    assert code == 2 and "extensions.0: 'builtins:dict': expected an extension" in err and "Traceback" not in err
+
+
 A, B = "0000:1", "0000:2"
 
 

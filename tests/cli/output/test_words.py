@@ -38,8 +38,8 @@ def test_what_errors_say():
         (OSError("[Errno 5] words"), "words"), (KeyError("key"), "key"), (ValueError("v"), "v"),
     ):  # fmt: skip
         assert words.said(error) == said
-    assert [words.counted(n, "rank") for n in (0, 1, "1", 2, np.int64(1442))] == [
-        "0 ranks", "1 rank", "1 rank", "2 ranks", "1,442 ranks",
+    assert [words.counted(n, "rank") for n in (0, 1, "1", 2, np.int64(1442), [1])] == [
+        "0 ranks", "1 rank", "1 rank", "2 ranks", "1,442 ranks", "[1] ranks",
     ]  # fmt: skip
     assert folder._reason(OSError(2, "no")) == "no" and folder._reason(OSError("w")) == "w" == folder._reason(
         ValueError("w")
