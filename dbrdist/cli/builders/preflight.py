@@ -106,16 +106,16 @@ def _labels(look: Look, made: Parts, inputs: Array | None, labels: Array) -> Non
             f"from 0, so it needs {largest + 1}",
         )
     if look.config.loss.name == "softmax_cross_entropy" and labels.ndim == 1:
-        _ignored(look.words, every[-1])
+        _ignored(look.words, every[-1], are_all=len(every) > 1)
 
 
-def _ignored(part: str, labels: Array) -> None:
+def _ignored(part: str, labels: Array, are_all: bool) -> None:
     """Warn of labels that softmax_cross_entropy ignores: -1 and 1 for two classes are the usual ones elsewhere."""
     number = int(np.count_nonzero(labels == -1))
     if number:
         warn(
-            f"{number} of {labels.size} {part} labels are -1, which softmax_cross_entropy leaves out of the loss; if "
-            "-1 is one of your classes, count them from 0"
+            f"{number:,} of {'' if are_all else 'the first '}{labels.size:,} {part} labels are -1, which "
+            "softmax_cross_entropy leaves out of the loss; if -1 is one of your classes, count them from 0"
         )
 
 

@@ -49,7 +49,7 @@ def test_labels_fit_loss_and_network(case):
 
 def test_ignored_labels_of_a_classification_are_counted():
     made = SimpleNamespace(task=SimpleNamespace(predictor=None))
-    with pytest.warns(UsageWarning, match="1 of 4 training labels are -1"):
+    with pytest.warns(UsageWarning, match="1 of the first 4 training labels are -1"):
         preflight._labels(Look(), made, None, np.array([0, 1, 2, -1]))
 
 
