@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _SLACK = 1e-10  # epochs are quotients of sample counts
 
+_NUMBER, _COUNT = (limit.but(is_of_chainer=True) for limit in (any_number, count))
+
 
 class OffsetTrigger(IntervalTrigger):
     """Fires at `offset` and every `period` epochs or iterations after it, but not before the first step.
@@ -58,9 +60,9 @@ class GoalTrigger(EndTrigger):
         epochs: float,
         iterations: int | None,
         key: str,
-        target: Annotated[float | None, any_number, "The run ends when the value is as good as this."] = None,
+        target: Annotated[float | None, _NUMBER, "The run ends when the value is as good as this."] = None,
         patience: Annotated[
-            int | None, count, "The run ends when the value has not improved for so many of its observations in a row."
+            int | None, _COUNT, "The run ends when the value has not improved for so many of its observations in a row."
         ] = None,
         mode: Annotated[
             Literal["auto", "min", "max"],

@@ -43,7 +43,7 @@ class Limit:
         may_be_infinite: bool = False,
         configured: Limit | None = None,  # in configurations, where it is narrower: Python takes what Chainer took
         words_of_type: str = "",  # for people, where a value is no such number at all; "" for ``words``
-        is_of_chainer: bool = False,  # Chainer refuses what is outside, too
+        is_of_chainer: bool = False,  # Chainer refuses what is outside, too, or has nothing of the kind
         hint: str = "",  # what was probably meant
     ) -> None:
         self.words = words

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from dbrdist.core.files.serializer import AbstractSerializer
     from dbrdist.training.trainer import Trainer
 
+_FRACTION, _COUNT = (limit.but(is_of_chainer=True) for limit in (fraction, count))
+
 
 class WeightAverage(Extension):
     """Moving averages of all parameters, which often generalise better than the last values.
@@ -50,14 +52,14 @@ class WeightAverage(Extension):
         model: Link,
         decay: Annotated[
             float,
-            fraction,
+            _FRACTION,
             "The fraction of the average that an update of it keeps; or give `half_life`.",
         ],
         warmup: Annotated[
             bool,
             "Whether the first steps are soon forgotten: the fraction at update t is at most (1 + t) / (10 + t).",
         ] = True,
-        every: Annotated[int, count, "Steps between two updates of the average."] = 1,
+        every: Annotated[int, _COUNT, "Steps between two updates of the average."] = 1,
     ):
         self._model = model
         self._every = every

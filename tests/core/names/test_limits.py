@@ -139,12 +139,24 @@ def test_extensions_check_their_numbers(name, is_chainers, monkeypatch):
         outside += [bounds["ge"] - (1 if one.limit.is_whole else 1.5)] if "ge" in bounds else []
         for wrong in outside:
             words = f"{name}: {one.name}: expected an? .*got {wrong}"
-            if is_chainers:  # a few of which Chainer cannot do anything with either
+            if is_chainers and not one.limit.is_of_chainer:  # a few of which Chainer cannot do anything with either
                 with contextlib.suppress(ValueError), pytest.warns(UsageWarning, match=words):
                     cls(**{**given, one.name: wrong})
                 continue
             with pytest.raises(ValueError, match=words):
                 cls(**{**given, one.name: wrong})
+
+
+def test_what_chainer_lacks_is_refused_in_its_programs_too(monkeypatch):
+    monkeypatch.setattr(mistakes, "as_chainer", [True])
+    for made in (
+        lambda: extensions.WeightAverage(L.Linear(1, 1), 1.0),
+        lambda: extensions.WeightAverage(L.Linear(1, 1), 0.5, every=0),
+        lambda: goals.GoalTrigger(1, None, "main/loss", patience=0),
+        lambda: goals.GoalTrigger(1, None, "main/loss", "low"),
+    ):
+        with pytest.raises((ValueError, TypeError), match="expected a"):
+            made()
 
 
 SCORES = np.zeros((2, 3), np.float32)
