@@ -224,7 +224,7 @@ class MpiRanks(Ranks):
                 self.wait(call, self.comm.Isend(piece, call.peer, call.tag))
 
     def send_small(self, call: Call, x: message.HostArray) -> bool:
-        if x.nbytes > _WHOLE_BYTES or not x.flags.c_contiguous or not x.dtype.isnative:
+        if x.nbytes > _WHOLE_BYTES or x.ndim > message.MAX_NDIM or not x.flags.c_contiguous or not x.dtype.isnative:
             return False
         call.num_bytes = x.nbytes
         request = self.comm.Isend([message.whole(x), self.MPI.BYTE], call.peer, call.tag)

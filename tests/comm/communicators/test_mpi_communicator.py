@@ -83,6 +83,17 @@ def test_a_short_message_is_one_of_mpis():
     assert len(comm.comm.asked) == 1 and not comm.waited
 
 
+def test_a_small_array_is_one_of_mpis_if_its_head_can_describe_it():
+    comm, call = Mpi(), SimpleNamespace(peer=2, tag=5)
+    big_endian = np.ones(3, np.dtype(np.float32).newbyteorder())
+    for x in (np.ones((1,) * 33, np.float32), np.ones(9)[::2], big_endian, np.ones(1 << 14)):
+        assert comm.send_small(call, x) is False
+    assert not comm.comm.asked
+    for x in (np.ones((1,) * 32, np.float32), np.ones((2, 0)), np.array(3)):
+        assert comm.send_small(call, x) is True
+        assert comm.comm.asked.pop() == ("Isend", [message.whole(x), "byte"], 2, 5)
+
+
 def test_a_message_is_received_in_pieces_of_its_parts(monkeypatch):
     monkeypatch.setattr(mpi_communicator, "_PIECE_BYTES", 4)
     comm = Mpi()
