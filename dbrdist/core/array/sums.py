@@ -56,6 +56,8 @@ def _by_loops(x: Array, axis: tuple[int, ...] | None) -> Array | None:
     lead = 0 if axis is None else x.ndim - len(axis)
     if axis is not None and (not lead or sorted([a % x.ndim for a in axis]) != list(range(lead, x.ndim))):
         return None
+    if axis and prod(x.shape[:lead]) == 1:  # one row, which is summed as many rows of one element
+        return None
     length = prod(x.shape[lead:])
     made = of_rows("sum_of_parts" if length >= _LONG else "sum_of_rows", (x,), length)
     if made is None or length < _LONG:

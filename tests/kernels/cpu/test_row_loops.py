@@ -16,7 +16,7 @@ from dbrdist.kernels.cpu import loops
 from tests.each import each
 from tests.kernels.cpu.test_loops import compiled
 
-SHAPES = [(300, 64), (12, 1000), (3, 9000), (9001, 1), (5000, 3), (2500, 4), (1300, 8), (40, 16, 20)]
+SHAPES = [(300, 64), (12, 1000), (3, 9000), (1, 9000), (9001, 1), (5000, 3), (2500, 4), (1300, 8), (40, 16, 20)]
 FUNCTIONS = {
     "cumsum": lambda x: F.cumsum(x, -1),
     "cumsum of columns": lambda x: F.cumsum(x, 0),
