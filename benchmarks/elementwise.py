@@ -334,6 +334,8 @@ def main() -> None:
     if args.worker:
         harness.serve({"function": SIDES[args.worker]})
         return
+    if (args.compile_only or args.compiled) and not args.torch_python:
+        parser.error("--compiled and --compile-only need --torch-python")
     if args.compile_only:
         fill_cache(args.torch_python, args.only)
         return

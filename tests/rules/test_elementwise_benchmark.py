@@ -7,6 +7,8 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
 import dbrdist.functions as F
 from dbrdist.core.tape import elementwise_table
 
@@ -66,3 +68,11 @@ def test_a_function_without_a_case_is_found(monkeypatch):
         assert "cumprod" in str(e)
     else:
         raise AssertionError("cumprod was not missed")
+
+
+@pytest.mark.parametrize("option", ["--compiled", "--compile-only"])
+def test_torch_compile_needs_pytorchs_interpreter(option, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["elementwise.py", option, "--only", "sum"])
+    with pytest.raises(SystemExit):
+        elementwise.main()
+    assert "need --torch-python" in capsys.readouterr().err
