@@ -141,3 +141,28 @@ def plain(it):
         names["plain"](iter(()))
     with pytest.raises(RuntimeError, match="generator raised StopIteration"):
         exec(source, own := {}) or list(own["pairs"](iter(())))
+
+
+def test_a_generator_keeps_its_docstring():
+    assert execute("def numbers():\n    'the numbers'\n    yield 1")["numbers"].__doc__ == "the numbers"
+
+
+@pytest.mark.parametrize("decorator", ["contextlib.contextmanager", "contextmanager"])
+def test_the_end_of_an_iterator_leaves_a_with_block(decorator):
+    """A loop that ends by StopIteration went on for ever with the last batch."""
+    names = execute(f"""
+import contextlib
+from contextlib import contextmanager
+
+@{decorator}
+def timer():
+    'a timer'
+    yield
+
+def first(it):
+    with timer():
+        return next(it)
+""")
+    assert names["first"](iter([3])) == 3
+    with pytest.raises(StopIteration):
+        names["first"](iter([]))

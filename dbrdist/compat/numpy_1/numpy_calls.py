@@ -167,10 +167,11 @@ class _Change(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
         self.generic_visit(node)
-        if _yields(node):  # before Python 3.7, StopIteration within a generator ended it
+        if _yields(node) and not _is_context(node):  # before Python 3.7, StopIteration within a generator ended it
             handler = ast.ExceptHandler(ast.Name("StopIteration", ast.Load()), None, [ast.Return(None)])
-            body = ast.Try(node.body, [handler], [], [])
-            node.body = [ast.copy_location(body, node.body[0])]
+            first = int(ast.get_docstring(node) is not None)
+            body = ast.Try(node.body[first:], [handler], [], [])
+            node.body[first:] = [ast.copy_location(body, node.body[first])]
         return node
 
 
@@ -184,6 +185,12 @@ def _yields(node: ast.FunctionDef) -> bool:
         if not isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
             parts.extend(ast.iter_child_nodes(part))
     return False
+
+
+def _is_context(node: ast.FunctionDef) -> bool:
+    """Whether a generator is a context manager, into which a ``with`` throws StopIteration, and gets it back."""
+    names = [getattr(d, "attr", None) or getattr(d, "id", "") for d in node.decorator_list]
+    return any(name.endswith("contextmanager") for name in names)
 
 
 def _is_numpy(node: ast.expr) -> bool:
