@@ -51,6 +51,14 @@ def test_expressions_of_a_program_stay_in_float32(expression):
     np.testing.assert_allclose(mine["y"], eval(expression, dict(names, np=np)), rtol=1e-6)
 
 
+def test_a_type_that_is_asked_for_takes_scalars_as_they_are():
+    one = np.ones(2, "f")
+    for expression in ("np.add(one, np.float64(0.1), dtype='d')", "np.add(np.float64(0.1), one, signature='dd->d')"):
+        mine = dict(one=one, np=np, **numpy_calls.HELPERS)
+        exec(numpy_calls.compiled(f"y = {expression}", "program.py"), mine)
+        assert mine["y"].tolist() == [1.1, 1.1]
+
+
 def test_operators_of_other_classes_are_theirs():
     class Path:
         def __truediv__(self, other):

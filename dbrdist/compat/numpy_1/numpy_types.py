@@ -36,7 +36,8 @@ def operate(name: str, a: Any, b: Any) -> Any:
 
 def of_two(function: Callable[..., Any], *args: Any, **kwds: Any) -> Any:
     """``function(a, b)`` for functions of NumPy, and for any other as it is."""
-    if (type(function) is np.ufunc or function is np.where) and len(args) >= 2:
+    is_typed = "dtype" in kwds or "signature" in kwds  # by the caller: no scalar decides
+    if (type(function) is np.ufunc or function is np.where) and len(args) >= 2 and not is_typed:
         *others, a, b = args[:3] if function is np.where else args[:2]
         if type(a) is np.ndarray and a.ndim:
             b = fitted(b, a.dtype)
