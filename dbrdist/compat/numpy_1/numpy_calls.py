@@ -189,7 +189,7 @@ def _yields(node: ast.FunctionDef) -> bool:
 
 def _is_context(node: ast.FunctionDef) -> bool:
     """Whether a generator is a context manager, into which a ``with`` throws StopIteration, and gets it back."""
-    names = [getattr(d, "attr", None) or getattr(d, "id", "") for d in node.decorator_list]
+    names = [str(getattr(d, "attr", getattr(d, "id", ""))) for d in node.decorator_list]
     return any(name.endswith("contextmanager") for name in names)
 
 
