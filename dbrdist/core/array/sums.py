@@ -56,8 +56,6 @@ def _by_loops(x: Array, axis: tuple[int, ...] | None) -> Array | None:
     lead = 0 if axis is None else x.ndim - len(axis)
     if axis is not None and (not lead or sorted([a % x.ndim for a in axis]) != list(range(lead, x.ndim))):
         return None
-    if axis and prod(x.shape[:lead]) == 1:  # one row, which is summed as many rows of one element
-        return None
     length = prod(x.shape[lead:])
     made = of_rows("sum_of_parts" if length >= _LONG else "sum_of_rows", (x,), length)
     if made is None or length < _LONG:
@@ -75,6 +73,8 @@ def _as_rows(x: Array, axis: tuple[int, ...]) -> Array | None:
     ndim, shape, count = x.ndim, x.shape, 1
     for a in axis:
         count *= shape[a] if -ndim <= a < ndim else 0
+    if count == x.size:  # a single sum, which NumPy adds half by half
+        return None
     axes = sorted({a % ndim for a in axis}, key=x.strides.__getitem__, reverse=True) if count >= _MANY_ROWS else ()
     if not axes or len(axes) < len(axis):  # NumPy refuses axes that there are not, or that are named twice
         return None

@@ -93,7 +93,21 @@ def test_the_loop_serves_large_arrays_of_float32_in_c_order(name):
 
 
 @compiled
-@each(shape=[(8192,), (65_535,), (65_537,), (1 << 20,), (333, 77), (77, 1000), (3, 70_000), (20_000, 4), (2, 3, 5000)])
+@each(
+    shape=[
+        (8192,),
+        (65_535,),
+        (65_537,),
+        (1 << 20,),
+        (333, 77),
+        (77, 1000),
+        (3, 70_000),
+        (1, 9000),
+        (1, 70_000),
+        (20_000, 4),
+        (2, 3, 5000),
+    ]
+)
 def test_sums_follow_numpys_order(shape):
     x = np.random.default_rng(0).standard_normal(shape).astype("f")
     for axis in (None, *[tuple(range(i, len(shape))) for i in range(1, len(shape))]):
