@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import kernel_calls
 import numpy as np
@@ -98,7 +99,7 @@ def _with_formulas(name, call):
 def test_the_table_has_every_kernel():
     """A new kernel needs a row in kernel_calls.py."""
     in_files = set()
-    for file in (cuda_source.Path(cuda_source.__file__).parent / "cuda").glob("*.cu"):
+    for file in (Path(cuda_source.__file__).parent / "cuda").glob("*.cu"):
         in_files |= set(re.findall(r"__global__ void (\w+)\(", file.read_text()))
     called = {k for call in kernel_calls.calls(np.random.default_rng(0), 64).values() for k in call.launches}
     assert in_files - called == {"mean_of_losses"}  # which follows on cross_entropy
