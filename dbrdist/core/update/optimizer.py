@@ -267,8 +267,8 @@ class GradientMethod(Optimizer):
             self._target.cleargrads()
             loss.backward(loss_scale=None if self._loss_scale is None else self.scale_of_step())
             del loss
-        if self._first_updates is not None:
-            self._begin_first_updates(lossfun is not None)
+        if self._first_updates is not None and self._first_updates.begin(self.target, lossfun is not None):
+            self._first_updates = None
         hooks = self._hooks
         if hooks.pre or hooks.post or self._loss_scale is not None:
             self._update_with_hooks()
@@ -318,8 +318,7 @@ class GradientMethod(Optimizer):
                 node.assigned = count  # whatever a hook assigns belongs to the update
 
     def _calls_as_usual(self) -> bool:
-        """Whether no program's own class or wrapper calls hooks."""
-        cls, own = type(self), self.__dict__
+        cls, own = type(self), self.__dict__  # otherwise a program's own class or wrapper calls hooks
         return (cls.call_hook, cls.call_hooks) == _CALLS and not ("call_hook" in own or "call_hooks" in own)
 
     def _call_first_hooks(self) -> tuple[bool, list[Any]]:
@@ -354,11 +353,6 @@ class GradientMethod(Optimizer):
                 with on(part.run.data):
                     part.begin(None)
         return all(part.is_complete for part in self._parts)
-
-    def _begin_first_updates(self, has_lossfun: bool) -> None:
-        assert self._first_updates is not None
-        if self._first_updates.begin(self.target, has_lossfun):
-            self._first_updates = None
 
     def _plan(self) -> list[Part]:
         """The runs of the target and their rules; planned again if one of its parameters, links or rules changed."""
