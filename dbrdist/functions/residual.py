@@ -79,7 +79,7 @@ def batch_normalization_add_relu(
         gamma, beta, eps, running_mean, running_var, decay, axis: see :func:`batch_normalization`.
         residual: what is added, in the shape and type of x; others broadcast and are added by a call of their own.
     """
-    if residual.shape != x.shape or residual.dtype != x.dtype:
+    if (getattr(residual, "shape", None), getattr(residual, "dtype", None)) != (x.shape, x.dtype):
         y = batch_normalization(
             x, gamma, beta, eps=eps, running_mean=running_mean, running_var=running_var, decay=decay, axis=axis
         )

@@ -68,6 +68,12 @@ def test_a_residual_that_broadcasts_is_added_by_itself():
     np.testing.assert_allclose(r.grad, (y.array > 0).sum((0, 2, 3), keepdims=True))
 
 
+def test_a_number_is_added_too():
+    x, gamma, beta, _ = drawn((3, 4, 5, 2))
+    expected = F.relu(F.batch_normalization(x, gamma, beta) + 0.3).array
+    np.testing.assert_array_equal(batch_normalization_add_relu(x, gamma, beta, 0.3).array, expected)
+
+
 def test_a_link_on_the_host_calls_the_parts():
     bn = dbrdist.links.BatchNormalization(4, dtype="d")
     x, _, _, r = drawn((3, 4, 5, 2))
