@@ -519,6 +519,7 @@ def _plant_more(name: str) -> None:
     elif name == "orders-unseen":
         introduction.batches_in_words = lambda *args: []
         introduction.check_examples = lambda *args: None
+        introduction.Introduction._what_was_read = lambda self: (introduction._UNKNOWN, (), 0, ())
     elif name == "examples-unseen":
         shares.ranks_with_others = lambda *args: []
     elif name == "evaluators-unseen":
