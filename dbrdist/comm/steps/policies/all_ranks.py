@@ -150,7 +150,7 @@ class AllRanks(StepPolicy):
     def _reduce_with_header(self, num_samples: int | None, works: int) -> bool:
         """After backward, where gradients come with the header: the ranks meet once."""
         headers = self.headers
-        place = place_of(sys._getframe(3))  # who calls the optimizer: a loop does so from the same line
+        place = place_of(sys._getframe(2).f_back)  # who calls the optimizer: a loop does so from the same line
         with self.comm.gate.call("update", place) as call:
             header = headers.exchange(call, num_samples, works, self.zero_fill)
             if header.stale and self._is_stale(header):
