@@ -49,7 +49,7 @@ def _see_probabilities(loss: str, x: Any) -> None:
         is_softmax = isinstance(some, ndarray) and some.ndim > 1 and some.shape[1] > 1 and bool((some >= 0).all())
         if is_softmax and some.size and bool((abs(some.sum(axis=1, dtype="d") - 1) < 1e-3).all()):
             warn(f"{loss}: x: expected scores, got probabilities that sum up to 1, {_ITSELF}; leave the softmax out")
-    elif _is_sigmoid(x.node.creator_node) and _lie_between_0_and_1(x.array[:_LOOKED_AT] if x.ndim else x.array):
+    elif _is_sigmoid(x.node.creator_node) and _is_unscaled(x):
         warn(f"{loss}: x: expected scores, got 1 / (1 + exp(-x)), {_ITSELF}; pass x itself")
 
 
@@ -67,8 +67,17 @@ def _is_sigmoid(creator: Any) -> bool:
     return True
 
 
-def _lie_between_0_and_1(some: Any) -> bool:
-    return isinstance(some, ndarray) and bool(((some >= 0) & (some <= 1)).all())
+def _is_unscaled(x: Any) -> bool:
+    """Whether such values are from 0 to 1 and, of a quotient, what was divided is 1: other numbers make scores."""
+    y, kept = x.array, x.node.creator_node._kept_xs
+    if not isinstance(y, ndarray):
+        return False
+    some = y[:_LOOKED_AT] if y.ndim else y
+    if type(x.node.creator_node).__name__ == "div" and kept and kept[-1].shape == y.shape:
+        divided = some * (kept[-1][:_LOOKED_AT] if y.ndim else kept[-1])
+        if not bool((abs(divided[divided == divided] - 1) < _ROUNDING).all()):
+            return False
+    return bool(((some >= 0) & (some <= 1)).all())
 
 
 def see_targets(loss: str, name: str, t: Operand) -> None:

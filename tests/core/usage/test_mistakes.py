@@ -962,6 +962,7 @@ NOT_WARNED = {
     "a sigmoid with a trained scale": lambda: F.sigmoid_cross_entropy(
         dbrdist.Parameter(np.float32(0.5), (20,)) / (1 + F.exp(-NET(X)[:, 0])), LABELS
     ),
+    "a sigmoid of half the height": lambda: F.sigmoid_cross_entropy(0.5 / (1 + F.exp(-NET(X)[:, 0])), LABELS),
     "a sigmoid with a fixed scale": lambda: F.sigmoid_cross_entropy(30 / (1 + F.exp(-NET(X)[:, 0])), LABELS),
     "large scores in float16": lambda: F.softmax_cross_entropy(
         dbrdist.Variable(np.full((2, 3), 4e4, np.float16)) / np.float16(1), T[:2]
