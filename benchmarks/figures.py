@@ -84,6 +84,10 @@ def _vocabulary(r: Results) -> str:
     )
 
 
+def _convnets(r: Results) -> str:
+    return ", ".join(f"{name} {ratio:.2f}" for name, ratio in _ratios(r).items())
+
+
 def _of(r: Results, *path: str) -> str:
     value: Any = r
     for name in path:
@@ -279,6 +283,10 @@ GROUPS: dict[str, list[Row]] = {
         Row(
             "elementwise functions, activations and losses, forward and backward, 1 M float32, against PyTorch 2.13",
             "median 0.85, each 1.20", "elementwise", _elementwise,
+        ),
+        Row(
+            "networks of convnet-benchmarks, forward and backward, one thread, against PyTorch 2.13",
+            "each 1.00", "convnets", _convnets,
         ),
         Row(
             "functions, forward and backward with the sizes of Chainer's examples, against Chainer 7.8.1 on NumPy 1.23",
