@@ -20,6 +20,7 @@ from unittest import mock
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "launch")]
 
+from cluster.clock import Clock  # noqa: E402
 from dbrdist_launch import channel, codes, heartbeat, limits, messages  # noqa: E402
 from dbrdist_launch.backends.job import Host, Job  # noqa: E402
 from dbrdist_launch.launcher.judgement import judge, ranks  # noqa: E402
@@ -32,21 +33,6 @@ TIMEOUT_SECONDS = 30.0  # without a heartbeat
 _TOKEN = "0" * 32
 _PROGRAM = "program/train.py"
 _LINES = {"waits": "    total = comm.allreduce(x)", "works": "    y = model(x)"}
-
-
-class Clock:
-    """The time of the simulated job, as the module ``time`` tells it."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-    time = perf_counter = monotonic
 
 
 class LaunchedRank:

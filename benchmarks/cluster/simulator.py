@@ -26,6 +26,7 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2])]
 
 from cluster import launched  # noqa: E402
+from cluster.clock import Clock  # noqa: E402
 from cluster.fabric import MODULE, Comm, Group, Mirror  # noqa: E402
 
 from dbrdist import links as L  # noqa: E402
@@ -44,21 +45,6 @@ STEPS_PER_SECOND = 5
 LOOK = watch._LOOK_SECONDS
 REAL_TIME = time
 _NOBODY = 1 << 62  # a thread that does not exist: a simulated rank computes nothing
-
-
-class Clock:
-    """The time of the simulated job."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-    time = perf_counter = monotonic
 
 
 class SimulatedRanks(Ranks):

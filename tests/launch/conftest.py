@@ -1,7 +1,10 @@
 """What the launcher's tests need."""
 
+import contextlib
+import os
 import pathlib
 import shutil
+import signal
 import sys
 
 import pytest
@@ -22,3 +25,28 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("mpiexec"):
             item.add_marker(pytest.mark.skip(reason="no mpiexec here: pip install mpich"))
+
+
+@pytest.fixture
+def fork():
+    """Makes children that end when the test does; a child waits after `act` unless that ends it."""
+    from dbrdist_launch import linux
+
+    made = []
+
+    def start(act=lambda: None):
+        pid = os.fork()
+        if not pid:
+            try:
+                act()
+                signal.pause()
+            finally:
+                os._exit(0)
+        made.append(pid)
+        return pid
+
+    yield start
+    for pid in made:
+        linux.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)

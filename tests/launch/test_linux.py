@@ -1,6 +1,5 @@
 """What /proc and the kernel tell of processes, and how all of them are ended."""
 
-import contextlib
 import ctypes
 import io
 import os
@@ -41,29 +40,6 @@ def test_orphans_are_adopted_and_a_parent_takes_its_child_with_it():
 
 def option(name):
     return next(parameter for parameter in cli.launch.params if parameter.name == name)
-
-
-@pytest.fixture
-def fork():
-    """Makes children that end when the test does; a child waits after `act` unless that ends it."""
-    made = []
-
-    def start(act=lambda: None):
-        pid = os.fork()
-        if not pid:
-            try:
-                act()
-                signal.pause()
-            finally:
-                os._exit(0)
-        made.append(pid)
-        return pid
-
-    yield start
-    for pid in made:
-        linux.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, 0)
 
 
 def test_states_of_processes(fork):

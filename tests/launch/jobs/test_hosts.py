@@ -7,20 +7,10 @@ import sys
 import time
 import uuid
 
-import fake_cluster
 import pytest
 from support import PROGRAMS, assert_nothing_left, attempts_in, environment, failure_in
 
 pytestmark = [pytest.mark.launch_system, pytest.mark.mpiexec]
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    reason = fake_cluster.missing()
-    if reason is not None:
-        pytest.skip(reason)
-    with fake_cluster.FakeCluster(2) as made:
-        yield made
 
 
 def start(cluster, *arguments, mark, hosts="node0:2,node1:2", ssh=None, env=None):

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import fake_cluster
-import fake_slurm
 import pytest
 import yaml
 from dbrdist_launch.launcher.cli import launch
@@ -48,15 +47,6 @@ def venv(tmp_path):
         (folder / name).chmod(0o755)
     (tmp_path / "c.yaml").write_text(CONFIG)
     return folder.parent
-
-
-@pytest.fixture(scope="module")
-def slurm():
-    reason = fake_slurm.missing()
-    if reason is not None:
-        pytest.skip(reason)
-    with fake_slurm.FakeSlurm(2) as made:
-        yield made
 
 
 def settings(venv, **more):
@@ -140,15 +130,6 @@ epochs: 3
 threads: 0
 out: trained
 """
-
-
-@pytest.fixture
-def eight_nodes():
-    reason = fake_slurm.missing()
-    if reason is not None:
-        pytest.skip(reason)
-    with fake_slurm.FakeSlurm(8) as made:
-        yield made
 
 
 @pytest.mark.launch_system

@@ -13,15 +13,6 @@ from support import PROGRAMS, environment, failure_in, wait_until
 pytestmark = [pytest.mark.launch_system, pytest.mark.mpiexec]
 
 
-@pytest.fixture(scope="module")
-def slurm():
-    reason = fake_slurm.missing()
-    if reason is not None:
-        pytest.skip(reason)
-    with fake_slurm.FakeSlurm(2) as made:
-        yield made
-
-
 @pytest.fixture(params=["mpich", "openmpi"])
 def python(request):
     if request.param == "mpich":

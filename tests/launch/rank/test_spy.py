@@ -1,41 +1,16 @@
 """py-spy, which shows stacks where there are no hooks."""
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 
 import pytest
-from dbrdist_launch import limits, linux
+from dbrdist_launch import limits
 from dbrdist_launch.rank import spy
 from processes import GONE
 
 # Python warns of forks beside threads, as those of the test runner; what is forked here calls the kernel alone.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-
-
-@pytest.fixture
-def fork():
-    """Makes children that end when the test does; a child waits after `act` unless that ends it."""
-    made = []
-
-    def start(act=lambda: None):
-        pid = os.fork()
-        if not pid:
-            try:
-                act()
-                signal.pause()
-            finally:
-                os._exit(0)
-        made.append(pid)
-        return pid
-
-    yield start
-    for pid in made:
-        linux.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, 0)
 
 
 def test_py_spy_is_asked_about_the_first_python(fork, tmp_path, monkeypatch):
