@@ -122,6 +122,7 @@ def both(device, **options):
     with using_config("cudnn_deterministic", True):
         eager, _ = train(device, False, **dict(options))
         captured, updater = train(device, True, **dict(options))
+    assert updater._captured.num_graphs >= 1, "nothing was captured, so that nothing was compared"
     assert_same(captured, eager)
     return updater
 
@@ -140,6 +141,12 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_each_optimizer_with_a_schedule(name, device, same_products):
     updater = both(device, make_optimizer=OPTIMIZERS[name], rate=schedule)
+    assert updater._captured.num_graphs == 1
+
+
+def test_two_hundred_steps(device, same_products):
+    """With dropout, a schedule, a dynamic loss scale and Adam."""
+    updater = both(device, make_optimizer=Adam, scale="dynamic", rate=schedule, steps=200)
     assert updater._captured.num_graphs == 1
 
 
