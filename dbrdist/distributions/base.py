@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -18,9 +18,6 @@ from dbrdist.core.array.types import Number
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.core.usage.mistakes import refuse
-
-if TYPE_CHECKING:
-    pass
 
 SampleShape = int | Sequence[int]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from dbrdist.distributions.base import (
     value_of,
     xlogy,
 )
-
-if TYPE_CHECKING:
-    pass
 
 _FROM_ONE = 1e-2  # how far the sum of probabilities may be from 1, which rounded ones are
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from dbrdist.core.array import backend
 from dbrdist.core.tape.function_node import FunctionHook, FunctionNode
 from dbrdist.function_hooks.report import Report, in_units, print_table
-
-if TYPE_CHECKING:
-    pass
 
 
 class CupyMemoryProfileHook(Report, FunctionHook):

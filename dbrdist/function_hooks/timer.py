@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -11,9 +11,6 @@ from dbrdist.core.array import backend
 from dbrdist.core.array.types import Module
 from dbrdist.core.tape.function_node import FunctionHook, FunctionNode
 from dbrdist.function_hooks.report import Report, in_units, print_table
-
-if TYPE_CHECKING:
-    pass
 
 
 class Stopwatch(Report):

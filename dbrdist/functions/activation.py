@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from dbrdist.functions.math import max, minimum
 from dbrdist.functions.rectifier import ReLUGradient
 from dbrdist.functions.shapes import one_axis
 from dbrdist.functions.special import ndtr, normal_density
-
-if TYPE_CHECKING:
-    pass
 
 sigmoid = function(
     "sigmoid",

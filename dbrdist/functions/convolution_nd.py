@@ -7,7 +7,7 @@ each place along the first axis of the window, over all places of the result at 
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from dbrdist.core.tape.checks import expected, floating, wrong_shape
 from dbrdist.core.tape.variable import Operand, Variable, as_array
 from dbrdist.functions.connection import activation
 from dbrdist.functions.convolution import convolution_2d, deconvolution_2d
-
-if TYPE_CHECKING:
-    pass
 
 
 def each_axis(function: str, argument: str, value: Any, ndim: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -28,9 +28,6 @@ from dbrdist.functions.extremum import Extremum
 from dbrdist.functions.products import batch_matmul as batch_matmul
 from dbrdist.functions.products import matmul as matmul
 from dbrdist.functions.products import tensordot as tensordot
-
-if TYPE_CHECKING:
-    pass
 
 # ---- elementary functions -------------------------------------------------------------------------------------------
 

@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from dbrdist.core.array.backend import Array, DType, is_of_own_class, zeros
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.deferred import Deferred
 from dbrdist.core.tape.fusion import Pending, pending_of, settle
-
-if TYPE_CHECKING:
-    pass
 
 Mask: TypeAlias = Callable[[], Array]  # gives 0 where a ReLU stopped an element, and 1 elsewhere
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,9 +12,6 @@ from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, wrong_type
 from dbrdist.core.tape.variable import Operand, Variable, as_variable
-
-if TYPE_CHECKING:
-    pass
 
 
 def one_axis(function: str, ndim: int, axis: int, name: str = "axis") -> int:

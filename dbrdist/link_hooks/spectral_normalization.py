@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from dbrdist.link_hooks.weight import WeightHook
 from dbrdist.links.convolution import Deconvolution2D
 from dbrdist.links.convolution_nd import DeconvolutionND
 from dbrdist.links.initializers import Constant
-
-if TYPE_CHECKING:
-    pass
 
 
 def l2normalize(xp: Module, v: Array, eps: float = 1e-12) -> Array:

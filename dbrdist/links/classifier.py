@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dbrdist.core.array.types import Array
 from dbrdist.core.model.chain import Chain
@@ -13,9 +13,6 @@ from dbrdist.core.tape.variable import Operand
 from dbrdist.core.usage.mistakes import given_a_class
 from dbrdist.functions.class_loss import softmax_cross_entropy
 from dbrdist.functions.evaluation import accuracy
-
-if TYPE_CHECKING:
-    pass
 
 
 def _described(x: Array) -> str:

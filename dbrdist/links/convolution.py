@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dbrdist import functions as F
 from dbrdist.core.model.link import Link
@@ -14,9 +14,6 @@ from dbrdist.core.usage.mistakes import warn
 from dbrdist.functions.convolution import pair
 from dbrdist.links.connection import see_biases
 from dbrdist.links.initializers import Constant, InitialValue, get_initializer
-
-if TYPE_CHECKING:
-    pass
 
 
 def see_channels_first(where: str, x: Any) -> None:

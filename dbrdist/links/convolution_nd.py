@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,9 +20,6 @@ from dbrdist.functions.convolution_nd import each_axis
 from dbrdist.links.connection import see_biases
 from dbrdist.links.convolution import Convolution2D
 from dbrdist.links.initializers import Constant, InitialValue, get_initializer
-
-if TYPE_CHECKING:
-    pass
 
 
 class _FiltersND(Link):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -19,9 +19,6 @@ from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.variable import Operand, as_array
 from dbrdist.links.initializers import Constant, InitialValue, Uniform, get_initializer
 from dbrdist.utils.walker_alias import WalkerAlias
-
-if TYPE_CHECKING:
-    pass
 
 
 class CRF1d(Link):

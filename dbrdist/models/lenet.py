@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from dbrdist import functions as F
 from dbrdist import links as L
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.names.limits import count, counts, fraction, whole
 from dbrdist.models.mlp import NUM_CLASSES
-
-if TYPE_CHECKING:
-    pass
 
 
 class LeNet(Chain):

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from dbrdist import functions as F
 from dbrdist import links as L
 from dbrdist.core.model.chain import ChainList
 from dbrdist.core.names.limits import counts, fraction, whole
-
-if TYPE_CHECKING:
-    pass
 
 NUM_CLASSES = "Number of outputs; the data's number of classes if not given."
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -20,9 +20,6 @@ from dbrdist.core.names.limits import any_number, largest, not_negative, positiv
 from dbrdist.core.update.elementwise_hook import ElementwiseHook
 from dbrdist.core.usage.mistakes import refuse, warn
 from dbrdist.optimizers.lars import joint_norms, norm, quotient
-
-if TYPE_CHECKING:
-    pass
 
 
 class WeightDecay(ElementwiseHook):

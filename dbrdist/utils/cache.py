@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dbrdist.core.array.config import config
-
-if TYPE_CHECKING:
-    pass
 
 
 class cached_property:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dbrdist import functions as F
 from dbrdist.core.array.backend import as_dtype
@@ -15,9 +15,6 @@ from dbrdist.core.model.reporter import report
 from dbrdist.core.tape.variable import as_array
 from dbrdist.functions.evaluation import hit_fraction
 from dbrdist.training.mirrored import mean_over_mirrored
-
-if TYPE_CHECKING:
-    pass
 
 _FLOAT32 = as_dtype("float32")
 _NARROW = (as_dtype("float16"), as_dtype("bfloat16"))

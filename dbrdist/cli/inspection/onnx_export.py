@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +20,6 @@ from dbrdist.datasets.image.folder import CIFAR10_MEAN, CIFAR10_STD
 from dbrdist.errors import ConfigError
 from dbrdist.onnx import OperatorError, export
 from dbrdist.training.runs import fill_weights, folder_of, read_newest, read_recipe
-
-if TYPE_CHECKING:
-    pass
 
 _OF_IMAGES = ("name", "resize", "decode")  # of `data`; others name places on the machine of the run
 SHAPE = re.compile(r"\d+(x\d+)*$")  # of one example, such as 3x224x224

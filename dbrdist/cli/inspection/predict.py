@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from dbrdist.datasets.image.folder import CIFAR10_MEAN, CIFAR10_STD, read_image
 from dbrdist.errors import ConfigError, CorruptExampleError
 from dbrdist.training.mirrored import mean_over_mirrored
 from dbrdist.training.runs import fill_weights, folder_of, read_newest, read_recipe
-
-if TYPE_CHECKING:
-    pass
 
 _NUM_SHOWN = 3
 

@@ -9,7 +9,7 @@ configured type.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from dbrdist.comm.transport.call_log import Call
 from dbrdist.comm.transport.hosts import Hosts
 from dbrdist.core.array import backend
 from dbrdist.core.array.backend import Array
-
-if TYPE_CHECKING:
-    pass
 
 _PIECE_BYTES = 1 << 22  # of a long array at a time: what one level leaves in the cache, the next finds there
 

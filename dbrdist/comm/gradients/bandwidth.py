@@ -15,14 +15,11 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dbrdist.comm.protocol.gate import digest
-
-if TYPE_CHECKING:
-    pass
 
 _SIZES = (1 << 14, 1 << 18, 1 << 21)  # bytes
 _NUM_TIMES = 3

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -22,9 +22,6 @@ from dbrdist.comm.transport.host_memory import Segment, SegmentTicket, attach
 from dbrdist.comm.transport.hosts import Hosts
 from dbrdist.comm.transport.message import HostArray
 from dbrdist.core.model.flat import Arena, Run
-
-if TYPE_CHECKING:
-    pass
 
 _CHUNK_BYTES = 1 << 17  # of each rank at a time: between 64 KiB and 512 KiB the sum of 102 MB took the same time
 _LINE = 64  # elements in a cache line at most: ranks that write side by side share none

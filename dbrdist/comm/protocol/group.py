@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from dbrdist.comm.protocol import arguments
 from dbrdist.comm.protocol.arguments import attempt
@@ -11,9 +11,6 @@ from dbrdist.comm.protocol.gate import Gate
 from dbrdist.comm.protocol.primitives import Ranks, Row
 from dbrdist.comm.protocol.settings import Configured
 from dbrdist.comm.transport.call_log import Call, CallLog
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dbrdist.core.array.backend import Array, to_cpu
 from dbrdist.core.array.types import HostArray
-
-if TYPE_CHECKING:
-    pass
 
 _NUM_COMPARED = 64
 _TOLERANCE, _TOLERANCE_OF_NARROW = 1e-3, 3e-2  # relative to the largest element that is compared

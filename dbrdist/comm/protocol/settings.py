@@ -6,14 +6,11 @@ import difflib
 import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dbrdist.core.array import backend
-
-if TYPE_CHECKING:
-    pass
 
 _SWITCHES = ("shared_memory", "overlap", "sockets")  # None lets the communicator choose
 

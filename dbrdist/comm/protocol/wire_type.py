@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -12,9 +12,6 @@ from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.transport import message
 from dbrdist.core.array.backend import Array, get_array_module, to_cpu
 from dbrdist.core.array.types import DType, HostArray
-
-if TYPE_CHECKING:
-    pass
 
 
 class ArrayReducer(Protocol):

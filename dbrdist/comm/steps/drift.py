@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +25,6 @@ from dbrdist.core.array.backend import to_cpu
 from dbrdist.core.array.types import Array, HostArray
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.errors import CommunicatorError
-
-if TYPE_CHECKING:
-    pass
 
 _FIRST = 4  # updates after which some elements of all parameters are looked at, then of some parameters
 _EVERY = 8

@@ -10,7 +10,7 @@ import functools
 import math
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from dbrdist.core.array import backend
 from dbrdist.core.array.backend import Array
 from dbrdist.core.array.types import HostArray as HostArray
 from dbrdist.core.array.types import IntArray, Number
-
-if TYPE_CHECKING:
-    pass
 
 MAX_NDIM = 32
 _PLAIN_KINDS = "biufcmMSU"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dbrdist.core.array.backend import Array, get_array_module
 from dbrdist.core.array.types import Index, Module
-
-if TYPE_CHECKING:
-    pass
 
 
 def add_in_order(y: Array, slices: Index, x: Array) -> None:

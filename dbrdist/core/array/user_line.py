@@ -6,10 +6,7 @@ import sys
 import threading
 import warnings
 from types import FrameType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
+from typing import Any
 
 _given: dict[Any, Any] = {}  # the warnings so far, and under which filters
 _MAX_GIVEN = 1000

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from dbrdist.core.tape.function_node import FunctionNode
 from dbrdist.core.tape.node import VariableNode
 from dbrdist.core.tape.variable import Operand, Variable
-
-if TYPE_CHECKING:
-    pass
 
 GraphNode: TypeAlias = VariableNode | FunctionNode
 

@@ -16,7 +16,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias
+from typing import Any, BinaryIO, Protocol, TypeAlias
 
 import numpy as np
 
@@ -26,9 +26,6 @@ from dbrdist.core.array.types import Array, HostArray
 from dbrdist.core.files.regular_file import regular
 from dbrdist.core.usage.mistakes import given_a_class, warn
 from dbrdist.errors import CheckpointError, MissingEntryError
-
-if TYPE_CHECKING:
-    pass
 
 FORMAT_VERSION = 1
 _META = "dbrdist.json"

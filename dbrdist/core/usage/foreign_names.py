@@ -5,13 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from inspect import getattr_static
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dbrdist.core.usage.foreign_tables import ARGUMENTS, OF_MODULES, OF_OBJECTS
 from dbrdist.core.usage.mistakes import warn
-
-if TYPE_CHECKING:
-    pass
 
 
 def hint(module: str, name: str) -> str:

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -32,9 +32,6 @@ from dbrdist.datasets.image.transforms import (
 from dbrdist.datasets.loading.base import DatasetMixin, SkipExample, read_examples
 from dbrdist.datasets.loading.files import read_file
 from dbrdist.errors import CorruptExampleError, DatasetError
-
-if TYPE_CHECKING:
-    pass
 
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 

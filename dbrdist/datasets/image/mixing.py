@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from dbrdist.datasets.loading.base import Batch, DatasetMixin, get_batch, join
 from dbrdist.datasets.loading.convert import concat_examples
 from dbrdist.datasets.loading.memory import reused
 from dbrdist.errors import DatasetError
-
-if TYPE_CHECKING:
-    pass
 
 
 @functools.lru_cache(maxsize=2)  # two epochs may meet in one batch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -10,9 +10,6 @@ from dbrdist.core.array.backend import Array
 from dbrdist.core.array.random import permutation
 from dbrdist.datasets.image.mixing import positions
 from dbrdist.datasets.loading.base import Batch, DatasetMixin, get_batch, join
-
-if TYPE_CHECKING:
-    pass
 
 _NEXT_SEED = 0x9E3779B97F4A7C15  # between the seeds of two augmentations of one image
 

@@ -13,7 +13,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -41,9 +41,6 @@ from dbrdist.datasets.image.transform_base import at_epoch as at_epoch
 from dbrdist.datasets.image.transform_base import needs as needs
 from dbrdist.datasets.loading.base import Batch, SkipExample
 from dbrdist.datasets.loading.memory import reused
-
-if TYPE_CHECKING:
-    pass
 
 
 class Normalize(Transform):

@@ -9,15 +9,12 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from dbrdist.core.array.backend import Array
-
-if TYPE_CHECKING:
-    pass
 
 
 class Canvas:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dbrdist.core.array import backend, thread_pools
 from dbrdist.core.names.constructors import explain_constructors
@@ -13,9 +13,6 @@ from dbrdist.datasets.loading.memory import Canvas, reused
 from dbrdist.datasets.loading.order import OrderSampler, State, Step
 from dbrdist.datasets.loading.serial import SerialIterator, put_together, read_parts
 from dbrdist.datasets.loading.workers import Ticket, WorkerPool
-
-if TYPE_CHECKING:
-    pass
 
 # the state after a batch, the batch, and the parts of it that the workers of this rank take, with a ticket for each
 _Ahead = tuple[State, Step, list[Step], list[Any]]

@@ -27,7 +27,7 @@ import warnings
 import weakref
 from multiprocessing import spawn
 from multiprocessing.process import current_process
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,9 +36,6 @@ from dbrdist.core.array.backend import Array
 from dbrdist.datasets.loading import rings
 from dbrdist.datasets.loading.serial import read_step
 from dbrdist.errors import LoaderError
-
-if TYPE_CHECKING:
-    pass
 
 _OUT_OF_BAND_BYTES = 1 << 14  # smaller buffers are sent inside the pickle
 _END_SECONDS = 2.0  # how long a worker may take to end by itself

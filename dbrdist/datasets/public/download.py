@@ -11,7 +11,7 @@ import io
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from dbrdist.core.files.dataset_root import set_dataset_root as set_dataset_root
 from dbrdist.core.files.regular_file import regular
 from dbrdist.core.files.serializer import READING
 from dbrdist.core.files.standard_streams import stderr
-
-if TYPE_CHECKING:
-    pass
 
 _TIMEOUT_SECONDS = 60
 

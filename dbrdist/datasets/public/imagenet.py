@@ -14,16 +14,13 @@ import fcntl
 import os
 import tarfile
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dbrdist.datasets.public import imagenet_plan, imagenet_shards, imagenet_tars
 from dbrdist.datasets.public.imagenet_labels import read_labels as read_labels
 from dbrdist.datasets.public.imagenet_plan import Say, TarPlan, Work
 from dbrdist.datasets.public.imagenet_tars import Skipped, base
 from dbrdist.errors import DatasetError
-
-if TYPE_CHECKING:
-    pass
 
 # Of the files as image-net.org has them: bytes and MD5.
 TRAIN_FILE = (147_897_477_120, "1d675b47d978889d74fa0da5fadfb00e")

@@ -7,13 +7,10 @@ import os
 import re
 import tarfile
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dbrdist.datasets.image.scan import EXTENSIONS
 from dbrdist.errors import DatasetError
-
-if TYPE_CHECKING:
-    pass
 
 CLASS_TAR = re.compile(r"(n[0-9]{8})\.tar")
 _DAMAGED = (tarfile.TarError, EOFError, ValueError, OverflowError)

@@ -11,13 +11,10 @@ import os
 import pickle
 import threading
 from array import array
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from dbrdist.datasets.loading.base import DatasetMixin
 from dbrdist.datasets.public.unpickle import ARRAYS, PLAIN, DataUnpickler, reading
-
-if TYPE_CHECKING:
-    pass
 
 _ALLOWED = ARRAYS | PLAIN
 _HINT = "; if you trust the file, open it with trusted=True"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from dbrdist.core.usage.mistakes import warn_of_arrays
 from dbrdist.datasets.image.transforms import at_epoch, transform_batch
 from dbrdist.datasets.loading.base import Batch, DatasetMixin, example_at, is_row_major, read_examples, take
 from dbrdist.datasets.loading.contents import known_example
-
-if TYPE_CHECKING:
-    pass
 
 
 def _check_lengths(named: list[tuple[str, Any]], owner: str) -> None:

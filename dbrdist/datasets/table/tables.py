@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.types import Index
 from dbrdist.datasets.loading.base import Batch, DatasetMixin, SkipExample, read_examples
 from dbrdist.datasets.loading.convert import stack
-
-if TYPE_CHECKING:
-    pass
 
 
 class TabularDataset(DatasetMixin):

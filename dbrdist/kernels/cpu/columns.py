@@ -8,7 +8,7 @@ three directions take 27 us together where oneDNN's take 53, most of it for reor
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
@@ -18,9 +18,6 @@ from dbrdist.core.array.backend import channels_last, is_channels_last
 from dbrdist.core.array.types import DType, HostArray, Shape
 from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.geometry import ConvGeometry
-
-if TYPE_CHECKING:
-    pass
 
 # Elements of the columns; beyond, oneDNN takes less time: for 16 pixels and 32 channels, 4608 elements, the three
 # directions take 24 us here and 36 us there, for 64 pixels and 16 channels, 9216 elements, 33 and 28.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +25,6 @@ from dbrdist.kernels.cpu.onednn_taps import plan_by_taps, suits
 from dbrdist.kernels.geometry import ConvGeometry
 from dbrdist.kernels.reference import numpy_
 from dbrdist.kernels.reference.numpy_ import plain_empty
-
-if TYPE_CHECKING:
-    pass
 
 _POINTWISE = ConvGeometry()
 _FEW_FORWARD, _FEW_FOR_DATA, _FEW_POINTWISE = 16, 48, 64  # channels of images that a convolution with strides sees

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf, isfinite, pi, sqrt
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.cpu.onednn import Builder, Primitive, address, scratch
 from dbrdist.kernels.cpu.onednn_finite import is_finite, memory_row
 from dbrdist.kernels.reference import numpy_
-
-if TYPE_CHECKING:
-    pass
 
 _SMALL = 1 << 15  # elements; below, NumPy's elementwise loops beat a call of the library
 _SMALL_ROW = 1 << 13  # the same for what takes NumPy several passes

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +17,6 @@ from dbrdist.core.array.types import DType, HostArray
 from dbrdist.errors import UsageWarning
 from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.cpu.onednn_bfloat16 import narrow
-
-if TYPE_CHECKING:
-    pass
 
 _FLOAT16, _FLOAT32 = np.dtype(np.float16), np.dtype(np.float32)
 

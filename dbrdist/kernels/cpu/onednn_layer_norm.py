@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ctypes import c_float
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.cpu.onednn import Builder, Primitive, address, cached
 from dbrdist.kernels.reference import numpy_normalization
 from dbrdist.kernels.reference.numpy_normalization import coarse_from, is_coarse
-
-if TYPE_CHECKING:
-    pass
 
 _FLAGS = onednn.USE_SCALE | onednn.USE_SHIFT
 _LONG = 1 << 14  # elements of a row; oneDNN adds them one after another, and the mean of fewer loses little

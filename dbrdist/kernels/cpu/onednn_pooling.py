@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from dbrdist.kernels.cpu.onednn import Builder, Primitive, address, cached
 from dbrdist.kernels.cpu.onednn_finite import is_above_lowest
 from dbrdist.kernels.geometry import PoolGeometry
 from dbrdist.kernels.reference import numpy_
-
-if TYPE_CHECKING:
-    pass
 
 
 def _build_pool(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,9 +12,6 @@ from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.cpu.onednn import Builder, Primitive
 from dbrdist.kernels.cpu.onednn_finite import is_finite, memory_row
 from dbrdist.kernels.reference import numpy_softmax
-
-if TYPE_CHECKING:
-    pass
 
 _SMALL = 1 << 9  # elements; below, NumPy takes less time than the call
 _BLOCK = 1 << 17  # elements; what comes out of a block of rows is looked at while it is in the cache

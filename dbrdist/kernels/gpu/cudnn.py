@@ -10,13 +10,10 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dbrdist.core.array import backend
 from dbrdist.kernels.cpu.onednn import Unavailable, Unsupported
-
-if TYPE_CHECKING:
-    pass
 
 Extents = Sequence[int]
 

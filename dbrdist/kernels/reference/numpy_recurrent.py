@@ -5,13 +5,10 @@ The forward pass on other arrays is that of ``functions.n_step_rnn``, which keep
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dbrdist.core.array import backend
 from dbrdist.core.array.types import Array
-
-if TYPE_CHECKING:
-    pass
 
 
 def recurrent_backward(

@@ -6,12 +6,9 @@ import html
 import importlib.util
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dbrdist.training.extensions.log_report import Column, LogReport, PrintReport
-
-if TYPE_CHECKING:
-    pass
 
 
 class PrintReportNotebook(PrintReport):

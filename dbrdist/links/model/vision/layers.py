@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -20,9 +20,6 @@ from dbrdist.core.tape.variable import Operand, Variable
 from dbrdist.errors import CheckpointError
 from dbrdist.links.model.vision import pixels
 from dbrdist.utils.imgproc import oversample as ten_crops
-
-if TYPE_CHECKING:
-    pass
 
 Functions: TypeAlias = "dict[str, list[Callable[[Variable], Variable]]]"  # of each stage, by its name
 
