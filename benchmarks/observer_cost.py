@@ -121,13 +121,13 @@ def profile(case: str, pairs: int, scale: float) -> dict[str, Any]:
 
 @contextmanager
 def started(command: list[str], folder: Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A program that is ended behind the block, by Ctrl-C's signal."""
+    """A program that is ended behind the block; by a signal that a job in the background does not ignore."""
     process = subprocess.Popen(command, cwd=folder, env=environment(), text=True, start_new_session=True, **options)
     try:
         yield process
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGINT)
+            os.killpg(process.pid, signal.SIGTERM)
         process.wait(timeout=60)
 
 
