@@ -12,7 +12,7 @@ from ..signals import PASSED_ON, STOPS, signal
 
 TYPE_CHECKING = False  # see channel.py
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 _HIGH = 300  # the program is given descriptors from here on: one that closes the first hundred does not take them
 _CAUGHT = (*STOPS, *PASSED_ON)
@@ -23,7 +23,7 @@ class Child:
 
     def __init__(
         self, command: list[str], environment: Mapping[str, str], directory: str | None, page: int,
-        ignored: set[int], inherited: Inherited,
+        ignored: set[int], inherited: Inherited, prepare: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self.out, out_write = os.pipe()
         self.err, err_write = os.pipe()
@@ -45,6 +45,7 @@ class Child:
                 signal.set_wakeup_fd(-1)
                 for number in (*_CAUGHT, signal.SIGCHLD):
                     signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+                prepare()
                 events, kept = _inherited(events_write), _inherited(page)
                 told = {
                     "DBRDIST_LAUNCH_EVENTS": f"{events},{stack_signal()}",

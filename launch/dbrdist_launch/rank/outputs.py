@@ -13,6 +13,8 @@ TYPE_CHECKING = False  # see channel.py
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_MOST_PIECES = 64  # of what a program that goes on writing has in its pipes
+
 
 class Outputs:
     """Reads the pipes as they fill; what the launcher does not take yet waits in them, and so does the program.
@@ -48,6 +50,13 @@ class Outputs:
         """The program has ended, or is about to: what is left in its pipes is little, and needs no credit."""
         self._ended = True
         self._read_on()
+
+    def read_all(self) -> None:
+        """What has been written so far, at once: the program's last words, before it says so elsewhere."""
+        self.end()
+        for _ in range(_MOST_PIECES):
+            if not self.drain():
+                return
 
     def look(self, now: float) -> None:
         """Read what has gathered, once its time is over."""

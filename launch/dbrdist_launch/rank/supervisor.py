@@ -19,6 +19,7 @@ from .child import Child, stack_signal
 from .deaths import OomWatch
 from .leftovers import Leftovers
 from .outputs import Outputs
+from .pmi import PmiRelay
 from .pmix import ConnectionHolder
 from .stacks import Stacks
 from .surroundings import ADDRESS, TOKEN, surroundings
@@ -41,6 +42,7 @@ class Supervisor:
         self.lifeline, self.backend, self.address, self.inherited = lifeline, backend, address, inherited
         self.loop = Loop()
         self.loop.on_wake = self._forgive_own_sleep
+        self.relay = PmiRelay(os.environ)
         self.connected = False
         self.status: int | None = None  # of the program, once it has ended
         self.ended_at = 0.0
@@ -136,7 +138,8 @@ class Supervisor:
         self.page = mmap.mmap(descriptor, heartbeat.PAGE_BYTES)
         environment = surroundings(os.environ, self.terms, self.identity)
         self.inherited.was_raised(self.terms.files)
-        self.child = Child(self.terms.command, environment, self.terms.directory, descriptor, ignored, self.inherited)
+        given = self.terms.command, environment, self.terms.directory, descriptor, ignored, self.inherited
+        self.child = Child(*given, self.relay.in_child)
         self.left = Leftovers((self.child.out, self.child.err))
         _go_first()
         self.oom, self.workers = OomWatch(), WorkerWatch(self.child.pid)
@@ -150,6 +153,7 @@ class Supervisor:
             self.loop, {self.child.out: "out", self.child.err: "err"}, self.terms.window,
             lambda data, stream: self.channel.send(messages.Out(stream, data)),
         )  # fmt: skip
+        self.relay.begin(self.loop, self.channel, self.outputs.read_all)
         self._take(self._early)
 
     # --- what arrives
@@ -286,7 +290,7 @@ class Supervisor:
         if self.pmix.searching:
             due.append(limits.SEARCH_SECONDS)
         due.append(self.woke_at + limits.FROZEN_SECONDS - now)
-        times = (self.stop and self.stop[0], self.kill_at, self.outputs.gather_until, self.stacks.due)
+        times = (self.stop and self.stop[0], self.kill_at, self.outputs.gather_until, self.stacks.due, self.relay.due)
         due += [at - now for at in times if at is not None]
         if self.finalizing is not None:
             due.append(self.finalizing[0] - now)
@@ -315,6 +319,7 @@ class Supervisor:
             self.kill_at = None
             self._kill_now()
         self.outputs.look(now)
+        self.relay.look(now)
         if self.pmix.searching and self.status is None:
             self.pmix.look()
         if self.finalizing is not None and now >= self.finalizing[0]:

@@ -573,6 +573,12 @@ def test_ranks_start_without_what_takes_long_to_import():
     assert found == [[], []]
 
 
+class Given(tuple):
+    """What an object was made of."""
+
+    read_all = "all words"
+
+
 def test_a_supervisor_starts_the_program_with_all_that_looks_after_it(monkeypatch):
     one, happened, given = Supervisor(99, "hydra", "-", Inherited()), [], {}
     one.loop.close()
@@ -580,10 +586,12 @@ def test_a_supervisor_starts_the_program_with_all_that_looks_after_it(monkeypatc
         watch=lambda *more: happened.append(more), watch_channel=lambda *more: happened.append(more)
     )
     one.channel, one.identity, one._early = Kept(), "identity", [messages.Bye()]
+    one.relay = SimpleNamespace(in_child="in child", begin=lambda *more: happened.append(more))
     one.terms = messages.Welcome(["x", "y"], {}, "/d", 6.0, 7, "auto", "", True, "m", 0, [], {})
     program = SimpleNamespace(pid=4242, events=5, out=6, err=7)
 
-    def start(command, environment, directory, page, ignored, inherited):
+    def start(command, environment, directory, page, ignored, inherited, prepare):
+        assert prepare == one.relay.in_child
         given.update(command=command, environment=environment, directory=directory, page=page, ignored=ignored)
         return program
 
@@ -591,7 +599,7 @@ def test_a_supervisor_starts_the_program_with_all_that_looks_after_it(monkeypatc
         ("Signals", lambda loop, numbers, call, inherited: (loop, numbers, call)),
         ("Child", start), ("OomWatch", lambda: "oom"),
         ("surroundings", lambda *given: given), ("WorkerWatch", lambda pid: ("workers", pid)),
-        ("ConnectionHolder", lambda pid, environ: ("pmix", pid, environ)), ("Outputs", lambda *given: given),
+        ("ConnectionHolder", lambda pid, environ: ("pmix", pid, environ)), ("Outputs", lambda *given: Given(given)),
         ("Leftovers", lambda outputs: ("left", outputs)), ("_go_first", lambda: happened.append("first")),
     ):  # fmt: skip
         monkeypatch.setattr(supervisors, name, made)
@@ -602,6 +610,7 @@ def test_a_supervisor_starts_the_program_with_all_that_looks_after_it(monkeypatc
     assert one.signals == (one.loop, (*STOPS, *PASSED_ON, signal.SIGCHLD), one._on_signal)
     assert happened == [
         "adopts", "first", (one.channel, one._on_channel), (99, one._on_lifeline), (5, one._on_events),
+        (one.loop, one.channel, "all words"),
     ]  # fmt: skip
     page = given.pop("page")
     assert given == {

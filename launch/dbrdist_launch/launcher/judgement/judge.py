@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -301,6 +302,8 @@ class Judge:
         """This rank's end, or the MPI_Abort by which mpiexec had begun to end all of them."""
         aborted = report.find_abort(self.ranks, self.starter_lines, codes.LOST_PEER)
         cut = any(other.cut for other in self.ranks.values())
+        if self.starter is not None and self.starter.kills_step:  # srun does it at an abort
+            cut = cut or (rank.end is not None and rank.end.signal == signal.SIGKILL)
         if cut and aborted is not None and aborted[0] in self.ranks:
             return report.from_abort(self.ranks[aborted[0]], aborted[1])
         return report.from_exit(rank)

@@ -769,3 +769,15 @@ def test_a_fault_in_a_supervisor_is_told_and_costs_nothing(monkeypatch):
     judge = Judge(1, 10.0, 60.0, 6.0)
     judge.take_event(Rank(0, "a", channel=None), {"event": "fault", **event.fields}, 0.0)
     assert judge.warnings[0].startswith("warning: rank 0 on a: internal error, the job continues: ZeroDivisionError")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_rank_that_srun_killed_for_an_abort_is_not_its_cause(known):
+    """Its supervisor may live long enough to report the SIGKILL before the others' connections break."""
+    made = judge("a", "a", "a", ended=False)
+    if known:
+        words = b"Abort(7) on node 1 (rank 1 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 7) - process 1\n"
+        made.ranks[1].take_output("err", words)
+    failure = made.take_bad_exit(exits(made, 0, code=137, signal=9), NOW)
+    assert (failure.rank, failure.code) == ((1, 7) if known else (0, 137))
+    assert made.take_bad_exit(exits(made, 2, code=3), NOW).code == 3  # it ended by itself
