@@ -23,7 +23,7 @@ from dbrdist.cli.builders import assemble, memory, plan, preflight
 from dbrdist.cli.configuration import load, resolve
 from dbrdist.cli.configuration.load import Origin
 from dbrdist.cli.configuration.schema import Config
-from dbrdist.cli.inspection import commands
+from dbrdist.cli.inspection import commands, gpu_check
 from dbrdist.cli.inspection import schedule as schedules
 from dbrdist.cli.output.console import Console
 from dbrdist.cli.output.folder import CONFIG
@@ -64,6 +64,7 @@ def _help(context: click.Context, option: click.Parameter, asked: bool) -> None:
 @click.option(
     "--export", metavar="RUN", help="Write RUN's weights to a .safetensors file, or its network to an .onnx file."
 )
+@click.option("--check-gpu", is_flag=True, help="Say what is there for training on a GPU, and how to get the rest.")
 @click.option("--init", metavar="NAME", help="Print a commented configuration: digits, cifar10 or imagenet.")
 @click.option(
     "--trace", is_flag=True, help="Write a timeline of every rank to trace.json, and say what steps wait for."
@@ -116,6 +117,7 @@ def command(
     audit: str | None,
     predict: str | None,
     export: str | None,
+    check_gpu: bool,
     init: str | None,
     trace: bool,
     profile: bool,
@@ -140,8 +142,9 @@ def command(
         return 0
     words = [config, *overrides] if config else []
     lines = _aside(
-        words, port, report=report, watch=watch, audit=audit, predict=predict, export=export, init=init, version=version
-    )
+        words, port, report=report, watch=watch, audit=audit, predict=predict, export=export, init=init,
+        version=version, check_gpu=check_gpu,
+    )  # fmt: skip
     if lines is not None:
         for line in _readable(lines) if environment.launched()[1] == 0 else ():
             print(line, flush=True)
@@ -208,11 +211,15 @@ def _aside(words: list[str], port: int | None, **asked: Any) -> Iterable[str] | 
     given = click.get_current_context().params
     chosen += [name for name in _OF_TRAINING if chosen and given[name]]
     if len(chosen) > 1:
-        raise click.UsageError(f"--{chosen[0]} cannot be combined with --{chosen[1].replace('_', '-')}")
+        raise click.UsageError(
+            f"--{chosen[0].replace('_', '-')} cannot be combined with --{chosen[1].replace('_', '-')}"
+        )
     if port is not None and not asked["watch"]:
         raise click.UsageError("--port goes with --watch")
     if asked["version"]:
         return [f"dbrdist {__version__}"]
+    if asked["check_gpu"]:
+        return gpu_check.check_gpu()
     if asked["init"]:
         return [commands.configuration(asked["init"])]
     if asked["report"]:
@@ -286,7 +293,8 @@ def _dry_run(settings: Config, origin: Origin) -> int:
             if refused is None:
                 raise
             raise refused from error
-        need = memory.sentence(memory.measure(settings, origin, made), settings, size, environment.num_local_ranks())
+        measured, num_local = memory.measure(settings, origin, made), environment.num_local_ranks()
+        need = memory.sentence(measured, settings, size, num_local, made.device)
         lines = [*plan.describe(settings, made, size), *need]
         width = columns_of(sys.stdout)
         print("\n".join([load.dump(settings), *(folded(line, width) for line in lines)]), flush=True)

@@ -21,7 +21,8 @@ import numpy as np
 from dbrdist.core.array import backend, random
 from dbrdist.core.array.config import config
 from dbrdist.core.array.declared import DeclaredBlock, declaring
-from dbrdist.core.array.types import Array, CudaGraph, CudaPool, CudaStream
+from dbrdist.core.array.device_memory import PrivatePool
+from dbrdist.core.array.types import Array, CudaGraph, CudaStream
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.model.reporter import Reporter, get_current_reporter
@@ -142,7 +143,7 @@ class _Step:
         self.graph: CudaGraph | None = None
         self._stream = stream
         self._num_eager = 0
-        self._pool: CudaPool | None = None
+        self._pool: PrivatePool | None = None
         self._args: Args = ()
         self._named: dict[str, Array] = {}
         self._block: DeclaredBlock | None = None
@@ -191,7 +192,7 @@ class _Step:
     def _warm_up(self, optimizer: GradientMethod, loss_func: Loss, args: Args, named: Named) -> None:
         """An eager step with the memory of the graph, and a look at what it leaves in the links."""
         cuda = backend.import_cupy().cuda
-        self._pool = cuda.MemoryPool()
+        self._pool = PrivatePool()
         links = _Attributes(optimizer.target)
         with self._here(), cuda.using_allocator(self._pool.malloc), _own_products():
             optimizer.update(loss_func, *args, **named)

@@ -17,6 +17,7 @@ from dbrdist.core.usage.mistakes import given_a_class, warn
 from dbrdist.datasets.loading.convert import call_converter, concat_examples
 from dbrdist.errors import NoSamplesError
 from dbrdist.training.captured_step import CapturedSteps
+from dbrdist.training.out_of_memory import explain
 
 if TYPE_CHECKING:
     from dbrdist.core.files.serializer import AbstractSerializer
@@ -195,12 +196,16 @@ class StandardUpdater(Updater):
     def update(self) -> None:
         """Do one step and count it."""
         began = time.perf_counter()
-        with self._on_device():
-            if not spans.recorders:
-                self.update_core()
-            else:
-                with spans.step(self.iteration):
+        try:
+            with self._on_device():
+                if not spans.recorders:
                     self.update_core()
+                else:
+                    with spans.step(self.iteration):
+                        self.update_core()
+        except Exception as error:
+            explain(error, self._optimizers.values(), counted(self._iterators["main"], "batch_size", 0))
+            raise
         self.step_seconds += time.perf_counter() - began
         self.iteration += 1
 
@@ -230,6 +235,9 @@ class StandardUpdater(Updater):
                     optimizer.update(loss_func, *args, **named)
             elif is_told:  # no share of a short batch: nothing to compute, but the reduction needs all
                 optimizer.update(loss_func, num_samples=0)
+        except MemoryError as error:
+            explain(error, self._optimizers.values(), num)
+            raise
         except NoSamplesError:  # all examples of the batch were skipped: this step leaves the parameters alone
             pass
         if self.auto_new_epoch and iterator.is_new_epoch:

@@ -101,6 +101,16 @@ class Waits:
 waits = Waits()
 
 
+class OutOfMemoryError(MemoryError):
+    """CuPy's."""
+
+    def __init__(self, size: int, total: int) -> None:
+        super().__init__(f"Out of memory allocating {size:,} bytes (allocated so far: {total:,} bytes).")
+
+
+OutOfMemoryError.__module__ = "cupy.cuda.memory"
+
+
 class Peers:
     """Whether devices reach each other's memory, and then how often a kernel did so: CuPy warns of it each time."""
 
@@ -650,6 +660,9 @@ def _make() -> Any:
         runtime=types.SimpleNamespace(
             getDeviceCount=lambda: NUM_DEVICES,
             getDevice=clocks.current_device,
+            runtimeGetVersion=lambda: 13000,
+            memGetInfo=lambda: (80_000_000_000, 80_000_000_000),
+            getDeviceProperties=lambda number: {"name": b"stand-in", "totalGlobalMem": 80_000_000_000},
             deviceGetPCIBusId=lambda number: f"{os.environ.get('STAND_IN_BUS', '0000')}:{number}",
         ),
         alloc_pinned_memory=lambda num_bytes: _pinned[0](num_bytes),

@@ -94,8 +94,36 @@ _starts: list[int] = []  # of the memory of all blocks
 _blocks: dict[int, weakref.ref[Any]] = {}
 
 
+class Limit:
+    """How many bytes of all devices may be in use; more raise CuPy's error."""
+
+    num_bytes: int | None = None
+
+    def check(self, wanted: int) -> None:
+        if self.num_bytes is not None and used_bytes() + wanted > self.num_bytes:
+            raise stand_in.OutOfMemoryError(wanted, used_bytes())
+
+
+limit = Limit()
+
+
+def used_bytes() -> int:
+    """Bytes of all blocks that somebody holds."""
+    return sum(lease.block.num_bytes for ref in list(_blocks.values()) if (lease := ref()) is not None)
+
+
+def _total_bytes() -> int:
+    return used_bytes() + sum(block.num_bytes for some in clocks._free.values() for block in some)
+
+
+def _memory_info() -> tuple[int, int]:
+    whole = 80_000_000_000 if limit.num_bytes is None else limit.num_bytes
+    return max(whole - _total_bytes(), 0), whole
+
+
 def _lease(num_bytes: int, device: int | None = None) -> Any:
     """Memory of the pool."""
+    limit.check(num_bytes)
     before = clocks.current_device()
     if device is not None:
         clocks.use_device(device)
@@ -286,6 +314,9 @@ def take_place() -> None:
     ndarray.flags = property(_flags)
     ndarray.data = property(_data)
     cuda = stand_in.module.cuda
+    pool = types.SimpleNamespace(used_bytes=used_bytes, total_bytes=_total_bytes)
+    stand_in.module.get_default_memory_pool = lambda: pool
+    cuda.runtime.memGetInfo = _memory_info
     cuda.alloc, cuda.MemoryPool, cuda.using_allocator = alloc, capture.Pool, capture.using_allocator
     sys.modules["cupy"] = stand_in.module
     sys.modules["cupyx.scipy"] = stand_in.cupyx_scipy

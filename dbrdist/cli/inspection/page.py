@@ -32,6 +32,7 @@ _FACTS = (
     ("ended", "ended"),
     ("seconds_over_all_starts", "seconds of training"),
     ("num_parameters", "parameters"),
+    ("device_memory_bytes", "largest memory of rank 0's GPU, bytes"),
     ("num_ranks", "ranks"),
     ("hosts", "ranks per host"),
     ("communicator", "communicator"),
@@ -240,22 +241,27 @@ def _rank_table(run: RunRecord, now: float | None) -> str:
     rest = len(order) - len(rows)
     words = f'<p class="soft">and {rest:,} other ranks, which are further or faster</p>' if rest > 0 else ""
     heads = ("rank", "host", "state", "step", "step time", "waiting for data", "communicating", "memory")
+    if _any_on_gpu(run):
+        heads = (*heads, "GPU memory")
     titles = "".join(f"<th>{words}</th>" for words in heads)
     return f'<div class="scroll"><table><tr>{titles}</tr>{"".join(rows)}</table></div>{words}'
 
 
+def _any_on_gpu(run: RunRecord) -> bool:
+    return any(number(state.get("device_memory_bytes")) is not None for state in run.ranks)
+
+
 def _rank_row(run: RunRecord, i: int, is_slowest: bool, is_behind: bool, now: float | None) -> str:
     state = run.ranks[i]
-    seconds, waits, sends, memory = (
-        number(state.get(key))
-        for key in ("seconds_per_step", "data_wait_fraction", "communication_fraction", "memory_bytes")
-    )
+    names = ("seconds_per_step", "data_wait_fraction", "communication_fraction", "memory_bytes", "device_memory_bytes")
+    seconds, waits, sends, memory, on_device = (number(state.get(key)) for key in names)
     figures = (
         _shown(state.get("step")),
         "" if seconds is None else f"{seconds * 1e3:,.1f} ms",
         "" if waits is None else f"{100 * waits:.0f} %",
         "" if sends is None else f"{100 * sends:.0f} %",
         "" if memory is None else f"{memory / 1e9:,.2f} GB",
+        *(["" if on_device is None else f"{on_device / 1e9:,.2f} GB"] if _any_on_gpu(run) else []),
     )
     words, kind = _state_of_rank(run, state, now)
     notes = [words, *(["slowest"] if is_slowest else []), *(["behind"] if is_behind and kind != "finished" else [])]

@@ -55,7 +55,7 @@ def find(run: Any) -> None:
     reason = None
     try:
         for batch in tried:
-            reason = comm.bcast_obj(_lack(need, -(-batch // comm.size), comm.intra_size))
+            reason = comm.bcast_obj(_lack(need, -(-batch // comm.size), comm.intra_size, run.parts.device))
             if reason is not None:
                 break
             step = _measured(run, batch) if _fits(run, batch) else None
@@ -77,12 +77,12 @@ def find(run: Any) -> None:
         _write(run, found)
 
 
-def _lack(need: memory.Need | None, share: int, num_local: int) -> str | None:
+def _lack(need: memory.Need | None, share: int, num_local: int, device: Any = None) -> str | None:
     """Why a step with so many examples per rank should not be tried; None where nothing speaks against it."""
-    free = memory.free_bytes()
+    free = memory.free_bytes() if device is None else memory.free_on_gpu()
     if need is None or free is None:
         return None
-    own = need.of(share) * num_local
+    own = need.of(share) * (num_local if device is None else 1)
     if own <= free * _PART_OF_MEMORY:
         return None
     return f"a step with {share:,} examples per rank needs about {memory.size(own)}, and {memory.size(free)} is free"

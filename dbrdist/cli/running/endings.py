@@ -7,6 +7,7 @@ import errno
 from dbrdist.cli.output.folder import RunFolder
 from dbrdist.cli.output.refuse import Refused, RefusedHere, code_of, told
 from dbrdist.cli.output.words import said
+from dbrdist.core.array.device_memory import is_out_of_memory
 from dbrdist.errors import CheckpointError, CommunicatorError, DbrdistError, NonFiniteLossError
 
 STOPPED = 75  # EX_TEMPFAIL: saved, to be started again with --resume
@@ -33,6 +34,8 @@ def as_ending(error: BaseException, folder: RunFolder, writes_behind: bool) -> B
         return RefusedHere(f"{folder.path}: {said(error)}; the snapshots in it are unharmed", code_of(error))
     if isinstance(error, OSError) and folder.has(error.filename):  # a pipe or a folder instead of a file, say
         return RefusedHere(said(error), code_of(error))
+    if is_out_of_memory(error):
+        return RefusedHere(" ".join([reason_of(error), *getattr(error, "__notes__", ())]), code_of(error))
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return SystemExit(f"dbrdist-train: {reason_of(error)} before the run was over")
     return error

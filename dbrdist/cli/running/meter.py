@@ -7,7 +7,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from dbrdist.cli.output.folder import now
-from dbrdist.core.array.backend import DeviceSpec, import_cupy
+from dbrdist.core.array.backend import DeviceSpec
+from dbrdist.core.array.device_memory import peak_bytes
 
 if TYPE_CHECKING:
     from dbrdist.core.update.optimizer import Optimizer
@@ -21,7 +22,7 @@ class Meter:
     A line gets examples per second over all ranks (of the steps alone: evaluations and snapshots do not count), the
     share of the steps in which this rank waited for data, the position in epochs, the largest memory of this process so
     far, and the time; with several ranks the share of the steps that communication took after backward, waiting for
-    slower ranks included; on a GPU the memory that CuPy holds there.
+    slower ranks included; on a GPU the most memory that CuPy has held there.
     """
 
     def __init__(
@@ -44,9 +45,7 @@ class Meter:
             entry |= {"examples_per_second": speed, "data_wait_fraction": waited}
             if self._optimizer is not None:
                 entry["communication_fraction"] = exposed
-        entry["memory_bytes"] = peak_memory_bytes()
-        if self._device is not None:
-            entry["device_memory_bytes"] = import_cupy().get_default_memory_pool().total_bytes()
+        entry |= self.memory()
         entry["epoch_detail"] = self._updater.epoch_detail
         entry["time"] = now()
 
@@ -57,6 +56,13 @@ class Meter:
         if speed is None:
             return "0 examples/s"
         return f"{speed:,.0f} examples/s" + (f", {100 * waited:.0f} % waiting for data" if waited >= 0.005 else "")
+
+    def memory(self) -> dict[str, int]:
+        """The largest memory so far, of the process and on its GPU, by the names of the log."""
+        found = {"memory_bytes": peak_memory_bytes()}
+        if self._device is not None:
+            found["device_memory_bytes"] = peak_bytes()
+        return found
 
     @property
     def measures_communication(self) -> bool:

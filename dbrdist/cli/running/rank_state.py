@@ -8,7 +8,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from dbrdist.cli.running.meter import Meter, peak_memory_bytes
+from dbrdist.cli.running.meter import Meter
 from dbrdist.core.files import strict_json
 from dbrdist.training import Extension
 from dbrdist.training.extensions.snapshots import PRIORITY_SNAPSHOT
@@ -90,7 +90,7 @@ class RankState(Extension):
         before, self._before = self._before, self._position(trainer)
         steps, seconds, examples, waited, exposed = (b - a for a, b in zip(before, self._before))
         epoch = trainer.updater.epoch_detail
-        found = {"step": trainer.updater.iteration, "epoch": epoch, "memory_bytes": peak_memory_bytes()}
+        found = {"step": trainer.updater.iteration, "epoch": epoch, **self._meter.memory()}
         if steps > 0 and seconds > 0:
             found |= {"seconds_per_step": seconds / steps, "examples_per_second": examples / seconds}
             found |= {"data_wait_fraction": min(waited / seconds, 1.0)}

@@ -62,6 +62,7 @@ from dbrdist.comm.run import trace
 from dbrdist.comm.run.extensions import StepAgreement, StopOnRequest
 from dbrdist.comm.run.parameter_audit import ParameterAudit
 from dbrdist.comm.run.snapshots import AverageStatistics, LocalState, SharedSnapshot
+from dbrdist.core.array.device_memory import peak_bytes
 from dbrdist.core.files import strict_json
 from dbrdist.core.files.serializer import write_atomically
 from dbrdist.errors import (
@@ -104,7 +105,9 @@ class TrainingRun:
             preflight.check(config, origin, self.parts)
         sharing = share_gpus(config, origin, comm)
         with alike(comm):
-            need = memory.measure(config, origin, self.parts) if comm.rank == 0 else None  # by one rank alone
+            on_gpu = self.parts.device is not None  # where each rank has memory of its own
+            self.free_on_gpu = memory.free_on_gpu() if on_gpu else None
+            self.need = memory.measure(config, origin, self.parts) if comm.rank == 0 or on_gpu else None
             batch_norm.share(config, origin, self.parts.task, comm)
             self.optimizer = build_updates.optimizer(config, origin, self.parts.task)
             self.iterator = iterator(config, self.parts.data.train, comm, train=True)
@@ -124,7 +127,7 @@ class TrainingRun:
         if sharing:
             self.plan.append(sharing)
         if comm.rank == 0:
-            self.plan += memory.sentence(need, config, comm.size, comm.intra_size)
+            self.plan += memory.sentence(self.need, config, comm.size, comm.intra_size, self.parts.device)
 
     def _save(self, trainer: Trainer) -> None:
         self.saver.save(trainer)
@@ -353,6 +356,7 @@ class TrainingRun:
                 ending = "finished", reason_of(error)
             else:
                 ending = "failed", reason_of(error)
+                memory.note_batch(error, self.need, self.config, self.comm.size, self.free_on_gpu)
                 raise as_ending(error, self.folder, self.config.snapshot.background and self.comm.rank == 0) from error
         finally:
             if ending[0] == "failed":
@@ -438,6 +442,7 @@ class TrainingRun:
             "num_parameters": self.parts.task.count_params(),
             "batch": self.config.batch_size,
             "seed": self.config.seed,
+            **({} if self.parts.device is None else {"device_memory_bytes": peak_bytes()}),
         }
 
     def _write_report(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -12,6 +11,14 @@ import numpy as np
 
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.current_device import on as on
+from dbrdist.core.array.gpus import bus_id_of_device as bus_id_of_device
+from dbrdist.core.array.gpus import import_cupy as import_cupy
+from dbrdist.core.array.gpus import import_cupyx_special as import_cupyx_special
+from dbrdist.core.array.gpus import import_nccl as import_nccl
+from dbrdist.core.array.gpus import num_gpus as num_gpus
+from dbrdist.core.array.gpus import require_gpu as require_gpu
+from dbrdist.core.array.gpus import why_no_gpu as why_no_gpu
+from dbrdist.core.array.gpus import why_no_nccl as why_no_nccl
 from dbrdist.core.array.memory import accumulation_dtype as accumulation_dtype
 from dbrdist.core.array.memory import address as address
 from dbrdist.core.array.memory import aligned as aligned
@@ -227,92 +234,7 @@ def _current(device: GpuDevice) -> Iterator[GpuDevice]:
         yield device
 
 
-def import_cupy() -> Module:
-    """The module cupy, or an error that names what to install."""
-    try:
-        import cupy
-    except ImportError as e:
-        raise ImportError(
-            "expected CuPy for a GPU device, but it cannot be imported; install dbrdist[cuda12x] or dbrdist[cuda13x]"
-        ) from e
-    return cupy
-
-
 _usable: set[int] = set()  # the numbers of GPUs that were asked for and are there
-
-
-def num_gpus() -> int:
-    """How many GPUs this process can use; 0 where there is no driver."""
-    try:
-        return int(import_cupy().cuda.runtime.getDeviceCount())
-    except ImportError:
-        raise
-    except Exception:  # CuPy's errors have classes of their own
-        return 0
-
-
-def why_no_gpu(index: int = 0) -> str:
-    """Why GPU ``index`` cannot be used in this process, and what to do; an empty text where it can."""
-    try:
-        runtime = import_cupy().cuda.runtime
-    except ImportError as e:
-        return str(e)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    shown = "CUDA_VISIBLE_DEVICES is not set" if visible is None else f"CUDA_VISIBLE_DEVICES is {visible!r}"
-    try:
-        count = int(runtime.getDeviceCount())
-    except AttributeError:  # what stands for CuPy in a test
-        return ""
-    except Exception as e:
-        said = str(e)
-        if "InsufficientDriver" in said:
-            said += "; install NVIDIA's driver, or one that is new enough for this CuPy (`nvidia-smi` names its CUDA)"
-            said += "; dbrdist[cuda12x] and dbrdist[cuda13x] bring CuPy for CUDA 12 and 13"
-        elif "NoDevice" in said:
-            said += "; run on a machine with an NVIDIA GPU, and under Slurm ask for one (--gpus-per-task=1)"
-        return f"CuPy finds no GPU: {said}; {shown}"
-    if count == 0:
-        return f"CuPy finds no GPU; {shown}; run on a machine with an NVIDIA GPU, or let this process see one"
-    if index >= count:
-        which = "only number 0" if count == 1 else f"numbers 0 to {count - 1}"
-        return f"there is no GPU {index}: this process sees {which}; {shown}"
-    return ""
-
-
-def require_gpu(index: int = 0) -> None:
-    """Raise RuntimeError (without CuPy ImportError) where a GPU cannot be used, saying why and what to do."""
-    import_cupy()
-    reason = why_no_gpu(index)
-    if reason:
-        raise RuntimeError(f"the device @cupy:{index} cannot be used: {reason}; '@numpy' computes on the CPU")
-
-
-def import_cupyx_special() -> Module:
-    """CuPy's counterpart of ``scipy.special``."""
-    from cupyx.scipy import special
-
-    return special
-
-
-def import_nccl() -> Module:
-    """CuPy's module for NCCL, or an error that names what is missing."""
-    import_cupy()
-    from cupy.cuda import nccl
-
-    if not nccl.available:
-        raise ImportError("CuPy finds no NCCL library (libnccl.so.2)")
-    return nccl
-
-
-def why_no_nccl() -> str:
-    """Why NCCL cannot send arrays in this process, or an empty text."""
-    try:
-        if not import_cupy().cuda.is_available():
-            return "CuPy finds no GPU"
-        import_nccl()
-    except ImportError as e:
-        return str(e)
-    return ""
 
 
 def current_device() -> Device:
@@ -323,12 +245,6 @@ def current_device() -> Device:
 def current_stream() -> int:
     """The stream on which this thread computes, as an address."""
     return int(import_cupy().cuda.get_current_stream().ptr)
-
-
-def bus_id_of_device() -> str:
-    """Where this thread's device is in its host, whatever number this process has for it."""
-    cupy = import_cupy()
-    return str(cupy.cuda.runtime.deviceGetPCIBusId(cupy.cuda.Device().id))
 
 
 class UnknownDeviceError(ValueError, RuntimeError):

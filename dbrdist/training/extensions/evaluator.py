@@ -16,6 +16,7 @@ from dbrdist.core.usage.foreign_names import refuse_unknown
 from dbrdist.core.usage.mistakes import given_a_class, warn
 from dbrdist.datasets.loading.convert import call_converter, concat_examples
 from dbrdist.training.extension import PRIORITY_WRITER, Extension
+from dbrdist.training.out_of_memory import explain
 from dbrdist.training.updater import as_arguments, finalize, parts_of_ranks
 
 if TYPE_CHECKING:
@@ -124,7 +125,11 @@ class Evaluator(Extension):
         with using_device(self.device):
             for batch in self.one_pass():
                 weight = len(batch) if hasattr(batch, "__len__") and not as_chainer[0] else 1
-                observation = self.observe(batch)
+                try:
+                    observation = self.observe(batch)
+                except MemoryError as error:
+                    explain(error, (), weight, "an evaluation")
+                    raise
                 summary.add({key: (value, weight) for key, value in observation.items()})
                 if self._has_bar:
                     self._show_progress()

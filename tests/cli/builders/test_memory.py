@@ -91,3 +91,29 @@ def test_what_a_step_needs_is_extrapolated_from_two(monkeypatch, peaks, slope):
     assert memory.Need(-50.0, 10.0).of(3) == 0.0 and memory.Need(-50.0, 10.0).of(7) == 20.0
     made.device = "gpu"
     assert memory.measure(None, None, made) is None
+
+
+def test_a_gpu_has_a_memory_of_its_own(monkeypatch):
+    """The plan names the device, the error a batch that fits there: at most what the step itself has shown to fit."""
+    device, plan = SimpleNamespace(name="@cupy:1"), config(GOOD.replace("64", "16"))
+    need = memory.Need(2e6, 1e6)
+    for free, words in ((20_000_000, ""), (9_000_000, ": not enough; a batch of about 12 fits, 6 on each rank, as")):
+        monkeypatch.setattr(memory, "free_on_gpu", lambda free=free: free)
+        (line,) = memory.sentence(need, plan, 2, 2, device)
+        assert line.startswith("GPU memory: about 10 MB per step and rank (estimated from batches of 2 and 4); ")
+        assert f"{memory.size(free)} free on @cupy:1{words}" in line and ("not enough" in line) == bool(words)
+    assert memory.fitting(need, plan, 1, 20_000_000) == "a batch of about 16 fits, as measured before the run"
+    assert memory.fitting(need, plan, 1, 20_000_000, 9) == "a batch of 4 is worth a try"
+    assert memory.fitting(need, plan, 1, 3_000_000).startswith("not even one example per rank fits")
+    assert memory.fitting(None, plan, 1, 3) == memory.fitting(need, plan, 1, None) == "use a smaller batch"
+
+
+def test_the_error_of_a_gpu_gets_the_batch_that_fits():
+    plan, need = config(GOOD.replace("64", "16")), memory.Need(2e6, 1e6)
+    full = type("OutOfMemoryError", (MemoryError,), {"__module__": "cupy.cuda.memory"})()
+    full.most_examples = 7
+    memory.note_batch(full, need, plan, 2, 20_000_000)
+    assert full.__notes__ == ["For this run: a batch of 6 is worth a try."]
+    other = MemoryError()
+    memory.note_batch(other, need, plan, 2, 20_000_000)
+    assert not hasattr(other, "__notes__")

@@ -30,3 +30,13 @@ def test_how_a_run_ends_for_each_error():
     assert endings.as_ending(own, out, False) is own
     torn = endings.as_ending(CheckpointError("torn"), out, True)
     assert type(torn) is RefusedHere and "torn" in str(torn)  # of what this rank alone was writing
+
+
+def test_a_gpu_without_memory_ends_the_run_with_its_sizes():
+    """No traceback, the notes with what held the memory, and a code after which nobody starts it again."""
+    error = type("OutOfMemoryError", (MemoryError,), {"__module__": "cupy.cuda.memory"})("allocating 8 bytes")
+    error.add_note("Of 80 GB, ...")
+    ended = endings.as_ending(error, None, False)
+    assert isinstance(ended, RefusedHere) and ended.code == 2
+    assert str(ended) == "OutOfMemoryError: allocating 8 bytes Of 80 GB, ..."
+    assert endings.as_ending(full := MemoryError(), None, False) is full

@@ -24,7 +24,10 @@ class Clock:
 def run_of(tmp_path, size=1, rank=0, num_epochs=10.0, measures=True):
     updater = SimpleNamespace(iteration=0, epoch_detail=0.0)
     position = [0.0, 0.0, 0.0, 0.0]
-    meter = SimpleNamespace(position=lambda: tuple(position), measures_communication=measures)
+    meter = SimpleNamespace(
+        memory=lambda: {"memory_bytes": 1 << 30, "device_memory_bytes": 1 << 40},
+        position=lambda: tuple(position), measures_communication=measures,
+    )  # fmt: skip
     extension = RankState(str(tmp_path / "ranks"), meter, SimpleNamespace(rank=rank, size=size), num_epochs)
     return extension, SimpleNamespace(updater=updater), position
 
@@ -46,7 +49,8 @@ def test_the_state_has_speed_and_time_left_since_the_last_one(tmp_path, monkeypa
     found = state(tmp_path, 3)
     assert found["seconds_per_step"] == 0.4 and found["examples_per_second"] == 50.0
     assert found["data_wait_fraction"] == 0.25 and found["communication_fraction"] == 0.125
-    assert found["seconds_left"] == 70.0 and found["num_epochs"] == 10.0 and found["memory_bytes"] > 1 << 20
+    assert found["seconds_left"] == 70.0 and found["num_epochs"] == 10.0 and found["memory_bytes"] == 1 << 30
+    assert found["device_memory_bytes"] == 1 << 40
     clock.now, trainer.updater.iteration = 121.0, 91
     extension(trainer)
     assert state(tmp_path, 3)["step"] == 90  # not due yet
