@@ -1,8 +1,8 @@
 """Time and memory of every function and layer, forward and backward, without changing which kernels run.
 
 Function hooks switch off what depends on nobody looking: the fusion of batch normalization and ReLU, the kernels of
-inference. The profiler is no hook. While it records it stands around the methods through which every call goes:
-``FunctionNode.apply``, each class's ``derive``, ``Link.__call__`` and the optimizers' ``update``. It reads no array.
+inference. The profiler is no hook: while it records it stands around the methods through which every call goes (see
+:mod:`~dbrdist.function_hooks.around_calls`). It reads no array.
 
 What a call costs is small beside most functions, and large beside those of a tiny network. With a bound on the overhead
 the profiler records some steps in a row, and then steps aside for so long that the whole run stays within the bound:
@@ -11,7 +11,6 @@ only the optimizers' ``update`` is looked at then, once per step.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import sys
@@ -21,22 +20,19 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from dbrdist.core.array import spans
-from dbrdist.core.array.types import Array
 from dbrdist.core.files.serializer import write_atomically
 from dbrdist.core.files.standard_streams import stdout
-from dbrdist.core.model.link import Link
-from dbrdist.core.tape.function_node import FunctionNode
-from dbrdist.core.update.optimizer import GradientMethod, Optimizer
+from dbrdist.function_hooks import around_calls
 from dbrdist.function_hooks.report import in_units
 
 if TYPE_CHECKING:
-    from dbrdist.core.tape.variable import Operand, Variable
+    from dbrdist.core.model.link import Link
 
 _PHASES = ("forward", "backward", "update")
 MAX_EVENTS = 1 << 18  # calls that the trace shows: of a longer run the last ones
-_BURST = 10  # steps that are recorded in a row
+_BURST = 20  # steps that are recorded in a row
 _GRID = 32  # a burst begins at a multiple of this number of steps, or of twice, four times, ... as many
-_CAUTION = 5  # times the cost of noting a call: with its closures, labels and colder caches, as measured
+_CAUTION = 5  # times the cost of noting a call or of a pause: closures, labels and colder caches, as measured
 
 
 class ProfileEntry:
@@ -96,9 +92,7 @@ class Profile:
     def __enter__(self) -> Profile:
         self._thread = threading.get_ident()
         self._opened = time.perf_counter()
-        began = time.thread_time()
-        _start(self)
-        self._switch_seconds = 2 * (time.thread_time() - began)  # on and off again
+        around_calls.start(self)
         self._call_seconds = 0.0 if self._most_overhead is None else _CAUTION * _seconds_of_a_call(self)
         self._begin_burst()
         return self
@@ -108,7 +102,7 @@ class Profile:
             self.seconds += time.perf_counter() - self._began
         else:
             spans.resume()
-        _stop()
+        around_calls.stop()
         self.peak_bytes = _peak_bytes()
 
     def begin(self) -> float:
@@ -151,15 +145,17 @@ class Profile:
         self._num_left, self._num_calls = _BURST, 0
         self._began, self._began_here = time.perf_counter(), time.thread_time()
 
-    def step(self) -> None:
+    def end_step(self) -> None:
         """An update has ended: go on recording, pause, or record again after a pause."""
         self.num_steps += 1
-        self.num_recorded += self.is_recording
+        if self.is_recording:
+            self.num_recorded += 1
+            self._end_recorded()
+        elif self.num_steps == self._next_look:
+            self._look()
+
+    def _end_recorded(self) -> None:
         if self._most_overhead is None:
-            return
-        if not self.is_recording:
-            if self.num_steps == self._next_look:
-                self._look()
             return
         self._num_left -= 1
         if self._num_left:
@@ -175,7 +171,9 @@ class Profile:
         self.is_recording = False
         self._resume_at = now + pause
         self._look_next_at(_GRID)
-        _unwrap(_wrapped)
+        began = time.thread_time()
+        around_calls.pause()
+        self._switch_seconds = _CAUTION * (time.thread_time() - began)  # with the way back, and methods looked up anew
         spans.pause()
 
     def _look(self) -> None:
@@ -187,7 +185,7 @@ class Profile:
         if time.thread_time() < self._resume_at:
             self._look_next_at(2 * self._grid)
             return
-        _wrap()
+        around_calls.resume()
         self._begin_burst()
         spans.resume()
 
@@ -343,173 +341,15 @@ def _peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-# ---- what stands around the methods ---------------------------------------------------------------------------------
-
-_recording: list[Profile] = []  # none or one
-_wrapped: list[tuple[type, str, Any]] = []  # the methods as they were: those that a pause gives back
-_updates: list[tuple[type, str, Any]] = []  # and those of optimizers, which count the steps
-_lock = threading.Lock()
-
-
-def _start(profile: Profile) -> None:
-    with _lock:
-        if _recording:
-            raise RuntimeError("dbrdist.profile: another profile records already; only one can at a time")
-        _recording.append(profile)
-        _wrap()
-        for cls in _subclasses(Optimizer):
-            _replace(_updates, cls, "update", _around_update)
-
-
-def _stop() -> None:
-    with _lock:
-        _recording.clear()
-        _unwrap(_wrapped)
-        _unwrap(_updates)
-
-
-def _wrap() -> None:
-    _replace(_wrapped, FunctionNode, "apply", _around_apply)
-    _replace(_wrapped, Link, "__call__", _around_link)
-    for cls in _subclasses(FunctionNode):
-        _replace(_wrapped, cls, "derive", _around_derive)
-
-
-def _unwrap(originals: list[tuple[type, str, Any]]) -> None:
-    for cls, name, original in reversed(originals):
-        if original is None:
-            delattr(cls, name)
-        else:
-            setattr(cls, name, original)
-    originals.clear()
-
-
-def _subclasses(cls: type) -> Iterator[type]:
-    seen = {cls}
-    waiting = [cls]
-    while waiting:
-        for found in waiting.pop().__subclasses__():
-            if found not in seen:
-                seen.add(found)
-                waiting.append(found)
-                yield found
-
-
-def _replace(originals: list[tuple[type, str, Any]], cls: type, name: str, around: Callable[[Any], Any]) -> None:
-    """Put a function around a method that the class has itself; a root class may inherit it."""
-    own = cls.__dict__.get(name)
-    if own is None and cls not in (FunctionNode, Link):
-        return
-    originals.append((cls, name, own))
-    setattr(cls, name, around(getattr(cls, name)))
-
-
-def _here() -> Profile | None:
-    return _recording[0] if _recording and _recording[0].is_here() else None
-
-
 def _seconds_of_a_call(profile: Profile, times: int = 200) -> float:
     """What the profiler adds to a call, from calls of nothing; they leave no trace."""
     kept = profile.entries, profile._noted
     profile.entries, profile._noted, profile._num_calls = {}, [], 0
     began = time.thread_time()
     for _ in range(times):
-        _here()
+        around_calls.here()
         profile.finish("", profile.layer, "forward", profile.begin())
     seconds = (time.thread_time() - began) / times
     profile.entries, profile._noted = kept
     profile._inner[:] = [0.0]
     return seconds
-
-
-def _around_apply(apply: Any) -> Any:
-    @functools.wraps(apply)
-    def profiled(self: FunctionNode, inputs: tuple[Any, ...]) -> Any:
-        profile = _here()
-        if profile is None:
-            return apply(self, inputs)
-        layer = profile.layer
-        self.__dict__["_profiled_layer"] = layer
-        outputs: tuple[Any, ...] = ()
-        began = profile.begin()
-        try:
-            outputs = apply(self, inputs)
-        finally:
-            entry = profile.finish(self.label, layer, "forward", began)
-        for y in outputs:
-            entry.bytes += _new_bytes(y._array, inputs)
-        return outputs
-
-    return profiled
-
-
-def _new_bytes(array: Any, inputs: tuple[Any, ...]) -> int:
-    """The bytes of an output; 0 for a view of an input, and for one that is not written yet."""
-    if array is None:
-        return 0
-    root = _root(array)
-    for x in inputs:
-        if _root(getattr(x, "_array", x)) is root:
-            return 0
-    return int(array.nbytes)
-
-
-def _root(array: Array) -> Any:
-    """The array that owns the memory of a view."""
-    base = getattr(array, "base", None)
-    while base is not None and hasattr(base, "shape"):
-        array, base = base, getattr(base, "base", None)
-    return array
-
-
-def _around_derive(derive: Any) -> Any:
-    @functools.wraps(derive)
-    def profiled(self: FunctionNode, *args: Any) -> Any:
-        profile = _here()
-        if profile is None:
-            return derive(self, *args)
-        began = profile.begin()
-        try:
-            return derive(self, *args)
-        finally:
-            profile.finish(self.label, self.__dict__.get("_profiled_layer", ""), "backward", began)
-
-    return profiled
-
-
-def _around_link(call: Any) -> Any:
-    @functools.wraps(call)
-    def profiled(self: Link, *args: Operand, **kwargs: Any) -> Variable:
-        profile = _here()
-        if profile is None:
-            return call(self, *args, **kwargs)
-        return profile.within(self, lambda: call(self, *args, **kwargs))
-
-    return profiled
-
-
-def _around_update(update: Any) -> Any:
-    @functools.wraps(update)
-    def profiled(self: GradientMethod, *args: Any, **kwargs: Any) -> Any:
-        profile = _here()
-        if profile is None:
-            return update(self, *args, **kwargs)
-        is_inner, profile.is_updating = profile.is_updating, True  # of a multi-node optimizer's
-        try:
-            return _timed_update(profile, update, self, args, kwargs)
-        finally:
-            profile.is_updating = is_inner
-            if not is_inner:
-                profile.step()
-
-    return profiled
-
-
-def _timed_update(profile: Profile, update: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
-    if not profile.is_recording:
-        return update(optimizer, *args, **kwargs)
-    began = profile.begin()
-    try:
-        return update(optimizer, *args, **kwargs)
-    finally:
-        profile.finish(type(optimizer).__name__, "", "update", began)

@@ -192,6 +192,41 @@ def test_a_trace_pauses_with_a_bounded_profile_and_ranks_record_the_same_steps(m
     assert bursts(monkeypatch, 0.1, 50) == set(range(50))
 
 
+def test_behind_a_pause_only_classes_whose_functions_ran_are_changed_and_new_functions_are_seen(monkeypatch):
+    clock = SimpleNamespace(perf_counter=Clock(), thread_time=Clock())
+    monkeypatch.setattr(profiler, "time", clock)
+    net = L.Linear(3, 2)
+    optimizer = optimizers.SGD(0.1).setup(net)
+
+    def changed():
+        return {
+            c for c in all_of(FunctionNode) if "derive" in c.__dict__ and hasattr(c.__dict__["derive"], "__wrapped__")
+        }
+
+    with dbrdist.profile(most_overhead=0.05) as p:
+        assert len(changed()) > 30  # a graph of before may be the first to run backward
+        numbers, later = [], 0
+        for _ in range(2000):
+            net.cleargrads()
+            y = net(np.ones((5, 3), "f"))
+            if p.is_recording and p.num_steps > 1000:
+                y, later = F.exp(y), later + 1
+            F.sum(y).backward()
+            Clock.now += 50e-6
+            optimizer.update()
+            numbers.append(len(changed()) if p.is_recording else -len(changed()))
+    behind = numbers[numbers.index(0) :]
+    assert 0 < max(behind) <= 4 and min(behind) >= 0
+    (exp,) = [e for e in p.entries.values() if e.function == "exp"]
+    assert exp.calls["forward"] == exp.calls["backward"] == later > 0
+    assert not changed()
+
+
+def all_of(cls):
+    """The subclasses of a class, and theirs."""
+    return {found for sub in cls.__subclasses__() for found in {sub, *all_of(sub)}}
+
+
 @each(bound=[0, -1, 1.5, float("nan")])
 def test_a_bound_that_is_none_is_refused(bound):
     with pytest.raises(ValueError, match="most_overhead"):

@@ -378,7 +378,7 @@ class TrainingRun:
 
     def _train_profiled(self) -> int:
         """Train with a profile of functions and layers, which the trace shows as well."""
-        with profile(most_overhead=0.04) as found:
+        with profile(most_overhead=0.03) as found:
             code = self.train(traces=True)
         if self.comm.rank == 0:
             for line in found.lines():
