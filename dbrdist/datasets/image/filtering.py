@@ -1,21 +1,167 @@
-"""Resizing with a filter against aliasing, as Pillow does it: by Pillow where it is installed, else by NumPy.
+"""Resizing with a filter against aliasing, as Pillow does it: bilinear by products with small matrices of weights.
 
 A pixel of the result is a weighted mean of the pixels around its place, with a triangle or a cubic whose support grows
 with the factor of reduction (``Image.resize`` with BILINEAR or BICUBIC; torchvision calls it antialiasing). Both
-directions are rounded to bytes, first along rows, then along columns.
+directions are rounded to bytes, first along rows, then along columns. Cubics are left to Pillow where it is installed.
+
+Weights are multiples of 1/65536 (cubics: 1/32768) and pixels are bytes, so that every sum is exact in float32: results
+depend neither on the order in which a library of linear algebra adds, nor on its threads. Pillow's weights have 22
+bits: one or two values of a hundred differ, by 1.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.util
+import math
+import threading
 from typing import Any
 
 import numpy as np
 
-from dbrdist.core.array.types import Array
+from dbrdist.core.array.types import Array, Module
 
 _SUPPORT = {"bilinear": 1.0, "bicubic": 2.0}
+_BITS = {"bilinear": 16, "bicubic": 15}  # 255 times the sum of the weights' absolute values takes 24 bits at most
+_HALF_UP = 2.0**-16  # lifts what is halfway between two bytes, and nothing else to the other side of it
+_ROWS = 12  # of the result, in one product: more rows have more pixels in common, and more weights that are 0
+_PRODUCT = 1 << 18  # multiplications in one, at most: OpenBLAS divides larger ones among threads
+_MAX_CACHED = 4096
+
+
+def resize(image: Array, height: int, width: int, method: str, out: Array | None = None) -> Array:
+    """``image`` (H, W, C) of uint8 as (height, width, C), in ``out`` where that fits; ``method`` is 'bilinear' or
+    'bicubic'."""
+    pillow = _pillow()
+    if method == "bicubic" and pillow is not None and image.shape[2] in (1, 3):
+        source = image[:, :, 0] if image.shape[2] == 1 else image
+        made = pillow.fromarray(np.ascontiguousarray(source)).resize((width, height), pillow.Resampling.BICUBIC)
+        return np.array(made).reshape(height, width, image.shape[2])
+    return resize_numpy(image, height, width, method, out)
+
+
+def resize_numpy(image: Array, height: int, width: int, method: str, out: Array | None = None) -> Array:
+    """The same without Pillow, at most 1 of 255 away.
+
+    Some versions of Pillow take rows first where that is less work. Cubics overshoot, and what is cut off in between
+    then differs: by more than 1 at edges from black to white.
+    """
+    h, w, c = image.shape
+    if w != width:
+        columns = _transposed(image, _rooms.first).reshape(w, h * c)
+        columns = _along(columns, width, method, _rooms.second.of((width, h * c)))
+        image = _transposed(columns.reshape(width, h, c), _rooms.first)
+    if h == height:
+        return image.copy()
+    fits = out is not None and out.shape == (height, width, c) and out.dtype == np.uint8 and out.flags.c_contiguous
+    rows = np.ascontiguousarray(image).reshape(h, width * c)
+    found: Any = out if fits else np.empty((height, width, c), np.uint8)
+    found = found.reshape(height, width * c)
+    return _along(rows, height, method, found).reshape(height, width, c)
+
+
+class _Room:
+    """Memory that is used again and again: fresh memory costs a page fault for each 4 KiB."""
+
+    def __init__(self, dtype: type) -> None:
+        self._all: Any = np.empty(0, dtype)
+
+    def of(self, shape: tuple[int, ...]) -> Any:
+        """An array of undefined values, until the next one is asked for."""
+        size = math.prod(shape)
+        if self._all.size < size:
+            self._all = np.empty(size, self._all.dtype)
+        return self._all[:size].reshape(shape)
+
+
+class _Rooms(threading.local):
+    """What this thread uses while it resizes: bytes in two orders, and the numbers before and after products."""
+
+    def __init__(self) -> None:
+        self.first, self.second, self.before, self.after = map(_Room, (np.uint8, np.uint8, np.float32, np.float32))
+
+
+_rooms = _Rooms()
+
+
+def _transposed(image: Array, room: _Room) -> Any:
+    """An image with rows and columns exchanged."""
+    cv2, (h, w, c) = _cv2(), image.shape
+    made = room.of((w, h, c))
+    if cv2 is None or c > 4:
+        np.copyto(made, image.transpose(1, 0, 2))
+    else:
+        cv2.transpose(image, made)
+    return made
+
+
+def _along(pixels: Any, new: int, method: str, out: Any) -> Any:
+    """Bytes (old, M), filtered along the first axis into ``out`` (new, M)."""
+    old, m = pixels.shape
+    starts, stops, weights = (_weights if max(old, new) <= _MAX_CACHED else _weights.__wrapped__)(old, new, method)
+    rows, taps = weights.shape[1:]
+    step = max(_PRODUCT // (rows * taps), 32)
+    for first in range(0, m, step):
+        part = slice(first, min(first + step, m))
+        n = part.stop - first
+        before, after = _rooms.before.of((old, n)), _rooms.after.of((new, n))
+        np.copyto(before, pixels[:, part])
+        for start, stop, matrix in zip(starts, stops, weights):
+            matrix.dot(before[start : start + taps], after[stop - rows : stop])
+        _round(after, out[:, part], method)
+    return out
+
+
+def _round(values: Any, out: Any, method: str) -> None:
+    """Values as the nearest bytes, halves upwards."""
+    cv2 = _cv2()
+    if method == "bicubic":
+        np.maximum(values, 0, out=values)
+    if cv2 is not None:
+        cv2.convertScaleAbs(values, out, 1.0, _HALF_UP)
+        return
+    values += np.float32(_HALF_UP)
+    np.copyto(out, np.minimum(np.rint(values, out=values), 255, out=values), casting="unsafe")
+
+
+@functools.lru_cache(maxsize=512)
+def _weights(old: int, new: int, method: str) -> tuple[list[int], list[int], Any]:
+    """Matrices (num, rows, taps): each makes the ``rows`` up to its stop of ``taps`` old ones from its start on."""
+    scale = old / new
+    stretch = max(scale, 1.0)
+    reach = _SUPPORT[method] * stretch
+    centre = (np.arange(new) + 0.5) * scale
+    first = np.maximum(np.floor(centre - reach + 0.5), 0).astype(int)  # pixels that Pillow looks at
+    last = np.minimum(np.floor(centre + reach + 0.5), old).astype(int)
+    pixel = first[:, None] + np.arange((last - first).max())
+    x = np.abs((pixel + 0.5 - centre[:, None]) / stretch)
+    weights = np.maximum(1 - x, 0) if method == "bilinear" else _cubic(x)
+    weights = _quantized(np.where(pixel < last[:, None], weights, 0), _BITS[method])
+
+    rows = min(_ROWS, new)
+    stops = [*range(rows, new, rows), new]
+    taps = max(last[stop - 1] - first[stop - rows] for stop in stops)
+    starts = [min(int(first[stop - rows]), old - taps) for stop in stops]
+    matrices = np.zeros((len(stops), rows, taps + weights.shape[1]), np.float32)
+    for matrix, start, stop in zip(matrices, starts, stops):
+        row = np.arange(rows)[:, None]
+        matrix[row, pixel[stop - rows : stop] - start] = weights[stop - rows : stop]
+    return starts, stops, np.ascontiguousarray(matrices[:, :, :taps])
+
+
+def _quantized(weights: Array, bits: int) -> Any:
+    """Multiples of ``2**-bits`` whose rows sum to 1; the largest one takes what rounding leaves."""
+    whole = np.rint(weights / weights.sum(1, keepdims=True) * 2.0**bits)
+    whole[np.arange(len(whole)), whole.argmax(1)] += 2.0**bits - whole.sum(1)
+    return whole * 2.0**-bits
+
+
+def _cubic(x: Array) -> Array:
+    """Keys' cubic with a = -1/2 at distances x (1981, "Cubic convolution interpolation")."""
+    a = -0.5
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * a
+    return np.where(x < 1, near, np.where(x < 2, far, 0))
 
 
 @functools.cache
@@ -28,56 +174,11 @@ def _pillow() -> Any:
     return Image
 
 
-def resize(image: Array, height: int, width: int, method: str) -> Array:
-    """``image`` (H, W, C) of uint8 as (height, width, C); ``method`` is 'bilinear' or 'bicubic'."""
-    pillow = _pillow()
-    if pillow is None or image.shape[2] not in (1, 3):
-        return resize_numpy(image, height, width, method)
-    filters = pillow.Resampling
-    flag = filters.BILINEAR if method == "bilinear" else filters.BICUBIC
-    source = image[:, :, 0] if image.shape[2] == 1 else image
-    made = pillow.fromarray(np.ascontiguousarray(source)).resize((width, height), flag)
-    return np.array(made).reshape(height, width, image.shape[2])
+@functools.cache
+def _cv2() -> Module | None:
+    """OpenCV, where it is installed: it exchanges axes and rounds several times as fast as NumPy."""
+    if importlib.util.find_spec("cv2") is None:
+        return None
+    from dbrdist.datasets.image import images
 
-
-def resize_numpy(image: Array, height: int, width: int, method: str) -> Array:
-    """The same without Pillow: two products with the weights of columns and of rows, at most 1 of 255 away.
-
-    Some versions of Pillow take rows first where that is less work. Cubics overshoot, and what is cut off in between
-    then differs: by more than 1 at edges from black to white.
-    """
-    h, w, c = image.shape
-    if w != width:
-        columns = np.ascontiguousarray(image.transpose(1, 0, 2), np.float32).reshape(w, h * c)
-        image = _rounded(_weights(w, width, method) @ columns).reshape(width, h, c).transpose(1, 0, 2)
-    if h != height:
-        rows = np.ascontiguousarray(image, np.float32).reshape(h, width * c)
-        image = _rounded(_weights(h, height, method) @ rows).reshape(height, width, c)
-    return np.ascontiguousarray(image)
-
-
-def _rounded(values: Array) -> Array:
-    return np.clip(np.floor(values + np.float32(0.5)), 0, 255).astype(np.uint8)
-
-
-@functools.lru_cache(maxsize=64)
-def _weights(old: int, new: int, method: str) -> Any:
-    """(new, old) weights of old pixels in each new one along an axis; each row sums to 1."""
-    scale = old / new
-    stretch = max(scale, 1.0)
-    reach = _SUPPORT[method] * stretch
-    centre = (np.arange(new)[:, None] + 0.5) * scale
-    pixel = np.arange(old)[None, :]
-    first, last = np.floor(centre - reach + 0.5), np.floor(centre + reach + 0.5)  # pixels that Pillow looks at
-    x = np.abs((pixel + 0.5 - centre) / stretch)
-    weights = np.maximum(1 - x, 0) if method == "bilinear" else _cubic(x)
-    weights = np.where((pixel >= first) & (pixel < last), weights, 0)
-    return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
-
-
-def _cubic(x: Array) -> Array:
-    """Keys' cubic with a = -1/2 at distances x (1981, "Cubic convolution interpolation")."""
-    a = -0.5
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
-    far = (((x - 5) * x + 8) * x - 4) * a
-    return np.where(x < 1, near, np.where(x < 2, far, 0))
+    return images._cv2()

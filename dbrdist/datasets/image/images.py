@@ -353,7 +353,7 @@ def resize(image: Image, height: int, width: int, method: str = "linear", out: A
         return image
     check_pixels(height, width, f"an image of {h}x{w} pixels becomes one of {height}x{width}")
     if method in _FILTERED:
-        return filtering.resize(image, height, width, method)
+        return filtering.resize(image, height, width, method, out)
     if method == "area" and (height > h or width > w):
         method = "linear"
     if resizer() == "opencv":
