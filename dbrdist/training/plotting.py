@@ -8,10 +8,13 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from dbrdist.core.files.serializer import write_atomically
 
 # Where a legend covers no curve: at the right of the axes.
 BESIDE = {"bbox_to_anchor": (1.03, 1), "loc": "upper left", "borderaxespad": 0.0}
+_LARGEST = 1e306  # of numbers in a picture
 
 
 def is_installed() -> bool:
@@ -33,6 +36,14 @@ def new_figure(num_rows: int, num_columns: int, size: Any = None) -> tuple[Any, 
 
     figure = Figure(figsize=size)
     return figure, figure.subplots(num_rows, num_columns, squeeze=False, sharex=True)
+
+
+def draw_line(axes: Any, points: Iterable[tuple[float, float]], **style: Any) -> None:
+    """Draw points in order. Numbers near the largest that there is are drawn below it: matplotlib adds them."""
+    x, y = (np.array(values, float) for values in zip(*points))
+    for values in (x, y):
+        values[np.isfinite(values)] = np.clip(values[np.isfinite(values)], -_LARGEST, _LARGEST)
+    axes.plot(x, y, **style)
 
 
 def draw_grid(axes: Any, is_drawn: bool) -> None:

@@ -103,3 +103,19 @@ def test_a_figure_that_cannot_be_written_leaves_the_old_one(tmp_path):
     with pytest.raises(OSError, match="no space"):
         plotting.save_figure(Broken(), str(path))
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+@needs_matplotlib
+@each(values=[[1.7e308, -1.7e308, 0.0], [1.7e308] * 2, [5e-324, 0.0], [float("nan"), 1e308, float("-inf")], [3.0]])
+def test_any_numbers_can_be_drawn(tmp_path, values):
+    """matplotlib raises where a sum or a difference is beyond the numbers: the picture ended the run."""
+    for swapped in (False, True):
+        figure, ((axes,),) = plotting.new_figure(1, 1)
+        points = [(k, value) for k, value in enumerate(values)]
+        plotting.draw_line(axes, [(y, x) for x, y in points] if swapped else points, marker="o", label="a")
+        plotting.save_figure(figure, str(tmp_path / "p.png"))
+        drawn = axes.get_lines()[0].get_xydata()[:, 0 if swapped else 1]
+        near = [
+            value if abs(value) < 1e306 or not np.isfinite(value) else np.copysign(1e306, value) for value in values
+        ]
+        np.testing.assert_array_equal(drawn, near)

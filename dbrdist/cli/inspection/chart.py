@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 WIDTH, HEIGHT = 560, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 34, 40
+_LABEL = 9  # characters of a number beside an axis
 _ROW, _KEY = 17, 24  # of a legend: the height of a row, and the width of the line beside a name
 # Each is readable on a white page and on a dark one.
 COLOURS = (
@@ -52,17 +53,39 @@ def ticks(low: float, high: float, about: int = 5, least: float = 0.0) -> list[f
     power = 10.0 ** math.floor(math.log10(rough))
     step = max(next(power * m for m in (1, 2, 5, 10) if power * m >= rough * (1 - 1e-9)), least)
     first = math.ceil(low / step - 1e-9)
-    return [k * step for k in range(first, math.floor(high / step + 1e-9) + 1)]
+    return sorted({k * step for k in range(first, math.floor(high / step + 1e-9) + 1)})  # a step may be less than a bit
 
 
-def label(value: float) -> str:
-    """A tick's number, short."""
+def label(value: float, power: int = 0, digits: int = 2) -> str:
+    """A tick's number times ten to a power, short; `digits` behind the point of its mantissa."""
     if value == 0:
         return "0"
-    if abs(value) >= 1e5 or abs(value) < 1e-3:
-        mantissa, _, exponent = f"{value:.2e}".partition("e")
-        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
-    return f"{value:,.4f}".rstrip("0").rstrip(".")
+    if abs(value) >= 1e5 or abs(value) < 1e-3 or power:
+        mantissa, _, exponent = f"{value:.{digits}e}".partition("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent) + power}"
+    return f"{value:,.{digits + 2}f}".rstrip("0").rstrip(".")
+
+
+def _labels(values: Sequence[float], power: int, room: int) -> tuple[list[str], str]:
+    """The numbers of an axis, with as many digits as tell them apart, and what is to be added to them ('' for nothing).
+
+    Where so many digits have no room, they are counted from the first number.
+    """
+    for digits in range(2, 17):
+        words = [label(value, power, digits) for value in values]
+        if len(set(words)) == len(words) and max(map(len, words)) <= room:
+            return words, ""
+    words = [label(value - values[0], power) for value in values]
+    return words, label(values[0], power, 16)
+
+
+_HUGE, _POWER = 1e290, 300  # beyond it, and below its inverse, differences would be infinite or 0
+
+
+def _power(values: Sequence[float]) -> int:
+    """The power of ten that the values of an axis are divided by, 0 for all but very large and very small ones."""
+    most = max(map(abs, values))
+    return _POWER if most > _HUGE else -_POWER if 0 < most < 1 / _HUGE else 0
 
 
 def chart(title: str, x_name: str, series: Sequence[Series], keys: Sequence[Key] | None = None) -> str:
@@ -77,7 +100,9 @@ def chart(title: str, x_name: str, series: Sequence[Series], keys: Sequence[Key]
         keys = [Key(s.name, s.colour, s.dashed) for s in series if s.name]
     legend, rows = _legend(keys)
     top, height = _TOP + rows * _ROW, HEIGHT + rows * _ROW
-    xs, ys = ([p[axis] for s in series for p in s.points] for axis in (0, 1))
+    powers = [_power([p[axis] for s in series for p in s.points]) for axis in (0, 1)]
+    lines = [[(x / 10.0 ** powers[0], y / 10.0 ** powers[1]) for x, y in s.points] for s in series]
+    xs, ys = ([p[axis] for points in lines for p in points] for axis in (0, 1))
     x0, x1 = min(xs), max(xs)
     y0, y1 = _room(min(ys), max(ys))
     if x0 == x1:
@@ -92,14 +117,19 @@ def chart(title: str, x_name: str, series: Sequence[Series], keys: Sequence[Key]
         f'<text x="{_LEFT}" y="18" class="title">{html.escape(title)}</text>',
         *legend,
     ]
-    for y in ticks(y0, y1):
+    at_left, at_bottom = ticks(y0, y1), ticks(x0, x1, 7, 1.0 if x1 - x0 >= 2 and not powers[0] else 0.0)
+    words, added = _labels(at_left, powers[1], _LABEL)
+    for y, text in zip(at_left, words):
         _, at = place(x0, y)
         parts.append(f'<path d="M{_LEFT} {at:.1f}H{WIDTH - _RIGHT}" class="grid"/>')
-        parts.append(_tick(_LEFT - 6, at + 4, "end", label(y)))
-    for x in ticks(x0, x1, 7, 1.0 if x1 - x0 >= 2 else 0.0):
-        parts.append(_tick(place(x, y0)[0], height - _BOTTOM + 16, "middle", label(x)))
-    parts.append(_tick(WIDTH - _RIGHT, height - 6, "end", x_name))
-    parts += [_line(s, [place(*p) for p in s.points]) for s in series]
+        parts.append(_tick(_LEFT - 6, at + 4, "end", text))
+    if added:
+        parts.append(_tick(4, height - 6, "start", f"{added} + ..."))
+    words, added = _labels(at_bottom, powers[0], _LABEL)
+    for x, text in zip(at_bottom, words):
+        parts.append(_tick(place(x, y0)[0], height - _BOTTOM + 16, "middle", text))
+    parts.append(_tick(WIDTH - _RIGHT, height - 6, "end", f"{x_name} {added} + ..." if added else x_name))
+    parts += [_line(s, [place(*p) for p in points]) for s, points in zip(series, lines)]
     return "".join([*parts, "</svg>"])
 
 

@@ -38,8 +38,8 @@ _MAX_KEYS = 1000  # of a log
 
 def number(value: float | str | None) -> float | None:
     """A value that can be drawn; None for all others."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:  # NaN is not
-        return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
+        return float(value)  # NaN is not
     return None
 
 

@@ -36,7 +36,7 @@ def _pictures(run: RunRecord, folder: str) -> list[str]:
         figure, ((axes,),) = plotting.new_figure(1, 1, (7, 4))
         for s in series:
             marker = "o" if len(s.points) == 1 else ""
-            axes.plot(*zip(*s.points), color=s.colour, label=s.name, marker=marker)
+            plotting.draw_line(axes, s.points, color=s.colour, label=s.name, marker=marker)
         axes.set(title=title.replace("$", r"\$"), xlabel="epoch")  # a name is no formula
         plotting.draw_grid(axes, True)
         if any(s.name for s in series):

@@ -121,4 +121,23 @@ def _wait(stream: TextIO) -> bool:
 
 
 stdout, stderr = StandardStream("stdout"), StandardStream("stderr")
-below_bars = StandardStream("stdout", is_below_bars=True)  # for the bar itself, which would write to itself otherwise
+
+
+def below_bars(stream: Any) -> Any:
+    """The stream for a progress bar itself, which would otherwise write to what it has put in this stream's place."""
+    return StandardStream(stream._name, is_below_bars=True) if isinstance(stream, StandardStream) else stream
+
+
+def ends_at(name: str, stream: Any) -> bool:
+    """Whether `sys.stdout` or `sys.stderr`, by its name, leads to the same terminal or file as a stream.
+
+    That of a program's own class may lead anywhere, also back to the standard output.
+    """
+    if isinstance(stream, StandardStream) and stream._name == name:
+        return True
+    if not isinstance(stream, StandardStream | io.TextIOWrapper):
+        return False
+    try:
+        return os.path.samestat(os.fstat(getattr(sys, name).fileno()), os.fstat(stream.fileno()))
+    except (OSError, ValueError, AttributeError):  # there is none, it is closed, or it is no file
+        return getattr(sys, name, None) is stream

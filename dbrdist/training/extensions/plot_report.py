@@ -101,7 +101,7 @@ class PlotReport(Extension):
             axes.xaxis.get_major_locator().set_params(integer=True)
         plotting.draw_grid(axes, self._grid)
         for key, points in curves.items():
-            axes.plot(*zip(*points), marker=self._marker, label=key)
+            plotting.draw_line(axes, points, marker=self._marker, label=key)
         if self._postprocess is not None:
             self._postprocess(figure, axes, summary)
         legend = axes.legend(**plotting.BESIDE)

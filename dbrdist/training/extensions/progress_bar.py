@@ -82,13 +82,16 @@ class ProgressBar(Extension):
             from rich.progress import BarColumn, Progress, TextColumn
         except ImportError:  # the plain lines say the same
             return
-        below = standard_streams.below_bars if out is standard_streams.stdout else out
-        console = Console(file=below, markup=False, emoji=False, highlight=False)  # words above it stay as they are
+        console = Console(
+            file=standard_streams.below_bars(out), markup=False, emoji=False, highlight=False
+        )  # words above it stay as they are
         # The words come first; the bar takes what is left, or nothing on a narrow terminal.
         room = min(self._bar_length, console.width - _WORDS)
         bar = (BarColumn(room),) if room >= _SHORTEST_BAR else ()
         self._width = console.width - (room + 1 if bar else 0)
-        self._bar = Progress(*bar, TextColumn("{task.description}", markup=False), console=console)
+        # What is printed appears above the bar where both go to one terminal; a file gets its words itself.
+        above = {f"redirect_{name}": standard_streams.ends_at(name, out) for name in ("stdout", "stderr")}
+        self._bar = Progress(*bar, TextColumn("{task.description}", markup=False), console=console, **above)
         self._task = self._bar.add_task("", total=self._total())
         self._bar.start()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -122,3 +123,31 @@ def test_ticks_are_round_and_inside(low, high, expected):
     for t in found[1:]:
         mantissa = (t - found[0]) / 10 ** math.floor(math.log10(t - found[0]))
         assert mantissa * 2 == pytest.approx(round(mantissa * 2), abs=1e-6)
+
+
+EXTREMES = (0.0, 5e-324, 1e-310, -3e-300, 1.0, 1 + 2**-52, 1e6, 1e6 + 1, -1e299, 1e305, 1.7e308, -1.7e308)
+
+
+def test_all_numbers_stay_in_the_picture_and_its_axes_tell_them_apart():
+    """Differences that are infinite, or less than any number that can be divided, ended the report."""
+    for low in EXTREMES:
+        for high in EXTREMES:
+            for axis in (0, 1):
+                pair = [(low, 1.0), (high, 2.0)] if axis == 0 else [(1.0, low), (2.0, high)]
+                made = chart.chart("t", "x", [Series("a", sorted(pair), "red")])
+                x, y = np.array(re.findall(r"[ML](-?[\d.]+) (-?[\d.]+)", made.partition("h18")[2]), float)[-2:].T
+                assert (x >= 62).all() and (x <= 546).all() and (y >= 51).all() and (y <= 277).all(), (low, high)
+                if low != high and (axis == 1 or max(abs(low), abs(high)) > 1e-323):
+                    assert x[0] < x[1] and (y[0] != y[1]), (low, high)
+                for side in ("end", "middle"):
+                    words = re.findall(rf'text-anchor="{side}">([^<]*)<', made)
+                    assert len(set(words)) == len(words) and all(len(text) <= 9 or "x" in text for text in words), words
+
+
+def test_numbers_of_an_axis_are_counted_from_the_first_where_they_have_no_room():
+    made = chart.chart("t", "epoch", [Series("a", [(150000, 1e6), (150004, 1e6 + 1)], "red")])
+    for words in (">150,001<", ">0.5<", ">1e6 + ...<"):
+        assert words.replace("150,001", "1.50001e5") in made, made
+    assert chart._labels([1e5, 1.5e5], 0, 9) == (["1e5", "1.5e5"], "")
+    assert chart._labels([1.0, 1.00001], 0, 9) == (["1", "1.00001"], "")
+    assert chart._labels([2.0, 2.0 + 2**-50], 300, 9) == (["0", "8.88e284"], "2e300")

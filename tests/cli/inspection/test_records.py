@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 
@@ -170,3 +171,17 @@ def test_another_log_in_the_file_of_the_one_before_is_read_anew(tmp_path):
     (tmp_path / LOG).write_text(written(12.25, 9))  # longer, with the number of the file before
     run = reader.read()
     assert [e["elapsed_time"] for e in run.log] == [12.25 + k for k in range(9)] and not run.problems
+
+
+@pytest.mark.parametrize(
+    "value", [1e300, -1e300, 1.7976931348623157e308, 5e-324, 10**308, 0, -0.0], ids=lambda v: f"{v:g}"
+)
+def test_every_finite_number_can_be_drawn(value):
+    assert records.number(value) == float(value) and isinstance(records.number(value), float)
+
+
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, -math.inf, 10**309, -(10**400), True, None, "1", [1.0]], ids=type
+)
+def test_what_is_no_finite_number_is_not_drawn(value):
+    assert records.number(value) is None

@@ -158,12 +158,13 @@ def test_names_of_values_are_no_formulas(tmp_path):
 def test_pictures_show_the_curves_and_mark_a_single_point(monkeypatch, tmp_path):
     drawn = []
     axes = SimpleNamespace(
-        plot=lambda *points, **style: drawn.append((points, style)), set=lambda **words: drawn.append(words),
+        set=lambda **words: drawn.append(words),
         legend=lambda: drawn.append("legend"),
-    )  # fmt: skip
+    )
     plotting = SimpleNamespace(
         is_installed=lambda: True, new_figure=lambda *size: drawn.append(size) or ("figure", ((axes,),)),
         draw_grid=lambda *given: drawn.append(given[1:]), save_figure=lambda *given: drawn.append(given),
+        draw_line=lambda to, points, **style: drawn.append((to is axes, points, style)),
     )  # fmt: skip
     monkeypatch.setattr(report, "plotting", plotting)
     log = [{"epoch": 1, "main/loss": 2.0, "lr": 0.5}, {"epoch": 2, "main/loss": 1.0}]
@@ -172,9 +173,9 @@ def test_pictures_show_the_curves_and_mark_a_single_point(monkeypatch, tmp_path)
     assert report._pictures(one, str(tmp_path)) == paths
     blue = colour(0)
     assert drawn == [
-        (1, 1, (7, 4)), (((1.0, 2.0), (2.0, 1.0)), {"color": blue, "label": "training", "marker": ""}),
+        (1, 1, (7, 4)), (True, [(1.0, 2.0), (2.0, 1.0)], {"color": blue, "label": "training", "marker": ""}),
         {"title": "Loss", "xlabel": "epoch"}, (True,), "legend", ("figure", paths[0]),
-        (1, 1, (7, 4)), (((1.0,), (0.5,)), {"color": blue, "label": "", "marker": "o"}),
+        (1, 1, (7, 4)), (True, [(1.0, 0.5)], {"color": blue, "label": "", "marker": "o"}),
         {"title": "Learning rate", "xlabel": "epoch"}, (True,), ("figure", paths[1]),
     ]  # fmt: skip
     plotting.is_installed = lambda: False

@@ -139,3 +139,74 @@ def pieces(descriptor):
         if not piece:
             return
         yield piece
+
+
+def on_terminal(monkeypatch, tmp_path, given, stdout, stderr):
+    """Run three steps under a bar at a stream, each of which prints to both; what came to the terminal.
+
+    `given(terminal)` is the bar's stream; the standard streams are the terminal where they are None, else files.
+    """
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "2000")
+    reader, writer = pty.openpty()
+    found: list[bytes] = []
+    thread = threading.Thread(target=lambda: found.extend(pieces(reader)))
+    thread.start()
+    with open(writer, "w") as terminal, open(os.dup(writer), "w") as other:
+        monkeypatch.setattr(sys, "stdout", stdout or terminal)
+        monkeypatch.setattr(sys, "stderr", stderr or other)
+
+        def speak(_):
+            print("to stdout")
+            print("to stderr", file=sys.stderr)
+            for stream in (standard_streams.stdout, standard_streams.stderr):
+                stream.write("words\n")
+
+        trainer = make_trainer(str(tmp_path), stop=(3, "iteration"))
+        trainer.extend(extensions.ProgressBar(update_interval=1, out=given(terminal), live=True))
+        trainer.extend(speak, trigger=(1, "iteration"))
+        trainer.run()
+        assert (sys.stdout, sys.stderr) == (stdout or terminal, stderr or other)
+    thread.join(10)
+    os.close(reader)
+    return b"".join(found).decode()
+
+
+class Tee:
+    """A program's own stream, which leads back to the standard output of the moment."""
+
+    encoding = "utf-8"
+
+    def __init__(self, name):
+        self._name = name
+
+    def __getattr__(self, name):
+        return getattr(getattr(sys, self._name), name)
+
+    def write(self, words):
+        return getattr(sys, self._name).write(words)
+
+
+@each(
+    given=[
+        lambda terminal: None, lambda terminal: terminal, lambda terminal: standard_streams.stdout,
+        lambda terminal: standard_streams.stderr, lambda terminal: sys.stderr, lambda terminal: sys.stdout,
+        lambda terminal: Tee("stdout"), lambda terminal: Tee("stderr"),
+    ],
+)  # fmt: skip
+def test_a_bar_at_any_stream_that_leads_to_the_terminal(tmp_path, monkeypatch, given):
+    """At the stream that the bar itself had put a proxy before, it wrote to itself without an end."""
+    text = on_terminal(monkeypatch, tmp_path, given, None, None)
+    assert (text.count("to stdout"), text.count("to stderr"), text.count("words")) == (3, 3, 6), text
+    assert "step 3 of 3" in text
+
+
+@each(name=["stdout", "stderr"])
+def test_words_that_go_to_a_file_stay_there_while_a_bar_is_on_the_terminal(tmp_path, monkeypatch, name):
+    """`program > log`, or `2> errors`, from a terminal where the other stream has the bar."""
+    with open(tmp_path / "log", "w+") as log:
+        files = (log, None) if name == "stdout" else (None, log)
+        text = on_terminal(monkeypatch, tmp_path, lambda _: sys.stderr if name == "stdout" else None, *files)
+        log.seek(0)
+        assert log.read() == f"to {name}\nwords\n" * 3
+    assert f"to {name}" not in text and text.count("words") == 3 and "step 3 of 3" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -49,11 +50,18 @@ class Metrics:
             def log_message(handler, *arguments: object) -> None:
                 pass  # the job's output is not the place
 
+        class Server(ThreadingHTTPServer):
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            daemon_threads = True
+
+            def handle_error(server, request: object, client_address: object) -> None:
+                """A reader that went away is no error, and the job's output is not the place."""
+
         try:
-            self.server = ThreadingHTTPServer((host.strip("[]") or "127.0.0.1", number), Handler)
-        except OSError as error:
-            raise LaunchError(f"--metrics {place!r}: cannot listen there: {error.strerror}") from error
-        self.server.daemon_threads = True
+            self.server = Server((host.strip("[]") or "127.0.0.1", number), Handler)
+        except (OSError, UnicodeError) as error:  # the latter for what is no name of a host
+            reason = getattr(error, "strerror", None) or error
+            raise LaunchError(f"--metrics {place!r}: cannot listen there: {reason}") from error
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     @property
@@ -72,7 +80,7 @@ class Metrics:
             rows = [(_labels(job, rank), found) for rank in ranks if (found := value(rank, now)) is not None]
             lines += _metric(f"rank_{name}", "counter" if name.endswith("_total") else "gauge", words, rows)
         fields = [
-            (f'{_labels(job, rank)},field="{_escaped(str(name))}"', float(found))
+            (f'{_labels(job, rank)},field="{_escaped(str(name))}"', _as_float(found))
             for rank in ranks
             for name, found in dict(rank.fields).items()
             if isinstance(found, (int, float))
@@ -100,6 +108,14 @@ def _metric(name: str, kind: str, words: str, rows: list[tuple[str, float]]) -> 
         f"# TYPE {full} {kind}",
         *(f"{full}{{{labels}}} {_value(v)}" for labels, v in rows),
     ]
+
+
+def _as_float(value: float) -> float:
+    """A number as a double; infinite where it is a larger integer."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _value(value: float) -> str:

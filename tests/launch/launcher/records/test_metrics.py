@@ -1,6 +1,8 @@
 """Metrics for Prometheus."""
 
 import re
+import socket
+import threading
 import urllib.request
 
 import pytest
@@ -9,8 +11,8 @@ from dbrdist_launch.launcher.judgement.ranks import Rank
 from dbrdist_launch.launcher.records.metrics import Metrics
 
 
-def read(metrics, path="/metrics"):
-    with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}{path}", timeout=20) as answer:
+def read(metrics, path="/metrics", host="127.0.0.1"):
+    with urllib.request.urlopen(f"http://{host}:{metrics.port}{path}", timeout=20) as answer:
         return answer.read().decode()
 
 
@@ -40,7 +42,7 @@ def test_metrics_are_served_in_prometheus_format():
 def test_numbers_that_are_not_finite_are_written_as_the_format_has_them():
     metrics = Metrics("0", "job")
     try:
-        values = {"a": float("nan"), "b": float("inf"), "c": float("-inf"), "d": 1e300}
+        values = {"a": float("nan"), "b": float("inf"), "c": float("-inf"), "d": 1e300, "e": 10**400, "f": -(10**400)}
         metrics.ranks = {0: Rank(0, "vm", channel=None, fields=values)}
         text = read(metrics)
     finally:
@@ -50,10 +52,44 @@ def test_numbers_that_are_not_finite_are_written_as_the_format_has_them():
         ("b", "+Inf"),
         ("c", "-Inf"),
         ("d", "1e+300"),
+        ("e", "+Inf"),
+        ("f", "-Inf"),
     ]
 
 
-@pytest.mark.parametrize("place", ["", "x", "70000", "1.2.3.4", "²"])
+@pytest.mark.parametrize(
+    "place", ["", "x", "70000", "1.2.3.4", "²", "[::1]", "[2001:db8::1]:0", f"{'x' * 70}.a:0", "a..b:0"]
+)
 def test_a_place_that_cannot_be_listened_at_is_refused(place):
     with pytest.raises(LaunchError, match="--metrics"):
         Metrics(place, "job")
+
+
+@pytest.mark.parametrize("place", ["[::1]:0", "::1:0", "localhost:0", "127.0.0.1:0", ":0"])
+def test_every_form_of_an_address_is_listened_at(place):
+    if "::1" in place:
+        try:
+            socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+    metrics = Metrics(place, "job")
+    try:
+        assert "dbrdist_launch_ranks{" in read(metrics, host="[::1]" if "::1" in place else "127.0.0.1")
+    finally:
+        metrics.close()
+
+
+def test_a_reader_that_goes_away_is_no_word_in_the_job_s_output(capfd):
+    metrics = Metrics("0", "job")
+    try:
+        handled = threading.Event()
+        plain = metrics.server.handle_error
+        metrics.server.handle_error = lambda *given: (plain(*given), handled.set())
+        metrics.text = lambda: "x" * (1 << 26)  # more than connections take
+        with socket.create_connection(("127.0.0.1", metrics.port)) as reader:
+            reader.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            assert reader.recv(10) == b"HTTP/1.0 2"
+        assert handled.wait(20)
+    finally:
+        metrics.close()
+    assert capfd.readouterr() == ("", "")
