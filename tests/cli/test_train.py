@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pty
 import re
 import signal
 import sys
@@ -660,3 +661,27 @@ def test_init_prints_a_commented_configuration(run, name):
     assert out == (ROOT / "examples" / name / "config.yaml").read_text()
     code, _, err = run("--init", "nothing")
     assert code == 2 and "(digits, cifar10, imagenet), got 'nothing'" in err
+
+
+@pytest.mark.programs
+@pytest.mark.timeout(120)
+def test_a_run_whose_terminal_is_closed_saves_and_ends_with_75(tmp_path):
+    """As by a lost ssh connection: the kernel sends SIGHUP to all processes of the terminal, and words have no way."""
+    (tmp_path / "c.yaml").write_text("model: mlp\ndata: digits\nbatch: 50\nepochs: 100000\nworkers: 1\nout: run\n")
+    words = [sys.executable, "-m", "dbrdist.cli.train", "c.yaml"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "TERM": "xterm"}
+    child, terminal = pty.fork()
+    if not child:
+        try:
+            os.chdir(tmp_path)
+            os.execve(words[0], words, environment)
+        finally:
+            os._exit(127)
+    heard = b""
+    while b" left" not in heard:  # the bar is there
+        heard += os.read(terminal, 4096)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 75
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "stopped" and "SIGHUP arrived on rank 0" in summary["reason"]
+    assert (tmp_path / "run" / f"snapshot_iter_{summary['iterations']}").exists()

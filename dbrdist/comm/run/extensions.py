@@ -128,7 +128,8 @@ def _become_numbers(observation: dict[str, Any]) -> bool:
 class StopOnRequest(Extension):
     """At SIGTERM or SIGUSR1 on any rank, all ranks save after the same step, and the run ends with StopRequested.
 
-    Under dbrdist-launch a SIGINT counts too: Ctrl-C reaches the ranks through it.
+    SIGHUP (the terminal was closed) and SIGXCPU (the limit of processor time is over) count too, unless the program
+    handles or ignores them (`nohup`), and under dbrdist-launch SIGINT: Ctrl-C reaches the ranks through it.
 
     Schedulers send these signals some time before they end a job. Launchers may deliver them to one rank or to all,
     and never at the same moment, so the ranks tell each other: in the header of each step of a multi-node optimizer
@@ -157,8 +158,10 @@ class StopOnRequest(Extension):
         if threading.current_thread() is threading.main_thread():
             # dbrdist-launch passes a Ctrl-C on as what it is, once, and itself sees to a second one.
             interrupt = (signal.SIGINT,) if os.environ.get("DBRDIST_LAUNCH") else ()
-            for number in (signal.SIGTERM, signal.SIGUSR1, *interrupt):
-                self._earlier[number] = signal.signal(number, lambda number, frame: self.request(number))
+            deadly = [one for one in (signal.SIGHUP, signal.SIGXCPU) if signal.getsignal(one) is signal.SIG_DFL]
+            for number in (signal.SIGTERM, signal.SIGUSR1, *deadly, *interrupt):
+                before = signal.signal(number, lambda number, frame: self.request(number))
+                self._earlier.setdefault(number, before)  # a run takes the signals before its trainer does
 
     def request(self, number: int = signal.SIGTERM) -> None:
         """Ask all ranks to stop after the step that they are in, or the next."""

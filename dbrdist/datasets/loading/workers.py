@@ -57,7 +57,8 @@ _THREADS = dict.fromkeys(["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_TH
 # The parent's sys.path and main module come before our own, so that what they define can be unpickled.
 _START = """
 import signal, sys
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGXCPU"):
+    number = getattr(signal, name)
     signal.signal(number, signal.SIG_IGN)
 from multiprocessing import process, spawn
 from multiprocessing.connection import Connection
