@@ -256,8 +256,18 @@ def softmax_cross_entropy(
         return _of_probabilities(x, t, reduce, soft_target_loss)
     if t.dtype.kind not in "iu" or t.shape != (x.shape[0], *x.shape[2:]):
         want = f"integer labels of shape {(x.shape[0], *x.shape[2:])}, or probabilities of shape {x.shape}"
-        raise expected("softmax_cross_entropy", "t", want, t)
+        raise expected("softmax_cross_entropy", "t", want, t, _what_was_meant(x, t))
     return _of_labels(x, t, normalize, class_weight, ignore_label, reduce, label_smoothing)
+
+
+def _what_was_meant(x: Variable, t: Array) -> str:
+    """What to write for labels of another type, in a column, or one-hot integers."""
+    shape = (x.shape[0], *x.shape[2:])
+    if t.shape == shape:
+        return "write t.astype(int)" if t.dtype.kind in "bf" else ""
+    if t.shape == x.shape and x.shape[1] > 1:
+        return "one-hot labels are t.argmax(axis=1)"
+    return "write t[:, 0]" if t.shape == (shape[0], 1, *shape[1:]) else ""
 
 
 _NO_LABEL = -(1 << 31)  # nobody's label, where none is to be ignored

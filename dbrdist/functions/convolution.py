@@ -8,6 +8,7 @@ are again among the three, so that derivatives of any order come from these para
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -299,6 +300,17 @@ def _words(g: ConvGeometry) -> str:
     return f"stride {g.sh, g.sw}, pad {g.ph, g.pw}, dilate {g.dh, g.dw}, groups {g.groups}"
 
 
+def _what_was_meant(shape: Sequence[int], num_channels: int) -> str:
+    """What to write for images with channels last, for a single one, and for grey ones without an axis of channels."""
+    if len(shape) == 4 and shape[3] == num_channels:
+        return "images with channels last, (N, H, W, C), are x.transpose(0, 3, 1, 2)"
+    if len(shape) == 3 and shape[0] == num_channels:
+        return "a single image needs an axis of examples, x[None]"
+    if len(shape) == 3 and num_channels == 1:
+        return "grey images need an axis of channels, x[:, None]"
+    return ""
+
+
 @lru_cache(maxsize=1024)
 def _geometry(name: str, window: tuple[Any, ...], *arrays: Any) -> ConvGeometry:
     """The geometry of a call; shapes and types that do not fit together are refused, in words.
@@ -317,7 +329,8 @@ def _geometry(name: str, window: tuple[Any, ...], *arrays: Any) -> ConvGeometry:
     is_forward = name == "convolution_2d"
     x_channels, out_channels = (W.shape[1] * groups, W.shape[0]) if is_forward else (W.shape[0], W.shape[1] * groups)
     if len(x.shape) != 4 or x.shape[1] != x_channels:
-        raise expected(name, "x", f"shape (N, {x_channels}, H, W) for W {tuple(W.shape)} with groups={g.groups}", x)
+        want = f"shape (N, {x_channels}, H, W) for W {tuple(W.shape)} with groups={g.groups}"
+        raise expected(name, "x", want, x, _what_was_meant(x.shape, x_channels))
     if len(given) > 2 and tuple(given[2].shape) != (out_channels,):
         raise expected(name, "b", f"shape ({out_channels},)", given[2])
     if is_forward and min(g.out_hw(*x.shape[2:], *W.shape[2:])) < 1:

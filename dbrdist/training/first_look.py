@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from dbrdist.training.trainer import Trainer
     from dbrdist.training.triggers import TriggerLike
 
-_VANISHED = 1e-6  # a rate times this trains nothing any more
+_MOST_DIGITS = 6  # a rate times 1e-6 trains nothing any more, and one times 1e6 destroys what was learned
 _MARGIN = 1.5  # what a conversion of units may be off by: ranks, or a last batch that is short
 
 
@@ -35,7 +36,7 @@ def see_triggers(trainer: Trainer, entries: Iterable[Any]) -> None:
         shrink = getattr(entry.extension, "factor_of_each_call", None)
         if shrink is not None and _is_each_step(entry) and (stop.unit == "iteration" or steps is not None):
             calls = stop.period * (1 if stop.unit == "iteration" else steps or 1)
-            if 0 < shrink < 1 and shrink**calls < _VANISHED:
+            if shrink > 0 and abs(calls * math.log10(shrink)) > _MOST_DIGITS:
                 words = f"multiplies the rate by {shrink:g} after each iteration, some {calls:.0f} times in this run"
                 warn(
                     f"Trainer: {entry.name} {words}; for once per epoch write trainer.extend(..., trigger=(1, 'epoch'))"
@@ -85,4 +86,49 @@ def _steps_of_epoch(updater: Any) -> float | None:
         iterator = updater.get_iterator("main")
         return float(len(iterator.dataset) / iterator.batch_size)
     except (AttributeError, KeyError, TypeError, ZeroDivisionError):
+        return None
+
+
+_MANY_UPDATES = 100  # without a step or an update that is counted
+
+
+class FirstSteps:
+    """What the first calls of an updater do: count steps, and update parameters."""
+
+    def __init__(self, updater: Any) -> None:
+        self._updater = updater
+        self._iteration = getattr(updater, "iteration", None)
+        self._before = _num_updates(updater)
+        self._num_calls = 0
+
+    def after_update(self) -> FirstSteps | None:
+        """Called after each update; None once both are seen, or missed."""
+        self._num_calls += 1
+        if self._num_calls == _MANY_UPDATES:
+            self.end()
+            return None
+        is_counted = getattr(self._updater, "iteration", None) != self._iteration
+        has_updated = self._before is None or _num_updates(self._updater) != self._before
+        return None if is_counted and has_updated else self
+
+    def end(self) -> None:
+        """Warn of what is missing."""
+        name = type(self._updater).__name__
+        if self._num_calls and getattr(self._updater, "iteration", None) == self._iteration:
+            warn(
+                f"{name}.update: {self._num_calls} calls, and the iteration is still {self._iteration}, so that no "
+                "trigger fires; override update_core() instead of update(), or add 1 to self.iteration"
+            )
+        elif self._num_calls and self._before is not None and _num_updates(self._updater) == self._before:
+            warn(
+                f"{name}: {self._num_calls} steps, and no optimizer has updated anything; call update() of one in "
+                "update_core()"
+            )
+
+
+def _num_updates(updater: Any) -> int | None:
+    """How many updates the optimizers have made; None where that is not known."""
+    try:
+        return sum(int(optimizer.t) for optimizer in updater.get_all_optimizers().values())
+    except (AttributeError, NotImplementedError, TypeError, ValueError):
         return None

@@ -19,7 +19,7 @@ from dbrdist.core.model.reporter import Reporter, as_number
 from dbrdist.core.usage.foreign_names import refuse_unknown
 from dbrdist.core.usage.mistakes import given_a_class
 from dbrdist.training.extension import Extension, as_extension, class_of, subject_of, what_is_called
-from dbrdist.training.first_look import see_triggers
+from dbrdist.training.first_look import FirstSteps, see_triggers
 from dbrdist.training.triggers import can_fire, get_trigger, position_if_each_step
 
 if TYPE_CHECKING:
@@ -126,11 +126,14 @@ class Trainer:
             for e in entries
             if can_fire(e.trigger)
         ]
+        first_steps: FirstSteps | None = FirstSteps(self.updater)
         with self.reporter.scope({}):
             while not self.stop_trigger(self):
                 self.observation = self.reporter.observation = {}
                 updater = self.updater
                 updater.update()
+                if first_steps is not None:
+                    first_steps = first_steps.after_update()
                 for call, trigger, position in asked:
                     if position is None:
                         if trigger(self):
@@ -138,6 +141,8 @@ class Trainer:
                     elif position.iteration != updater.iteration:
                         position.iteration = updater.iteration
                         call(self)
+        if first_steps is not None:
+            first_steps.end()
 
     def _finalize(self, entries: Sequence[_Entry]) -> None:
         """Finalize all of them in order, even where one raises."""

@@ -67,9 +67,19 @@ class _Passed:
             self.epoch_detail = float(serializer("previous_epoch_detail", self.epoch_detail))
 
 
-def _check_unit(unit: str) -> None:
+_UNITS = {
+    "epoch": "epoch", "epochs": "epoch", "ep": "epoch", "iteration": "iteration", "iterations": "iteration",
+    "iter": "iteration", "iters": "iteration", "step": "iteration", "steps": "iteration", "batch": "iteration",
+}  # fmt: skip
+
+
+def _check_unit(unit: str, period: object = None) -> None:
     if unit not in ("epoch", "iteration"):
-        raise ValueError(f"expected a trigger's unit 'epoch' or 'iteration', got {unit!r}")
+        words = f"expected a trigger's unit 'epoch' or 'iteration', got {unit!r}"
+        meant = _UNITS.get(unit.lower()) if isinstance(unit, str) else None
+        if isinstance(period, str) and period.lower() in _UNITS and not isinstance(unit, str):
+            words += f"; write ({unit!r}, {_UNITS[period.lower()]!r})"
+        raise ValueError(words + (f"; did you mean {meant!r}?" if meant else ""))
 
 
 class IntervalTrigger:
@@ -87,7 +97,7 @@ class IntervalTrigger:
     """
 
     def __init__(self, period: float, unit: str):
-        _check_unit(unit)
+        _check_unit(unit, period)
         if isinstance(period, str) or not period > 0:
             raise ValueError(f"expected a trigger's period above 0, got {period!r}")
         self.period = period
@@ -142,7 +152,10 @@ def get_trigger(trigger: Any) -> Callable[[Any], bool]:
             raise TypeError
         period, unit = trigger
     except (TypeError, ValueError):
-        raise TypeError(f"expected a trigger, (period, unit) or None, got {trigger!r}") from None
+        hint = f"; write ({trigger}, 'epoch') or ({trigger}, 'iteration')" if isinstance(trigger, (int, float)) else ""
+        if isinstance(trigger, str) and trigger.lower() in _UNITS:
+            hint = f"; write (1, {_UNITS[trigger.lower()]!r})"
+        raise TypeError(f"expected a trigger, (period, unit) or None, got {trigger!r}{hint}") from None
     return IntervalTrigger(period, unit)
 
 

@@ -119,8 +119,8 @@ class StandardUpdater(Updater):
     ):
         input_device = kwargs.pop("input_device", None)
         refuse_unknown("StandardUpdater", StandardUpdater.__init__, kwargs)
-        self._iterators = dict(iterator) if isinstance(iterator, Mapping) else {"main": iterator}
-        self._optimizers = dict(optimizer) if isinstance(optimizer, Mapping) else {"main": optimizer}
+        self._iterators = _Named(iterator if isinstance(iterator, Mapping) else {"main": iterator}, "iterator")
+        self._optimizers = _Named(optimizer if isinstance(optimizer, Mapping) else {"main": optimizer}, "optimizer")
         self.converter = converter
         self.loss_func = loss_func
         self.iteration = 0
@@ -270,6 +270,18 @@ class StandardUpdater(Updater):
         iteration = serializer("iteration", self.iteration)
         if iteration is not None:  # a program's own serializer may give nothing back where it saves
             self.iteration = int(iteration)
+
+
+class _Named(dict[str, Any]):
+    """Iterators or optimizers by name."""
+
+    def __init__(self, found: Mapping[str, Any], what: str) -> None:
+        super().__init__(found)
+        self._what = what
+
+    def __missing__(self, name: str) -> Any:
+        hint = ": the main one must be called 'main'" if name == "main" else ""
+        raise KeyError(f"StandardUpdater: no {self._what} is called {name!r}{hint}; there are {', '.join(self)}")
 
 
 def finalize(iterators: Iterable[Any]) -> None:

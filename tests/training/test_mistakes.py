@@ -27,7 +27,61 @@ from tests.training.mistaken import (
     update,
 )
 
+
+def loop(update):
+    class Own(training.StandardUpdater):
+        def update(self):
+            update(self)
+
+    iterator = iterators.SerialIterator(DATA, 5)
+    return training.Trainer(Own(iterator, sgd(L.Classifier(Net()))), (3, "iteration"))
+
+
 REFUSED = {
+    "epochs as a unit": (lambda: trainer(stop=(2, "epochs")), ValueError, "got 'epochs'; did you mean 'epoch'"),
+    "steps": (lambda: trainer(stop=(2, "steps")), ValueError, "did you mean 'iteration'"),
+    "Epoch": (lambda: trainer().extend(print, name="p", trigger=(2, "Epoch")), ValueError, "did you mean 'epoch'"),
+    "unit first": (lambda: trainer(stop=("epoch", 2)), ValueError, r"write \(2, 'epoch'\)"),
+    "a number of epochs": (lambda: trainer(stop=20), TypeError, r"write \(20, 'epoch'\) or \(20, 'iteration'\)"),
+    "a unit alone": (lambda: trainer(stop="epoch"), TypeError, r"write \(1, 'epoch'\)"),
+    "trigger of snapshot": (
+        lambda: extensions.snapshot(trigger=(1, "epoch")),
+        TypeError,
+        r"write trainer\.extend\(\.\.\., trigger=",
+    ),
+    "network to snapshot": (lambda: extensions.snapshot(NET), TypeError, r"savefun: .*got Net; .*snapshot_object\("),
+    "network as condition": (lambda: extensions.snapshot(condition=NET), TypeError, "condition: expected a function"),
+    "no main iterator": (
+        lambda: training.StandardUpdater({"train": iterators.SerialIterator(DATA, 5)}, sgd(NET)).update(),
+        KeyError,
+        "no iterator is called 'main': the main one must be called 'main'; there are train",
+    ),
+    "no main optimizer": (
+        lambda: training.StandardUpdater(iterators.SerialIterator(DATA, 5), {"opt": sgd(NET)}).update(),
+        KeyError,
+        "no optimizer is called 'main'.*there are opt",
+    ),
+    # data
+    "a share of a dataset": (
+        lambda: datasets.split_dataset(DATA, 0.8),
+        TypeError,
+        r"write int\(0\.8 \* len\(dataset\)",
+    ),
+    "text as seed": (lambda: datasets.split_dataset_random(DATA, 5, seed="a"), TypeError, "seed: expected an integer"),
+    "transform of entries": (
+        lambda: datasets.TransformDataset(DATA, lambda x, t: (x, t))[0],
+        TypeError,
+        r"write def transform\(example\): x, t = example",
+    ),
+    "mixing and data swapped": (
+        lambda: datasets.MixedDataset(datasets.CutMix(), DATA, 3),
+        TypeError,
+        r"write MixedDataset\(dataset, \[Mixup\(\), CutMix\(\)\], num_classes\)",
+    ),
+    "class of mixing": (lambda: datasets.MixedDataset(DATA, datasets.CutMix, 3), TypeError, "the class CutMix; write"),
+    "transform as mixing": (lambda: datasets.MixedDataset(DATA, [len], 3), TypeError, "mixings: expected ways to mix"),
+    "appended": (lambda: DATA.append(DATA[0]), AttributeError, "write dbrdist.datasets.ConcatenatedDataset"),
+    "mapped": (lambda: DATA.map(len), AttributeError, "write dbrdist.datasets.TransformDataset"),
     # trainers
     "snapshot without brackets": (
         lambda: trainer(extend=[extensions.snapshot]),
@@ -243,7 +297,41 @@ def several_batches():
     assert called == [5]
 
 
+class Trains(training.StandardUpdater):
+    def update_core(self):
+        pass
+
+
+def without_updates():
+    training.Trainer(Trains(iterators.SerialIterator(DATA, 5), sgd(L.Classifier(Net()))), (3, "iteration"), "a").run()
+
+
+def without_count():
+    """An updater that counts no iteration would never end."""
+
+    def update(updater):
+        updater.update_core()
+        updater.num_calls = getattr(updater, "num_calls", 0) + 1
+        updater.iteration = 3 if updater.num_calls == 150 else 0
+
+    made = loop(update)
+    made.out = "a"
+    made.run()
+
+
 WARNED = {
+    "no updates": (without_updates, "Trains: 3 steps, and no optimizer has updated anything"),
+    "no count of steps": (without_count, "Own.update: 100 calls, and the iteration is still 0.*override update_core"),
+    "a rate that grows": (
+        runs(lambda: extensions.ExponentialShift("lr", 2, init=1e-15), (10, "epoch")),
+        "multiplies the rate by 2 after each iteration, some 40 times",
+    ),
+    "step first": (lambda: extensions.StepShift("lr", 10, 0.1), r"write StepShift\(attr, gamma, step\)"),
+    "one fold": (lambda: datasets.get_cross_validation_datasets(DATA, 1), "none are left to train on"),
+    "list of datasets": (
+        lambda: datasets.ConcatenatedDataset([DATA, DATA]),
+        r"a list of 2 datasets has 2 examples; write ConcatenatedDataset\(\*datasets\)",
+    ),
     **{
         f"never called, {i}": (
             runs(lambda: training.make_extension()(lambda trainer: None), stop, trigger=trigger, name="mine"),
@@ -324,7 +412,22 @@ def test_a_mistake_is_warned_of_once_at_the_users_line(name, tmp_path, monkeypat
         program()
 
 
+def few_updates():
+    """Gradients of several batches before each update."""
+
+    class Accumulates(training.StandardUpdater):
+        def update_core(self):
+            if self.iteration % 3 == 2:
+                super().update_core()
+
+    iterator = iterators.SerialIterator(DATA, 5)
+    training.Trainer(Accumulates(iterator, sgd(L.Classifier(Net()))), (6, "iteration"), "a").run()
+
+
 NOT_WARNED = {
+    "updates in some of the steps": few_updates,
+    "a list of numbers as a dataset": lambda: datasets.ConcatenatedDataset([1, 2]),
+    "a rate that grows slowly": runs(lambda: extensions.ExponentialShift("lr", 1.2), (10, "epoch")),
     "a slow decay at each iteration": runs(lambda: extensions.ExponentialShift("lr", 0.9999), (10, "epoch")),
     "a decay with an end": runs(lambda: extensions.ExponentialShift("lr", 0.5, target=0.01), (10, "epoch")),
     "a decay that was told when": runs(

@@ -77,7 +77,7 @@ class GlobalConfig:
             raise AttributeError(f"no configuration entry named {name!r}") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if type(value) is str or name not in _DEFAULTS or name in _CHOICES:
+        if type(value) is str or name not in _DEFAULTS or name in _CHECKED:
             _check_entry(name, value)
         with _lock:
             self._defaults[name] = value
@@ -126,7 +126,7 @@ class LocalConfig(threading.local):
         values["_observer"] = None  # of core.array.observed: called with computations that are no functions
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if type(value) is str or name not in _DEFAULTS or name in _CHOICES:
+        if type(value) is str or name not in _DEFAULTS or name in _CHECKED:
             _check_entry(name, value)
         values = self.__dict__  # outside the lock: the first look at it in a thread runs __init__, which takes the lock
         with _lock:  # a change of the default in another thread must not come in between
@@ -251,9 +251,10 @@ def using_config(name: str, value: Any, config: GlobalConfig | LocalConfig = con
 _missing = object()
 _SWITCHES = frozenset({"train", "enable_backprop", "debug"})
 _CHOICES = {"float32_products": ("float32", "bf16")}
+_CHECKED = frozenset({*_CHOICES, "dtype"})  # whatever the type of the value
 
 
-def _check_entry(name: str, value: int | str) -> None:
+def _check_entry(name: str, value: Any) -> None:
     """Refuse a text where a switch is meant, such as "False", which is true; warn of misspelt names."""
     if name in _DEFAULTS:
         if name in _SWITCHES:
@@ -262,7 +263,7 @@ def _check_entry(name: str, value: int | str) -> None:
                 raise TypeError(words)
             warn_user(f"{words} (accepted, as Chainer did)", UsageWarning)
         elif name == "dtype":
-            get_dtype(value)
+            _check_type(value)
         elif name in _CHOICES and value not in _CHOICES[name]:
             raise ValueError(f"config.{name}: expected one of {_CHOICES[name]}, got {value!r}")
     elif not name.startswith("_"):
@@ -275,6 +276,16 @@ def _check_entry(name: str, value: int | str) -> None:
             warn_user(
                 f"config.{name}: there is no such entry, so it changes nothing; did you mean {entry!r}?", UsageWarning
             )
+
+
+def _check_type(value: DTypeLike) -> None:
+    """Refuse a type of parameters that has no fractions."""
+    dtype = get_dtype(value)
+    if dtype.kind in "biuSUOcMm":
+        words = f"config.dtype: expected a floating type, got {dtype}"
+        if not as_chainer[0]:
+            raise TypeError(words)
+        warn_user(f"{words} (accepted, as Chainer did)", UsageWarning)
 
 
 def no_backprop_mode() -> SwitchBlock:

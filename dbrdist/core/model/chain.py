@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeVar, overlo
 from dbrdist.core.array.chainer_mode import loading
 from dbrdist.core.array.types import Number
 from dbrdist.core.model.device_resident import DeviceResidentsVisitor
-from dbrdist.core.model.link import Link, _join
+from dbrdist.core.model.link import Link, _join, _missing_init
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.model.versions import Watch, note_change
 from dbrdist.core.tape.variable import Variable
@@ -137,7 +137,15 @@ class Chain(_Container):
 
     def _assign(self, name: str, value: Any) -> None:
         if isinstance(value, Link) and self.within_init_scope:
+            if "_children" not in self.__dict__:  # of super(dbrdist.Chain, self), which leaves Chain out
+                raise _missing_init()
             self._check_name(name, "link")
+        elif type(value) is tuple and len(value) == 1 and isinstance(value[0], Link) and self.within_init_scope:
+            kind = type(value[0]).__name__
+            refuse(TypeError(
+                f"{type(self).__name__}.{name}: expected a link, got a tuple of one {kind}: is there a comma at the "
+                "end of the line?"
+            ))  # fmt: skip
         super()._assign(name, value)
         if isinstance(value, type) and issubclass(value, Link) and self.within_init_scope:
             refuse(given_a_class(f"{type(self).__name__}.{name}", value, "a link within init_scope()"))

@@ -31,7 +31,7 @@ from dbrdist.core.model.makers import note_maker
 from dbrdist.core.model.parameter import InitialValue, Parameter
 from dbrdist.core.model.versions import Watch, note_change
 from dbrdist.core.tape.checks import ArgumentError
-from dbrdist.core.tape.named_errors import explain_operand
+from dbrdist.core.tape.named_errors import explain_operand, no_forward
 from dbrdist.core.tape.node import VariableNode, note_assignment
 from dbrdist.core.tape.repeats import are_used, note_state
 from dbrdist.core.tape.variable import Variable
@@ -279,7 +279,7 @@ class Link(DeviceResident):
 
     def _require_forward(self) -> None:
         if not hasattr(self, "forward"):
-            raise TypeError(f"{type(self).__name__} defines no forward(), so it cannot be called")
+            raise no_forward(self)
 
     @property
     def local_link_hooks(self) -> dict[str, LinkHook]:

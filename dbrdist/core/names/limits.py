@@ -87,6 +87,8 @@ class Limit:
         if number is None:
             is_number = self.is_whole and _number(value) is not None
             hint = "write a // b for a quotient that is an integer" if is_number else ""
+            if hasattr(value, "cleargrads") or hasattr(value, "gi_frame"):  # a network, or its parameters
+                hint = f"the network goes to setup: {where}(...).setup(model)" if where[:1].isupper() else ""
             return OperandTypeError(where, name, self.words_of_type or self.words, _shown(value), hint)
         return None if self.holds(number) else expected(where, name, self.words, str(value))
 

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from dbrdist.core.usage.foreign_names import hint
+
 if TYPE_CHECKING:
     from importlib.abc import Loader, MetaPathFinder
 else:  # which load a third as much as all of this package
@@ -110,7 +112,16 @@ class _Finder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         new = MOVED.get(fullname)
+        if new is None and fullname.startswith("dbrdist."):
+            _refuse_foreign(*fullname.rpartition(".")[::2])
         return None if new is None else importlib.machinery.ModuleSpec(fullname, _Loader(new))
+
+
+def _refuse_foreign(parent: str, name: str) -> None:
+    """Raise for a module of PyTorch, such as ``dbrdist.nn``, with what to import instead."""
+    ours = hint("", name) if parent == "dbrdist" else ""
+    if ours:
+        raise ModuleNotFoundError(f"No module named {parent + '.' + name!r}; {ours}", name=f"{parent}.{name}")
 
 
 def serve() -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _RAISED = (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError)
+_CONVERT = "convert it first"
 _modules = sys.modules
 _OURS = ("dbrdist", "numpy", "scipy", "cupy", "ml_dtypes")
 
@@ -55,18 +56,22 @@ def _named_error(function: Callable[..., Any], args: Any, kwargs: Any, error: Ex
     if isinstance(error, ArgumentError) and error.argument is not None:
         if error.function != name and not error.function.startswith(f"{name}: ") and not error.links:
             error.function = f"{name}: {error.function}"
+        if error.hint == _CONVERT and not error.links:
+            error.hint = _layer_of(name, args, kwargs) or error.hint
         return None
     if str(error).startswith(f"{name}: ") or not _is_ours(error):
         return None
     try:
         given = inspect.signature(function).bind(*args, **kwargs).arguments
     except TypeError:  # wrong arguments: Python names the function
-        words = explained_arguments(name, function, error, kwargs, True) if isinstance(error, TypeError) else None
-        return None if words is None else UnknownArgumentError(words)
+        if not isinstance(error, TypeError):
+            return None
+        words = explained_arguments(name, function, error, kwargs, True)
+        return _explained_count(function, args, kwargs, error) if words is None else UnknownArgumentError(words)
     for argument, x in _operands(function, given):
         what = _why_no_operand(x, error)
         if what:
-            return OperandTypeError(name, argument, what, _seen(x), "convert it first")
+            return OperandTypeError(name, argument, what, _seen(x), _layer_of(name, args, kwargs) or _CONVERT)
     got = f"got {', '.join(f'{k}: {_seen(x)}' for k, x in given.items())}"
     kind = _public_kind(error)
     if kind not in _RAISED:  # such as AxisError or FloatingPointError: whoever catches them still does
@@ -78,6 +83,31 @@ def _named_error(function: Callable[..., Any], args: Any, kwargs: Any, error: Ex
     return kind(f"{name}: {words}; {got}")
 
 
+def _layer_of(name: str, args: Any, kwargs: Any) -> str:
+    """What was meant where a setting is in the place of the input, as in ``Sequential(F.dropout(0.5))``."""
+    is_setting = len(args) == 1 and type(args[0]) in (int, float) and not kwargs
+    return f"as a layer pass lambda x: F.{name}(x, {args[0]})" if is_setting else ""
+
+
+def _explained_count(function: Callable[..., Any], args: Any, kwargs: Any, error: TypeError) -> TypeError | None:
+    """A better error for arguments that are too few or too many: a layer that is called too early, or loose axes."""
+    name, parameters = function.__name__, list(inspect.signature(function).parameters.values())
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    has_input = any(hasattr(x, "shape") or isinstance(x, (list, tuple)) for x in (*args, *kwargs.values()))
+    if has_input:
+        takes = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        last = takes[-1] if takes else ""
+        if last in ("shape", "axes", "reps") and len(args) > len(takes):
+            numbers = ", ".join(str(x) for x in args[len(takes) - 1 :])
+            return TypeError(f"{error}; write {name}({', '.join(takes[:-1])}, ({numbers}))")
+        return None
+    if not needed or needed[0] in kwargs or len(args) >= len(needed):
+        return None
+    given = ", ".join([*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())])
+    layer = f"lambda x: F.{name}(x, {given})" if given else f"the function itself, F.{name}"
+    return TypeError(f"{error}; as a layer of Sequential, or as an activation, pass {layer}")
+
+
 def explain_operand(link: Any, error: AttributeError, args: Any, kwargs: Any) -> None:
     """Raise a better error where a link of ours failed because an input was no array; else do nothing."""
     try:
@@ -86,11 +116,21 @@ def explain_operand(link: Any, error: AttributeError, args: Any, kwargs: Any) ->
         return
     for argument, x in _operands(link.forward, given):
         if error.obj is x and not hasattr(x, "dtype"):
-            better = OperandTypeError(
-                type(link).__name__, argument, "an array or Variable", _seen(x), "convert it first"
-            )
+            better = OperandTypeError(type(link).__name__, argument, "an array or Variable", _seen(x), _CONVERT)
             better.within(link)
             raise better from error
+
+
+def no_forward(link: object) -> TypeError:
+    """The error where a link defines no forward, with what it may have defined instead."""
+    import difflib  # loaded for errors alone
+
+    classes = [cls for cls in type(link).__mro__ if not cls.__module__.startswith(("dbrdist.", "builtins"))]
+    own = [name for cls in classes for name in vars(cls)]
+    close = [name for name in own if difflib.SequenceMatcher(None, name.lower(), "forward").ratio() > 0.75]
+    close += [name for name in own if name.strip("_").endswith("call") or name == "predict"]
+    hint = f"; it defines {close[0]}()" if close else ""
+    return TypeError(f"{type(link).__name__} defines no forward(), so it cannot be called{hint}")
 
 
 def _public_kind(error: Exception) -> type[Exception]:

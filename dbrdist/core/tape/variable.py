@@ -24,8 +24,16 @@ from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.tape.arithmetic import Arithmetic
 from dbrdist.core.tape.fusion import settle, waiting
 from dbrdist.core.tape.node import made_variables, make_node
-from dbrdist.core.tape.variable_words import NoArray, as_float, not_assigned, not_compared, statistics, warn_of_zerograd
-from dbrdist.core.usage.foreign_names import add_hints
+from dbrdist.core.tape.variable_words import (
+    NoArray,
+    as_float,
+    formatted,
+    not_assigned,
+    not_compared,
+    statistics,
+    warn_of_zerograd,
+)
+from dbrdist.core.usage.foreign_names import add_hints, refuse_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -202,6 +210,21 @@ class Variable(Arithmetic):
         if other is self:
             return False
         raise not_compared("!=")
+
+    def __lt__(self, other: object) -> bool:
+        raise not_compared("<")
+
+    def __le__(self, other: object) -> bool:
+        raise not_compared("<=")
+
+    def __gt__(self, other: object) -> bool:
+        raise not_compared(">")
+
+    def __ge__(self, other: object) -> bool:
+        raise not_compared(">=")
+
+    def __format__(self, spec: str) -> str:
+        return formatted(self, spec)
 
     def __hash__(self) -> int:
         return object.__hash__(self)
@@ -418,17 +441,24 @@ class Variable(Arithmetic):
         """The axes reversed."""
         return operators.transpose(self)
 
-    def sum(self, axis: Axes = None, keepdims: bool = False, *, out: None = None) -> Variable:
-        """The sum over ``axis`` (None: all), kept as length 1 with ``keepdims``; ``numpy.sum`` passes ``out``, None."""
+    def sum(self, axis: Axes = None, keepdims: bool = False, *, out: None = None, **unknown: object) -> Variable:
+        """The sum over ``axis`` (None: all), kept as length 1 with ``keepdims``; ``numpy.sum`` passes ``out``, None.
+
+        Other names (``unknown``) are refused.
+        """
+        if unknown:
+            refuse_unknown("Variable.sum", Variable.sum, unknown)
         return operators.sum(self, axis, keepdims)
 
     def mean(
         self, axis: Axes = None, *, weights: Operand | None = None, keepdims: bool = False, dtype: None = None,
-        out: None = None,
+        out: None = None, **unknown: object,
     ) -> Variable:  # fmt: skip
         """The mean over ``axis`` (None: all), kept as length 1 with ``keepdims``; ``weights`` has its shape.
-        ``numpy.mean`` passes ``dtype`` and ``out``, None.
+        ``numpy.mean`` passes ``dtype`` and ``out``, None. Other names (``unknown``) are refused.
         """
+        if unknown:
+            refuse_unknown("Variable.mean", Variable.mean, unknown)
         if dtype is not None or out is not None:
             raise TypeError("mean: dtype and out: expected None; cast the result with F.cast")
         if weights is not None:

@@ -36,6 +36,15 @@ def as_float(x: Variable) -> float:
     return float(x.array.reshape(()))
 
 
+def formatted(x: Variable, spec: str) -> str:
+    """``format(x, spec)``: of a Variable of one number, such as a loss in ``f"{loss:.3f}"``, the number's."""
+    if not spec:
+        return str(x)
+    if x._array is None or x.size != 1:
+        raise TypeError(f"format {spec!r}: expected a Variable of one number, got shape {x.shape}; format its array")
+    return format(as_float(x), spec)
+
+
 class NoArray:
     """The attribute by which NumPy asks for an array: it would make one of Variables, element by element."""
 

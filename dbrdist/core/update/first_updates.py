@@ -15,6 +15,7 @@ from dbrdist.core.array.config import config
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape.backprop import watching_backward
 from dbrdist.core.tape.node import VariableNode
+from dbrdist.core.update.first_graphs import FirstGraphs
 from dbrdist.core.usage.mistakes import warn
 
 if TYPE_CHECKING:
@@ -158,8 +159,10 @@ class FirstUpdates:
         self._passes: _WatchedPasses | None = None
         self._depth: _WatchedDepth | None = None
         self._gradients_are_known = False
+        self._graphs = FirstGraphs()
 
     def __del__(self) -> None:
+        self._graphs.end()
         if self._watched is not None:
             self._watched.end()
         self._end_passes()
@@ -167,6 +170,7 @@ class FirstUpdates:
 
     def begin(self, target: Link, has_lossfun: bool) -> bool:
         """Look at gradients and graphs before an update; True if later updates need not."""
+        self._graphs.end()
         if not self._gradients_are_known:
             self._gradients_are_known = self._begin_gradients(target, has_lossfun)
         if self._depth is None:

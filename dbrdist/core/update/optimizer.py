@@ -39,9 +39,13 @@ from dbrdist.core.update.targets import (
     check_meaning,
     check_parameters,
     check_target,
+    explain_no_graph,
+    has_foreign_parts,
     loss_of,
+    parameters_of,
     saved_state,
     warn_of_another_target,
+    warn_of_lost_states,
     warn_of_what_is_not_updated,
 )
 from dbrdist.core.update.update_rule import UpdateRule
@@ -222,8 +226,9 @@ class GradientMethod(Optimizer):
         super().setup(link)
         if before is not None and (old := before()) is not None:  # it is still in use
             warn_of_another_target(type(self).__name__, old, link)
-        params = flat.unique(link.params())
+        params = parameters_of(f"{type(self).__name__}.setup", link)
         check_parameters(type(self).__name__, link, params)
+        warn_of_lost_states(type(self).__name__, params)
         self._first_updates = FirstUpdates(type(self).__name__)
         self._params_at_setup = weakref.WeakSet(params)
         for p in params:
@@ -242,15 +247,8 @@ class GradientMethod(Optimizer):
         """Warn where ``values.name = value`` would change nothing: our rules read no such hyperparameter."""
         if name in values.get_dict():
             check_assigned(self, name, value)
-        elif type(self).__module__.startswith("dbrdist.") and not self._has_foreign_parts():
+        elif type(self).__module__.startswith("dbrdist.") and not has_foreign_parts(self):
             warn_of_unknown(type(self).__name__, name, list(values.get_dict()), values.parent is None)
-
-    def _has_foreign_parts(self) -> bool:
-        """Whether a rule or a hook is the user's, who may give it any hyperparameters."""
-        rules = [p.update_rule for p in self.target.params() if isinstance(p.update_rule, UpdateRule)]
-        hooks = [self._hooks, *(rule._hooks for rule in rules if rule._hooks is not None)]
-        parts = [*rules, *(hook for some in hooks for hook in (*some.pre.values(), *some.post.values()))]
-        return any(not str(type(part).__module__).startswith("dbrdist.") for part in parts)
 
     def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
         """One step of all parameters that are not frozen.
@@ -265,7 +263,11 @@ class GradientMethod(Optimizer):
         if lossfun is not None:
             loss: Any = loss_of(type(self).__name__, self._target, lossfun, args, kwds)
             self._target.cleargrads()
-            loss.backward(loss_scale=None if self._loss_scale is None else self.scale_of_step())
+            try:
+                loss.backward(loss_scale=None if self._loss_scale is None else self.scale_of_step())
+            except RuntimeError as error:
+                explain_no_graph(type(self).__name__, error, self._target, lossfun, loss)
+                raise
             del loss
         if self._first_updates is not None and self._first_updates.begin(self.target, lossfun is not None):
             self._first_updates = None
@@ -357,7 +359,7 @@ class GradientMethod(Optimizer):
     def _plan(self) -> list[Part]:
         """The runs of the target and their rules; planned again if one of its parameters, links or rules changed."""
         if self._watch is None or not self._watch.is_current():
-            everything = flat.unique(self.target.params())
+            everything = parameters_of(f"{type(self).__name__}.update", self.target)
             if self._params_at_setup is not None:
                 warn_of_what_is_not_updated(self, everything, self._params_at_setup)
             ruled = [p for p in everything if isinstance(p.update_rule, UpdateRule)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import weakref
 from collections.abc import Container, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,12 @@ import numpy as np
 
 from dbrdist.core.array import random
 from dbrdist.core.array.chainer_mode import as_chainer
+from dbrdist.core.model.flat import unique
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape.variable import Variable
 from dbrdist.core.update.hyperparameter import has_entry
+from dbrdist.core.update.update_rule import UpdateRule
 from dbrdist.core.usage.mistakes import given_a_class, refuse, warn
 from dbrdist.errors import CheckpointError
 
@@ -67,6 +70,20 @@ def _warn_of_numpys_seed(optimizer: str) -> None:
 
 
 # ---- parameters -----------------------------------------------------------------------------------------------------
+
+
+def parameters_of(where: str, link: Link) -> list[Parameter]:
+    """The parameters of a link, each once; refused where something else was assigned to the attribute of one."""
+    for path, owner in link.namedlinks():
+        for name in owner._params:
+            value = owner.__dict__.get(name)
+            if not isinstance(value, Parameter):
+                hint = f"del link.{name}, or leave it out" if value is None else f"link.{name}.array = ... gives values"
+                raise TypeError(
+                    f"{where}: {path.rstrip('/')}/{name} is a parameter, and was replaced by "
+                    f"{'None' if value is None else f'an object of type {type(value).__name__}'}; {hint}"
+                )
+    return unique(link.params())
 
 
 def check_parameters(optimizer: str, link: Link, params: Sequence[Parameter]) -> None:
@@ -137,6 +154,31 @@ def _is_in_memory_of(p: Parameter, known: set[Parameter]) -> bool:
     return isinstance(p.array, np.ndarray) and any(
         isinstance(q.array, np.ndarray) and np.may_share_memory(p.array, q.array) for q in known
     )
+
+
+def has_foreign_parts(optimizer: Any) -> bool:
+    """Whether a rule or a hook of an optimizer is the user's, who may give it any hyperparameters."""
+    rules = [p.update_rule for p in optimizer.target.params() if isinstance(p.update_rule, UpdateRule)]
+    hooks = [optimizer.hooks, *(rule._hooks for rule in rules if rule._hooks is not None)]
+    parts = [*rules, *(hook for some in hooks for hook in (*some.pre.values(), *some.post.values()))]
+    return any(not str(type(part).__module__).startswith("dbrdist.") for part in parts)
+
+
+_MANY_LOST = 3
+_num_lost: weakref.WeakKeyDictionary[Parameter, int] = weakref.WeakKeyDictionary()
+
+
+def warn_of_lost_states(optimizer: str, params: Sequence[Parameter]) -> None:
+    """Warn once where several setups in a row each discard a state, such as momentum, after a single update."""
+    rule: Any = params[0].update_rule if params else None
+    if getattr(rule, "t", 0) != 1 or not getattr(rule, "_state", None):
+        return
+    num_lost = _num_lost[params[0]] = _num_lost.get(params[0], 0) + 1
+    if num_lost == _MANY_LOST:
+        warn(
+            f"{optimizer}.setup: each setup begins with empty states, so what the optimizer remembers of earlier "
+            "gradients is lost at each step; call setup once, before the loop"
+        )
 
 
 def warn_of_another_target(optimizer: str, old: Link, new: Link) -> None:
@@ -221,6 +263,18 @@ def _check_loss(where: str, target: Link, lossfun: Callable[..., Variable] | Non
             f"{where}: expected a loss of one number from {name}, got shape {loss.shape}; {hint} a function that "
             "computes the loss"
         )
+
+
+def explain_no_graph(optimizer: str, error: RuntimeError, target: Link, lossfun: Any, loss: Any) -> None:
+    """Raise a better error where a loss function was called with a batch instead of the network's outputs."""
+    if isinstance(lossfun, Link) or getattr(loss, "creator", loss) is not None:
+        return
+    name = getattr(lossfun, "__name__", "")
+    if str(getattr(lossfun, "__module__", "")).startswith("dbrdist.functions"):
+        raise RuntimeError(
+            f"{optimizer}.update: {name} was called with the batch itself, so that the loss depends on no parameter; "
+            f"write L.Classifier(model, {name}) as the target, or lambda x, t: {name}(model(x), t) as the loss function"
+        ) from error
 
 
 def explain_call(

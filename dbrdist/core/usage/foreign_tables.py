@@ -109,6 +109,32 @@ _VARIABLE = {
     "gather": "F.select_item(x, t)",
     "topk": "x.array.argsort()",
     "norm": "F.sqrt(F.sum(x * x))",
+    "zero_grad": "x.cleargrad()",
+    "squeeze": "F.squeeze(x, axis)",
+    "max": "F.max(x, axis), or x.array.max()",
+    "min": "F.min(x, axis), or x.array.min()",
+    "prod": "F.prod(x, axis)",
+    "cumsum": "F.cumsum(x, axis)",
+    "square": "F.square(x)",
+    "log_softmax": "F.log_softmax(x, axis)",
+    "repeat": "F.tile(x, reps), or F.repeat(x, repeats, axis)",
+    "tile": "F.tile(x, reps)",
+    "dot": "F.matmul(x, y), or x @ y",
+    "swapaxes": "F.swapaxes(x, axis1, axis2)",
+    "new_zeros": "numpy.zeros(shape, x.dtype)",
+    "fill_": "x.array[...] = value",
+    "add_": "x.array += y.array",
+    "mul_": "x.array *= y.array",
+    "copy_": "x.copydata(y)",
+    "masked_fill": "F.where(mask, y, x)",
+    "index_select": "x[index], or F.get_item(x, index)",
+    "eq": "x.array == y.array",
+    "ne": "x.array != y.array",
+    "gt": "x.array > y.array",
+    "lt": "x.array < y.array",
+    "any": "x.array.any()",
+    "all": "x.array.all()",
+    "round": "x.array.round()",
 }
 _PARAMETER = {
     "disable_update": "disable_update() of its link",
@@ -129,6 +155,12 @@ _DATASET = {
     "shuffle": "dbrdist.iterators.SerialIterator(dataset, batch_size, shuffle=True)",
     "targets": "[t for _, t in dataset]",
     "filter": "dbrdist.datasets.SubDataset",
+    "append": "dbrdist.datasets.ConcatenatedDataset(dataset, another)",
+    "extend": "dbrdist.datasets.ConcatenatedDataset(dataset, another)",
+    "concatenate": "dbrdist.datasets.ConcatenatedDataset(dataset, another)",
+    "take": "dataset[:n], or dbrdist.datasets.SubDataset(dataset, 0, n)",
+    "repeat": "nothing: iterators repeat the dataset",
+    "shape": "len(dataset), and the shape of dataset[0]",
 }
 # By the class whose attributes these are: each is an AttributeError with our name in it.
 OF_OBJECTS = {
@@ -337,6 +369,8 @@ OF_MODULES = {
 
 # Arguments: what comes first among those that a function has is meant; a text with a blank is said as it is.
 ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "trigger": ("trigger", "trainer.extend(..., trigger=...)"),
+    "priority": ("priority", "trainer.extend(..., priority=...)"),
     "kernel_size": ("ksize",),
     "filter_size": ("ksize",),
     "kernel": ("ksize",),

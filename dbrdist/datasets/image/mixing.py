@@ -17,6 +17,7 @@ import numpy as np
 from dbrdist.core.array.backend import Array
 from dbrdist.core.array.random import generator, permutation
 from dbrdist.core.names.limits import positive, share
+from dbrdist.core.usage.mistakes import given_a_class
 from dbrdist.datasets.loading.base import Batch, DatasetMixin, get_batch, join
 from dbrdist.datasets.loading.convert import concat_examples
 from dbrdist.datasets.loading.memory import reused
@@ -138,6 +139,23 @@ class CutMix(Mixing):
         return 1 - covered
 
 
+def _check_ways(dataset: Any, mixings: Any) -> None:
+    """Refuse what is no way to mix, or arguments in another order."""
+    ways = mixings if isinstance(mixings, (list, tuple)) else [mixings]
+    for way in ways:
+        if isinstance(way, type) and issubclass(way, Mixing):
+            raise given_a_class("MixedDataset: mixings", way, "a way to mix")
+        if not hasattr(way, "mix"):
+            ways = [way]
+            break
+    if isinstance(dataset, Mixing) or not (isinstance(mixings, Sequence) and all(hasattr(w, "mix") for w in ways)):
+        got = type(dataset if isinstance(dataset, Mixing) else ways[0]).__name__
+        raise TypeError(
+            f"MixedDataset: mixings: expected ways to mix, got {got}; write MixedDataset(dataset, [Mixup(), CutMix()], "
+            "num_classes)"
+        )
+
+
 class MixedDataset(DatasetMixin):
     """A dataset of (image, label) whose examples are mixed in pairs: (image, weights of the classes).
 
@@ -159,6 +177,9 @@ class MixedDataset(DatasetMixin):
     """
 
     def __init__(self, dataset: Any, mixings: Sequence[Mixing], num_classes: int, per: int = 1) -> None:
+        if isinstance(mixings, Mixing):
+            mixings = [mixings]
+        _check_ways(dataset, mixings)
         if not mixings or num_classes < 1:
             raise ValueError(
                 f"expected at least one way to mix and one class, got {len(mixings)} ways and {num_classes} classes"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from dbrdist.core.array.backend import Array, is_array
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.random import generator
 from dbrdist.core.array.types import Index
-from dbrdist.core.usage.mistakes import warn_of_arrays
+from dbrdist.core.usage.foreign_names import add_hints
+from dbrdist.core.usage.mistakes import warn, warn_of_arrays
 from dbrdist.datasets.image.transforms import at_epoch, transform_batch
 from dbrdist.datasets.loading.base import Batch, DatasetMixin, example_at, is_row_major, read_examples, take
 from dbrdist.datasets.loading.contents import known_example
@@ -23,6 +25,27 @@ def _check_lengths(named: list[tuple[str, Any]], owner: str) -> None:
     lengths = {name: len(d) for name, d in named}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"expected datasets of one length for {owner}, got {lengths}")
+
+
+def _are_datasets(values: Sequence[object]) -> bool:
+    return len(values) > 0 and all(hasattr(x, "get_batch") or hasattr(x, "get_example") for x in values)
+
+
+def _explain_transform(transform: Callable[..., object], example: object) -> None:
+    """Raise a better error where a function that takes the entries of an example was called with the example."""
+    try:
+        needed = [
+            p for p in inspect.signature(transform).parameters.values()
+            if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]  # fmt: skip
+    except (TypeError, ValueError):
+        return
+    if len(needed) > 1:
+        names = ", ".join(p.name for p in needed)
+        raise TypeError(
+            f"TransformDataset: the transform takes {names}, and is called with one argument, the whole example "
+            f"({type(example).__name__}); write def transform(example): {names} = example"
+        )
 
 
 class TupleDataset:
@@ -131,6 +154,10 @@ class DictDataset:
         return [example for _, example in read_examples(self, indices, seed, epoch, skipped)]
 
 
+add_hints(TupleDataset, "DatasetMixin")
+add_hints(DictDataset, "DatasetMixin")
+
+
 class ConcatenatedDataset(DatasetMixin):
     """Datasets one after another: the examples of the first, then those of the second, and so on.
 
@@ -144,6 +171,11 @@ class ConcatenatedDataset(DatasetMixin):
     """
 
     def __init__(self, *datasets: Any) -> None:
+        if len(datasets) == 1 and isinstance(datasets[0], (list, tuple)) and _are_datasets(datasets[0]):
+            warn(
+                f"ConcatenatedDataset: a list of {len(datasets[0])} datasets has {len(datasets[0])} examples; write "
+                "ConcatenatedDataset(*datasets)"
+            )
         self._datasets = datasets
         self._ends = np.cumsum([len(d) for d in datasets], dtype=np.int64)
 
@@ -203,11 +235,19 @@ class TransformDataset(DatasetMixin):
         return known_example(self._dataset, i)
 
     def get_example(self, i: int) -> Any:
-        return self._transform(self._dataset[i])
+        return self._transformed(self._dataset[i])
 
     def example_at(self, i: int, seed: int, epoch: int) -> Any:
         """Example ``i`` as it looks in ``epoch`` (from 0) of a run with ``seed``."""
-        return self._transform(example_at(self._dataset, i, seed, epoch))
+        return self._transformed(example_at(self._dataset, i, seed, epoch))
+
+    def _transformed(self, example: Any) -> Any:
+        try:
+            return self._transform(example)
+        except TypeError as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # the call itself
+                _explain_transform(self._transform, example)
+            raise
 
 
 class AugmentedDataset(DatasetMixin):

@@ -10,6 +10,7 @@ import numpy as np
 
 from dbrdist.core.array.backend import Array
 from dbrdist.core.array.random import generator
+from dbrdist.core.usage.mistakes import warn
 from dbrdist.datasets.loading.base import DatasetMixin, example_at, get_batch
 from dbrdist.datasets.loading.contents import known_example
 
@@ -86,7 +87,9 @@ def split_dataset(dataset: Dataset, split_at: int, order: Array | None = None) -
         ([10, 11], [12])
     """
     if not isinstance(split_at, (int, np.integer)):
-        raise TypeError(f"expected an integer split_at, got {split_at!r}")
+        is_share = isinstance(split_at, float) and 0 < split_at < 1
+        hint = f"; for a share write int({split_at} * len(dataset))" if is_share else ""
+        raise TypeError(f"expected an integer split_at, got {split_at!r}{hint}")
     if not 0 <= split_at <= len(dataset):
         raise ValueError(f"expected split_at from 0 to {len(dataset)}, the number of examples, got {split_at}")
     return SubDataset(dataset, 0, split_at, order), SubDataset(dataset, split_at, len(dataset), order)
@@ -171,6 +174,8 @@ def get_cross_validation_datasets(
     if n_folds is None:
         raise TypeError("expected the number of folds, n_folds=...")
     _check_parts(dataset, n_folds)
+    if n_folds == 1:
+        warn("get_cross_validation_datasets: with one fold all examples are for tests and none are left to train on")
     n = len(dataset)
     positions = np.arange(n) if order is None else np.asarray(order)
     folds = []
@@ -201,6 +206,8 @@ def get_cross_validation_datasets_random(
 
 
 def _random_order(n: int, seed: int | None) -> Array:
+    if seed is not None and not isinstance(seed, (int, np.integer)):
+        raise TypeError(f"seed: expected an integer or None, got {type(seed).__name__} {seed!r:.40}")
     return generator(seed or 0, "split").permutation(n)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from dbrdist.core.files.serializer import AbstractSerializer, is_about, saved_entry
 from dbrdist.core.names.limits import any_number, not_negative, number, positive
-from dbrdist.core.usage.mistakes import refuse
+from dbrdist.core.usage.mistakes import refuse, warn
 from dbrdist.errors import ScheduleError
 from dbrdist.optimizers import schedules
 from dbrdist.optimizers.schedules import Schedule
@@ -277,6 +277,8 @@ class StepShift(_Shift):
         target: Annotated[float | None, any_number, "value at the end"] = None,
         optimizer: Any = None,
     ):
+        if 0 < step < 1 <= gamma:
+            warn(f"StepShift: gamma is {gamma:g} and step {step:g}; write StepShift(attr, gamma, step), a factor first")
         super().__init__(attr, init, target, optimizer, lambda init: schedules.stairs(init, gamma, step), gamma > 1)
 
 

@@ -23,13 +23,13 @@ from dbrdist.core.files.serializer import (
     saved_state,
     write_atomically,
 )
+from dbrdist.core.model.link import Link
 from dbrdist.core.names.limits import count_or_all
 from dbrdist.core.usage.mistakes import warn
 from dbrdist.errors import CheckpointError
 from dbrdist.training.extension import Extension
 
 if TYPE_CHECKING:
-    from dbrdist.core.model.link import Link
     from dbrdist.training.trainer import Trainer
 
 PRIORITY_SNAPSHOT = -100  # after everything else of the step
@@ -139,6 +139,12 @@ class Snapshot(Extension):
         self.target = target
         self.filename = filename
         self._savefun = savefun
+        for name, value in (("savefun", savefun), ("condition", condition)):
+            if value is not None and (not callable(value) or isinstance(value, Link)):
+                raise TypeError(
+                    f"Snapshot: {name}: expected a function, got {type(value).__name__}; snapshot() saves the trainer "
+                    "with its network, snapshot_object(network, filename) a network alone"
+                )
         self._condition = condition
         self._writer = writer
         self._last: str | None = None  # the file that a writer may still be at work on

@@ -39,6 +39,23 @@ from tests.training.mistaken import (
     without_graph,
 )
 
+
+def _replaced(value):
+    net = Net()
+    if value is None:
+        net.l1.b = None
+    else:
+        net.l1.W = net.l1.W * 2
+    return net
+
+
+def _replaced_after_setup():
+    net = Net()
+    optimizer = sgd(net)
+    net.l1.W = net.l1.W * 2
+    optimizer.update(lambda: F.sum(net(X)))
+
+
 REFUSED = {
     # networks
     "no parameters": (
@@ -274,7 +291,66 @@ REFUSED = {
     "train of dropout": (lambda: F.dropout(X, train=False), TypeError, "using_config"),
     "report without a dictionary": (lambda: dbrdist.report(0.5), TypeError, "expected a dictionary, got float"),
     "seed of text": (lambda: dbrdist.random.set_seed("a"), TypeError, "set_seed: expected an integer"),
+    # functions called where they are meant themselves
+    "relu()": (lambda: dbrdist.Sequential(F.relu()), TypeError, r"as a layer of Sequential.*itself, F\.relu$"),
+    "dropout(0.5)": (lambda: F.dropout(0.5), TypeError, r"pass lambda x: F\.dropout\(x, 0\.5\)"),
+    "dropout(ratio=0.5)": (lambda: F.dropout(ratio=0.5), TypeError, r"pass lambda x: F\.dropout\(x, ratio=0\.5\)"),
+    "max_pooling_2d(2)": (lambda: F.max_pooling_2d(2), TypeError, r"lambda x: F\.max_pooling_2d\(x, 2\)"),
+    "leaky_relu(0.2)": (lambda: F.leaky_relu(0.2), TypeError, r"lambda x: F\.leaky_relu\(x, 0\.2\)"),
+    "loose shape": (lambda: F.reshape(X, 4, 20), TypeError, r"write reshape\(x, \(4, 20\)\)"),
+    "loose axes": (lambda: F.transpose(X, 1, 0), TypeError, r"write transpose\(x, \(1, 0\)\)"),
+    "loose repeats": (lambda: F.tile(X, 2, 1), TypeError, r"write tile\(x, \(2, 1\)\)"),
+    # Variables
+    "dim of a method": (lambda: NET(X).sum(dim=1), TypeError, r"Variable\.sum\(\).*did you mean 'axis'"),
+    "keepdim of a method": (lambda: NET(X).mean(1, keepdim=True), TypeError, "did you mean 'keepdims'"),
+    "larger": (lambda: NET(X) > 0, TypeError, r"compare their arrays: x\.array > y\.array"),
+    "not smaller": (lambda: max([F.sum(NET(X)), F.sum(NET(X))]) >= 0, TypeError, "compare their arrays"),
+    "format of several": (lambda: f"{NET(X):.3f}", TypeError, r"format '\.3f': .*of one number, got shape \(20, 3\)"),
+    # links
+    "a comma behind a link": (lambda: within("fc", (L.Linear(2, 2),)), TypeError, "a tuple of one Linear: .*a comma"),
+    "super of another class": (lambda: _SuperOfChain(), RuntimeError, "has not been called"),
+    "forwad": (lambda: _Forwad()(X), TypeError, r"no forward\(\).*; it defines forwad\(\)"),
+    "a Variable in the place of W": (
+        lambda: sgd(_replaced(F.sum)),
+        TypeError,
+        "setup: /l1/W is a parameter, .*Variable",
+    ),
+    "None in the place of b": (lambda: sgd(_replaced(None)), TypeError, "was replaced by None; del link.b"),
+    "replaced after setup": (_replaced_after_setup, TypeError, "SGD.update: /l1/W is a parameter"),
+    "integers as the type": (
+        lambda: setattr(dbrdist.config, "dtype", "int32"),
+        TypeError,
+        "a floating type, got int32",
+    ),
+    "int as the type": (lambda: setattr(dbrdist.config, "dtype", int), TypeError, "config.dtype: expected a floating"),
+    # inputs of other frameworks
+    "channels last": (
+        lambda: L.Convolution2D(3, 4, 3)(IMAGES.transpose(0, 2, 3, 1)),
+        ValueError,
+        r"\(N, H, W, C\), are x\.transpose\(0, 3, 1, 2\)",
+    ),
+    "one image": (lambda: L.Convolution2D(3, 4, 3)(IMAGES[0]), ValueError, r"needs an axis of examples, x\[None\]"),
+    "grey images": (lambda: L.Convolution2D(1, 4, 3)(IMAGES[:, 0]), ValueError, r"an axis of channels, x\[:, None\]"),
+    "labels in a column": (lambda: F.softmax_cross_entropy(NET(X), T[:, None]), ValueError, r"write t\[:, 0\]"),
+    "whole labels as floats": (
+        lambda: F.softmax_cross_entropy(NET(X), T.astype("f")),
+        ValueError,
+        r"write t\.astype\(int\)",
+    ),
+    "labels as bool": (lambda: F.softmax_cross_entropy(NET(X), T > 0), ValueError, r"write t\.astype\(int\)"),
+    "one-hot integers": (
+        lambda: F.softmax_cross_entropy(NET(X), np.eye(3, dtype=int)[T]),
+        ValueError,
+        r"are t\.argmax\(axis=1\)",
+    ),
     # optimizers
+    "network to an optimizer": (lambda: optimizers.Adam(NET), TypeError, r"to setup: Adam\(\.\.\.\)\.setup\(model\)"),
+    "parameters to an optimizer": (lambda: optimizers.SGD(NET.params()), TypeError, "the network goes to setup"),
+    "loss function of outputs": (
+        update(F.softmax_cross_entropy, X[:, :3], T),
+        RuntimeError,
+        r"was called with the batch itself.*lambda x, t: softmax_cross_entropy\(model\(x\), t\)",
+    ),
     "parameters to setup": (
         lambda: optimizers.SGD().setup(NET.params()),
         TypeError,
@@ -293,6 +369,18 @@ REFUSED = {
 class _WithoutInit(dbrdist.Chain):
     def __init__(self):
         self.l = L.Linear(2, 2)
+
+
+class _SuperOfChain(dbrdist.Chain):
+    def __init__(self):
+        super(dbrdist.Chain, self).__init__()
+        with self.init_scope():
+            self.l = L.Linear(2, 2)
+
+
+class _Forwad(dbrdist.Chain):
+    def forwad(self, x):
+        return x
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -598,7 +686,20 @@ def softmax_by_hand(x):
 
 LABELS = (np.arange(20) % 2).astype(np.int32)
 GREY = np.linspace(0, 255, 60, dtype=np.float32).reshape(20, 3)
+
+
+def set_up_in_each_step(count, optimizer=None):
+    """As in a loop with setup in it: a new optimizer each time, or the same one."""
+    net = Net()
+    for _ in range(count):
+        made = optimizers.Adam() if optimizer is None else optimizer
+        made.setup(net)
+        made.update(lambda: F.sum(net(X)))
+
+
 WARNED = {
+    "a new optimizer in each step": (lambda: set_up_in_each_step(5), "call setup once, before the loop"),
+    "setup in each step": (lambda: set_up_in_each_step(5, optimizers.MomentumSGD()), "MomentumSGD.setup: each setup"),
     "two passes from one loss": (twice, "backward\\(\\) was called twice from the same loss"),
     "NumPy's seed": (seeded, "numpy.random.seed has no effect on dbrdist.*set_seed"),
     **{
@@ -935,6 +1036,10 @@ class Softmax(dbrdist.FunctionNode):
 
 
 NOT_WARNED = {
+    "two setups": lambda: set_up_in_each_step(2),
+    "setup in each step of an optimizer without states": lambda: set_up_in_each_step(5, optimizers.SGD()),
+    "types of parameters": lambda: [dbrdist.using_config("dtype", t).__enter__() for t in ("float32", np.float32)],
+    "formats of losses": lambda: (f"{F.sum(NET(X)):.3f} {NET(X)}", format(F.sum(NET(X)), "")),
     "a function of one's own called Softmax": lambda: F.softmax_cross_entropy(Softmax().apply((NET(X),))[0], T),
     "gradients of a copy": gradients_of_a_copy,
     "containers made in forward": put_together,

@@ -14,6 +14,7 @@ from dbrdist.datasets import (
     split_dataset_n_random,
     split_dataset_random,
 )
+from dbrdist.errors import UsageWarning
 from tests.each import each
 
 
@@ -77,7 +78,8 @@ def test_each_example_is_tested_in_one_fold(folds):
 
 def test_one_part_is_the_whole():
     assert [list(part) for part in split_dataset_n([1, 2, 3], 1)] == [[1, 2, 3]]
-    ((train, test),) = get_cross_validation_datasets([1, 2, 3], 1)
+    with pytest.warns(UsageWarning, match="none are left to train on"):
+        ((train, test),) = get_cross_validation_datasets([1, 2, 3], 1)
     assert (list(train), list(test)) == ([], [1, 2, 3])
     assert [sorted(part) for part in split_dataset_random([1, 2, 3], 0)] == [[], [1, 2, 3]]
     first, second = (list(part) for part in split_dataset([1, 2, 3], 3))

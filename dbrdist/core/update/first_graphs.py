@@ -1,0 +1,121 @@
+"""What the graphs before an optimizer's first update show: pixels that were not scaled, errors of each with each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dbrdist.core.tape.backprop import watching_backward
+from dbrdist.core.usage.mistakes import warn
+
+if TYPE_CHECKING:
+    from dbrdist.core.array.types import Array
+    from dbrdist.core.tape.variable import Variable
+
+_MANY_PASSES = 16  # before the first update: further ones are not looked at
+_MANY_CALLS = 20_000  # of one graph
+_LOOKED_AT = 4096  # elements of an input
+_FEWEST_PIXELS = 64  # of a row that may be a flattened image
+_WHITE = 255
+
+
+class FirstGraphs:
+    """Looks at the graphs of the backward passes between an optimizer's setup and its first update.
+
+    It warns once of each of two mistakes that let a network learn badly or nothing, without an error.
+    """
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()  # other threads may be ranks, with optimizers of their own
+        self._num_passes = 0
+        self._is_known: set[str] = set()
+        watching_backward.append(self)
+
+    def before(self, outputs: Sequence[Variable]) -> None:
+        """Look at the calls behind ``outputs``."""
+        if threading.get_ident() != self._thread:
+            return
+        self._num_passes += 1
+        if self._num_passes > _MANY_PASSES:
+            self.end()
+            return
+        seen: set[int] = set()
+        waiting = [y.node for y in outputs]
+        while waiting and len(seen) < _MANY_CALLS:
+            call = waiting.pop().living_creator()
+            if call is not None and id(call) not in seen:
+                seen.add(id(call))
+                waiting += call.inputs
+                self._see(call)
+
+    def after(self) -> None:
+        """The pass changes nothing in the graph."""
+
+    def end(self) -> None:
+        """Look no more."""
+        if self in watching_backward:
+            watching_backward.remove(self)
+
+    def _see(self, call: Any) -> None:
+        name = type(call).__name__
+        if name in ("Convolution2D", "ConvolutionND", "LinearFunction"):
+            self._warn_once("pixels", _words_of_pixels(call))
+        elif name == "sub":
+            self._warn_once("errors", _words_of_errors(call))
+
+    def _warn_once(self, mistake: str, words: str) -> None:
+        if words and mistake not in self._is_known:
+            self._is_known.add(mistake)
+            warn(words)
+
+
+def _words_of_pixels(call: Any) -> str:
+    """A first layer whose input has the values of pixels, whole numbers up to 255."""
+    node, kept = call.inputs[0], call._keep_inputs or ()
+    if node.living_creator() is not None or 0 not in kept or call._kept_xs is None:
+        return ""
+    x = call._kept_xs[kept.index(0)]
+    if not isinstance(x, np.ndarray) or not _has_shape_of_images(x):
+        return ""
+    some = x[: -(-_LOOKED_AT // max(x[0].size, 1))].reshape(-1)
+    some = some[:: -(-some.size // _LOOKED_AT)]
+    low, high = float(some.min()), float(some.max())
+    if not (low >= 0 and _WHITE / 2 < high <= _WHITE and bool((some == np.rint(some)).all())):
+        return ""
+    what = "convolution" if x.ndim > 2 else "Linear"
+    return (
+        f"the first {what} of the network gets pixels from {low:.0f} to {high:.0f}, with which it learns badly; scale "
+        f"them, for example x.astype(numpy.float32) / 255, in evaluation and prediction, too"
+    )
+
+
+def _has_shape_of_images(x: Array) -> bool:
+    """Whether rows are long enough for flattened images, or there are 1, 3 or 4 channels."""
+    if x.ndim == 2:
+        return bool(len(x) and x.shape[1] >= _FEWEST_PIXELS)
+    return bool(x.ndim == 4 and x.size and x.shape[1] in (1, 3, 4) and min(x.shape[2:]) > 1)
+
+
+def _words_of_errors(call: Any) -> str:
+    """A difference of one column of outputs and a vector of targets, which is a square."""
+    a, b = call.inputs
+    if a.ndim == 1:
+        a, b = b, a
+    is_each_with_each = a.ndim == 2 and b.ndim == 1 and a.shape == (*b.shape, 1) and len(b.shape) and b.shape[0] > 1
+    if not is_each_with_each or a.requires_grad == b.requires_grad or not _is_target(b if a.requires_grad else a):
+        return ""
+    n = b.shape[0]
+    return (
+        f"the difference of outputs of shape {a.shape} and targets of shape {b.shape} has shape {(n, n)}, each with "
+        "each; bring both to one shape, for example with targets[:, None], or F.squeeze(outputs, 1)"
+        if a.requires_grad
+        else f"the difference of outputs of shape {b.shape} and targets of shape {a.shape} has shape {(n, n)}, each "
+        "with each; bring both to one shape, for example with targets[:, 0]"
+    )
+
+
+def _is_target(node: Any) -> bool:
+    return not node.requires_grad and node.living_creator() is None

@@ -1,0 +1,154 @@
+"""What the graphs before the first update show: pixels that were not scaled, and errors of each with each."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+import dbrdist
+import dbrdist.functions as F
+import dbrdist.links as L
+from dbrdist import datasets, iterators, optimizers, training
+from dbrdist.core.tape.backprop import watching_backward
+from dbrdist.errors import UsageWarning
+
+RNG = np.random.default_rng(0)
+PIXELS = RNG.integers(0, 256, (6, 3, 9, 9)).astype(np.float32)
+T = (np.arange(6) % 3).astype(np.int32)
+Y = np.linspace(-1, 1, 6, dtype=np.float32)
+
+
+def network(*first):
+    return L.Classifier(dbrdist.Sequential(*first, L.Convolution2D(3, 2, 3), F.relu, L.Linear(None, 3)))
+
+
+def trained(model, x, t=T, lossfun=None):
+    """Three updates with a loss function."""
+    optimizer = optimizers.SGD(1e-9).setup(model)
+    for _ in range(3):
+        optimizer.update(lossfun or model, x, t)
+
+
+def trained_by_hand(model, x, t=T):
+    optimizer = optimizers.SGD(1e-9).setup(model)
+    for _ in range(3):
+        model.cleargrads()
+        model(x, t).backward()
+        optimizer.update()
+
+
+def trained_by_a_trainer(model, x):
+    optimizer = optimizers.SGD(1e-9).setup(model)
+    iterator = iterators.SerialIterator(datasets.TupleDataset(x, T), 3)
+    training.Trainer(training.StandardUpdater(iterator, optimizer), (2, "epoch"), "unused").run()
+
+
+def regression(error):
+    model = L.Linear(4, 1)
+    x = RNG.normal(size=(6, 4)).astype(np.float32)
+    trained(model, x, Y, lambda x, t: F.mean(F.square(error(model(x), t))))
+
+
+PIXEL_WORDS = "the first convolution of the network gets pixels from 0 to 255.* / 255"
+SQUARE = r"has shape \(6, 6\), each with each; .*for example with"
+WARNED = {
+    "pixels": (lambda: trained(network(), PIXELS), PIXEL_WORDS),
+    "pixels in a loop of one's own": (lambda: trained_by_hand(network(), PIXELS), PIXEL_WORDS),
+    "pixels to a trainer": (lambda: trained_by_a_trainer(network(), PIXELS), PIXEL_WORDS),
+    "grey pixels": (
+        lambda: trained(L.Classifier(dbrdist.Sequential(L.Convolution2D(1, 2, 3), L.Linear(None, 3))), PIXELS[:, :1]),
+        PIXEL_WORDS,
+    ),
+    "flattened pixels": (
+        lambda: trained(L.Classifier(L.Linear(243, 3)), PIXELS.reshape(6, -1)),
+        "the first Linear of the network gets pixels",
+    ),
+    "pixels after functions without parameters": (lambda: trained(network(F.identity), PIXELS), PIXEL_WORDS),
+    "outputs less targets": (lambda: regression(lambda y, t: y - t), SQUARE + r" targets\[:, None\]"),
+    "targets less outputs": (lambda: regression(lambda y, t: t - y), SQUARE + r" targets\[:, None\]"),
+    "targets in a column": (
+        lambda: regression(lambda y, t: F.squeeze(y, 1) - t[:, None]),
+        SQUARE + r" targets\[:, 0\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WARNED)
+def test_a_mistake_is_warned_of_once(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    program, words = WARNED[name]
+    with pytest.warns(UsageWarning, match=words) as given:
+        program()
+    assert len(given) == 1 and given[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", UsageWarning)  # which turns them off
+        program()
+
+
+def with_scaling():
+    class Scaled(dbrdist.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.net = network()
+
+        def forward(self, x, t):
+            return self.net(x / 255, t)
+
+    trained(Scaled(), PIXELS)
+
+
+NOT_WARNED = {
+    "scaled pixels": lambda: trained(network(), PIXELS / 255),
+    "pixels around 0": lambda: trained(network(), PIXELS - 128),
+    "scaled in the network": with_scaling,
+    "normalized first": lambda: trained(network(L.BatchNormalization(3)), PIXELS),
+    "ids": lambda: trained(
+        L.Classifier(dbrdist.Sequential(L.EmbedID(256, 4), L.Linear(None, 3))), PIXELS.reshape(6, -1).astype(int)
+    ),
+    "a few measurements": lambda: trained(L.Classifier(L.Linear(9, 3)), PIXELS.reshape(6, -1)[:, :9]),
+    "fractions": lambda: trained(network(), PIXELS + np.float32(0.25)),
+    "counts": lambda: trained(L.Classifier(L.Linear(243, 3)), PIXELS.reshape(6, -1) // 16),
+    "more channels": lambda: trained(
+        L.Classifier(dbrdist.Sequential(L.Convolution2D(6, 2, 3), L.Linear(None, 3))), np.concatenate([PIXELS] * 2, 1)
+    ),
+    "one column from another": lambda: regression(lambda y, t: y - t[:, None]),
+    "differences of outputs with each other": lambda: regression(lambda y, t: y - F.squeeze(y, 1)),
+    "no examples": lambda: trained(L.Classifier(L.Linear(64, 3)), np.zeros((0, 64), "f"), T[:0]),
+}
+
+
+@pytest.mark.parametrize("name", NOT_WARNED)
+def test_what_is_right_is_not_warned_of(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        NOT_WARNED[name]()
+
+
+def test_graphs_after_the_first_update_are_not_looked_at():
+    model = network()
+    optimizer = optimizers.SGD(1e-9).setup(model)
+    assert len(watching_backward) == 1
+    for _ in range(3):
+        optimizer.update(model, PIXELS / 255, T)
+    assert not watching_backward
+    model.cleargrads()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(PIXELS, T).backward()
+
+
+def test_an_optimizer_that_is_never_used_stops_looking():
+    optimizer = optimizers.SGD().setup(L.Linear(2, 2))
+    assert len(watching_backward) == 1
+    del optimizer
+    assert not watching_backward
+    optimizer = optimizers.SGD().setup(L.Linear(2, 2))
+    y = F.sum(L.Linear(2, 2)(np.ones((1, 2), "f")))
+    for _ in range(17):
+        y.backward()
+    assert not watching_backward
+    del optimizer
