@@ -38,7 +38,7 @@ class Row:
 
 
 def _seconds(results: Results, *labels: str, scale: float, digits: int = 0) -> str:
-    return " and ".join(f"{results[label]['median_seconds'] * scale:.{digits}f}" for label in labels)
+    return " and ".join(f"{results[label]['median_seconds'] * scale:,.{digits}f}" for label in labels)
 
 
 def _steps(r: Results, unit: str = "ms", digits: int = 0) -> str:
@@ -54,7 +54,7 @@ def _overhead(r: Results) -> str:
 
 def _memory(r: Results) -> str:
     ours, theirs = (r[label]["peak_bytes"] / 2**20 for label in ("dbrdist", "torch"))
-    return f"{ours / theirs:.2f}: {ours:.0f} and {theirs:.0f} MiB"
+    return f"{ours / theirs:.2f}: {ours:,.0f} and {theirs:,.0f} MiB"
 
 
 def _gpu(r32: Results, r16: Results) -> str:
@@ -192,6 +192,20 @@ def _auto(r: Results) -> str:
     worst = max(row["auto_to"][row["fastest"]] for row in rows)
     taken = sum(row["auto"] == row["fastest"] for row in rows)
     return f"{worst:.2f}; it chose the fastest in {taken} of {len(rows)} cases"
+
+
+def _observed(r: Results) -> str:
+    """What observers add to the time of each run, with the interval."""
+    return "; ".join(
+        f"{name} {added['median']:.1%} [{added['low']:.1%}, {added['high']:.1%}]".replace("%", " %")
+        for name, added in ((case, found["overhead"]) for case, found in r.items())
+    )
+
+
+def _tutorial(r: Results) -> str:
+    return (
+        f"{r['seconds']:.0f} s: installation {r['install_seconds']:.0f} s, commands {sum(r['commands'].values()):.0f} s"
+    )
 
 
 def _trace(r: Results) -> str:
@@ -406,6 +420,13 @@ GROUPS: dict[str, list[Row]] = {
         Row(
             "what `dbrdist-train` adds to a hand-written loop: ResNet-20 at batch 128; a tiny MLP", "3 %; 30 us",
             "run-cost", _run_cost,
+        ),
+        Row("cost of `--profile`, in pairs of runs on one rank", "5 %", "profile-cost", _observed, True),
+        Row("cost of `--watch` for a run on all cores, in stretches of it", "0.5 %", "watch-cost", _observed, True),
+        Row(
+            "from installing a wheel to an own network trained on 2 ranks: all commands of "
+            "[the tutorial](tutorials/own-images.md)",
+            "5 min", "tutorial", _tutorial, True,
         ),
         Row(
             "cost of `--trace`; of an audit of the parameters every 100 steps; ResNet-20 on 2 ranks", "2 %; 1 %",
