@@ -172,8 +172,9 @@ class Alias(ModuleType):
         if self.__name__.count(".") < 2 or not callable(value) or isinstance(value, type):
             return
         for room in _rooms(self.__name__):
-            if callable(room.__dict__.get(name)):
-                _replaced.setdefault((room, name), room.__dict__[name])
+            own = getattr(room, name) if name in dir(room) else None  # also where its file is loaded later
+            if callable(own):
+                _replaced.setdefault((room, name), own)
                 setattr(room, name, value)
 
     def __delattr__(self, name: str) -> None:

@@ -1,5 +1,10 @@
 """Differentiable operations. They take arrays or Variables and always return Variables."""
 
+from collections.abc import Callable as _Callable
+from typing import TYPE_CHECKING
+from typing import Any as _Any
+
+from dbrdist.core.names.later import loaded_when_named as _loaded_when_named
 from dbrdist.core.names.missing_names import explained as _explained
 from dbrdist.core.tape.elementwise_table import PUBLIC as _PUBLIC
 from dbrdist.core.tape.named_errors import naming_errors as _naming_errors
@@ -27,11 +32,9 @@ from dbrdist.functions.array import (
     tile,
     vstack,
 )
-from dbrdist.functions.attention import multi_head_attention, rms_normalization, scaled_dot_product_attention
 from dbrdist.functions.class_loss import (
     softmax_cross_entropy,
 )
-from dbrdist.functions.classification import binary_cross_entropy, top_k_accuracy
 from dbrdist.functions.connection import bilinear, embed_id, linear
 from dbrdist.functions.convolution import convolution_2d, deconvolution_2d
 from dbrdist.functions.convolution_nd import (
@@ -44,18 +47,6 @@ from dbrdist.functions.convolution_nd import (
     depthwise_convolution_2d,
     dilated_convolution_2d,
 )
-from dbrdist.functions.cumulative import (
-    cumprod,
-    cumsum,
-    prod,
-)
-from dbrdist.functions.embedding_loss import (
-    contrastive,
-    cross_covariance,
-    decov,
-    discriminative_margin_based_clustering_loss,
-    triplet,
-)
 from dbrdist.functions.evaluation import (
     accuracy,
     binary_accuracy,
@@ -65,38 +56,6 @@ from dbrdist.functions.evaluation import (
     r2_score,
     recall,
 )
-from dbrdist.functions.example_normalization import (
-    group_normalization,
-    layer_normalization,
-    local_response_normalization,
-    normalize,
-)
-from dbrdist.functions.image import (
-    depth2space,
-    im2col,
-    resize_images,
-    space2depth,
-    spatial_transformer_grid,
-    spatial_transformer_sampler,
-)
-from dbrdist.functions.likelihood import (
-    bernoulli_nll,
-    gaussian_kl_divergence,
-    gaussian_nll,
-    laplace_nll,
-)
-from dbrdist.functions.linalg import (
-    batch_det,
-    batch_inv,
-    batch_l2_norm_squared,
-    cholesky,
-    det,
-    einsum,
-    fft,
-    ifft,
-    inv,
-)
-from dbrdist.functions.local_convolution import deformable_convolution_2d_sampler, local_convolution_2d, shift
 from dbrdist.functions.loss import (
     absolute_error,
     hinge,
@@ -148,46 +107,12 @@ from dbrdist.functions.picking import (
     where,
 )
 from dbrdist.functions.pooling import average_pooling_2d, global_average_pooling_2d, max_pooling_2d
-from dbrdist.functions.pooling_nd import (
-    average_pooling_1d,
-    average_pooling_3d,
-    average_pooling_nd,
-    max_pooling_1d,
-    max_pooling_3d,
-    max_pooling_nd,
-    spatial_pyramid_pooling_2d,
-    unpooling_1d,
-    unpooling_2d,
-    unpooling_3d,
-    unpooling_nd,
-    upsampling_2d,
-)
 from dbrdist.functions.products import (
     batch_matmul,
     matmul,
     tensordot,
 )
-from dbrdist.functions.recompute import forget
 from dbrdist.functions.rectifier import relu
-from dbrdist.functions.regions import (
-    roi_average_align_2d,
-    roi_average_pooling_2d,
-    roi_max_align_2d,
-    roi_max_pooling_2d,
-    roi_pooling_2d,
-)
-from dbrdist.functions.rnn import lstm, slstm, tree_lstm
-from dbrdist.functions.sequence import (
-    pad_sequence,
-    transpose_sequence,
-)
-from dbrdist.functions.sequence_loss import (
-    argmax_crf1d,
-    black_out,
-    connectionist_temporal_classification,
-    crf1d,
-    negative_sampling,
-)
 from dbrdist.functions.shapes import (
     broadcast,
     broadcast_to,
@@ -201,18 +126,128 @@ from dbrdist.functions.shapes import (
     swapaxes,
     transpose,
 )
-from dbrdist.functions.sparse import sparse_matmul
 from dbrdist.functions.special import (
     polygamma,
     zeta,
 )
-from dbrdist.functions.strided import as_strided
-from dbrdist.functions.whitening import (
-    batch_renormalization,
-    decorrelated_batch_normalization,
-    fixed_batch_renormalization,
-    fixed_decorrelated_batch_normalization,
-)
+
+if TYPE_CHECKING:
+    from dbrdist.functions.attention import multi_head_attention, rms_normalization, scaled_dot_product_attention
+    from dbrdist.functions.classification import binary_cross_entropy, top_k_accuracy
+    from dbrdist.functions.cumulative import (
+        cumprod,
+        cumsum,
+        prod,
+    )
+    from dbrdist.functions.embedding_loss import (
+        contrastive,
+        cross_covariance,
+        decov,
+        discriminative_margin_based_clustering_loss,
+        triplet,
+    )
+    from dbrdist.functions.example_normalization import (
+        group_normalization,
+        layer_normalization,
+        local_response_normalization,
+        normalize,
+    )
+    from dbrdist.functions.image import (
+        depth2space,
+        im2col,
+        resize_images,
+        space2depth,
+        spatial_transformer_grid,
+        spatial_transformer_sampler,
+    )
+    from dbrdist.functions.likelihood import (
+        bernoulli_nll,
+        gaussian_kl_divergence,
+        gaussian_nll,
+        laplace_nll,
+    )
+    from dbrdist.functions.linalg import (
+        batch_det,
+        batch_inv,
+        batch_l2_norm_squared,
+        cholesky,
+        det,
+        einsum,
+        fft,
+        ifft,
+        inv,
+    )
+    from dbrdist.functions.local_convolution import deformable_convolution_2d_sampler, local_convolution_2d, shift
+    from dbrdist.functions.pooling_nd import (
+        average_pooling_1d,
+        average_pooling_3d,
+        average_pooling_nd,
+        max_pooling_1d,
+        max_pooling_3d,
+        max_pooling_nd,
+        spatial_pyramid_pooling_2d,
+        unpooling_1d,
+        unpooling_2d,
+        unpooling_3d,
+        unpooling_nd,
+        upsampling_2d,
+    )
+    from dbrdist.functions.recompute import forget
+    from dbrdist.functions.regions import (
+        roi_average_align_2d,
+        roi_average_pooling_2d,
+        roi_max_align_2d,
+        roi_max_pooling_2d,
+        roi_pooling_2d,
+    )
+    from dbrdist.functions.rnn import lstm, slstm, tree_lstm
+    from dbrdist.functions.sequence import (
+        pad_sequence,
+        transpose_sequence,
+    )
+    from dbrdist.functions.sequence_loss import (
+        argmax_crf1d,
+        black_out,
+        connectionist_temporal_classification,
+        crf1d,
+        negative_sampling,
+    )
+    from dbrdist.functions.sparse import sparse_matmul
+    from dbrdist.functions.strided import as_strided
+    from dbrdist.functions.whitening import (
+        batch_renormalization,
+        decorrelated_batch_normalization,
+        fixed_batch_renormalization,
+        fixed_decorrelated_batch_normalization,
+    )
+
+# Files that are loaded when one of their functions is first named; not those that are called as a function is.
+_LATER = {
+    "attention": "multi_head_attention rms_normalization scaled_dot_product_attention",
+    "classification": "binary_cross_entropy top_k_accuracy",
+    "cumulative": "cumprod cumsum prod",
+    "embedding_loss": "contrastive cross_covariance decov discriminative_margin_based_clustering_loss triplet",
+    "example_normalization": "group_normalization layer_normalization local_response_normalization normalize",
+    "image": "depth2space im2col resize_images space2depth spatial_transformer_grid spatial_transformer_sampler",
+    "likelihood": "bernoulli_nll gaussian_kl_divergence gaussian_nll laplace_nll",
+    "linalg": "batch_det batch_inv batch_l2_norm_squared cholesky det einsum fft ifft inv",
+    "local_convolution": "deformable_convolution_2d_sampler local_convolution_2d shift",
+    "pooling_nd": (
+        "average_pooling_1d average_pooling_3d average_pooling_nd max_pooling_1d max_pooling_3d max_pooling_nd "
+        "spatial_pyramid_pooling_2d unpooling_1d unpooling_2d unpooling_3d unpooling_nd upsampling_2d"
+    ),
+    "recompute": "forget",
+    "regions": "roi_average_align_2d roi_average_pooling_2d roi_max_align_2d roi_max_pooling_2d roi_pooling_2d",
+    "rnn": "lstm slstm tree_lstm",
+    "sequence": "pad_sequence transpose_sequence",
+    "sequence_loss": "argmax_crf1d black_out connectionist_temporal_classification crf1d negative_sampling",
+    "sparse": "sparse_matmul",
+    "strided": "as_strided",
+    "whitening": (
+        "batch_renormalization decorrelated_batch_normalization fixed_batch_renormalization "
+        "fixed_decorrelated_batch_normalization"
+    ),
+}
 
 __all__ = [
     "absolute_error",
@@ -404,10 +439,16 @@ _of_rows = [name for name in _PUBLIC if name not in __all__]
 globals().update({name: _PUBLIC[name] for name in _of_rows})
 __all__.extend(_of_rows)
 
-# Functions made from rows name their operands themselves. The others are found here by pickle, too.
-for _name in __all__:
-    if globals()[_name].__module__ != __name__:
-        globals()[_name] = _naming_errors(globals()[_name])
-        globals()[_name].__module__ = __name__
 
-__getattr__ = _explained(__name__)
+def _shown(function: _Callable[..., _Any]) -> _Callable[..., _Any]:
+    """What stands here for a file's function: it names its operands in errors, and pickle finds it here."""
+    shown = _naming_errors(function)
+    shown.__module__ = __name__
+    return shown
+
+
+for _name in __all__:  # but for functions made from rows, which do so themselves, and those that are not loaded yet
+    if _name in globals() and globals()[_name].__module__ != __name__:
+        globals()[_name] = _shown(globals()[_name])
+
+__getattr__, __dir__ = _loaded_when_named(__name__, _LATER, _explained(__name__), _shown)

@@ -13,6 +13,7 @@ from dbrdist.core.array.types import Array
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.names.constructors import explain_constructors
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.variable import Operand
 from dbrdist.links.connection import Linear
@@ -163,3 +164,6 @@ class TransformerBlock(Chain):
 
     def _dropped(self, h: Variable) -> Any | None:
         return F.dropout(h, self.dropout) if self.dropout else h
+
+
+explain_constructors(globals())

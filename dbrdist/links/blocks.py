@@ -15,6 +15,7 @@ from dbrdist.core.array.types import Array
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.names.constructors import explain_constructors
 from dbrdist.core.names.limits import Sizes
 from dbrdist.core.tape.checks import UnknownOptionError, expected, wrong_shape
 from dbrdist.links.connection import Linear
@@ -256,3 +257,6 @@ class InceptionBN(Chain):
         for name in names:
             x = conv_bn(self[name], self[name + "n"], x, relu=True)
         return x
+
+
+explain_constructors(globals())

@@ -12,6 +12,7 @@ from dbrdist import functions as F
 from dbrdist.core.model.chain import ChainList
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.names.constructors import explain_constructors
 from dbrdist.core.names.limits import Sizes, Whole
 from dbrdist.core.tape.checks import expected, wrong_type
 from dbrdist.core.tape.variable import Operand, as_array
@@ -428,3 +429,6 @@ class MLPConvolution2D(ChainList):
         for convolution in hidden:
             x = self.activation(convolution(x))
         return last(x)
+
+
+explain_constructors(globals())

@@ -9,6 +9,7 @@ from dbrdist.core.files.serializer import AbstractSerializer, loads, saved_entry
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter as CoreParameter
+from dbrdist.core.names.constructors import explain_constructors
 from dbrdist.core.tape.node import note_assignment
 from dbrdist.functions.activation import prelu, swish
 from dbrdist.functions.math import bias, scale
@@ -186,3 +187,6 @@ class Swish(Link):
         if not self.beta.is_initialized:
             self.beta.initialize(x.shape[1:])
         return swish(x, self.beta)
+
+
+explain_constructors(globals())

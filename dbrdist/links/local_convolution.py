@@ -9,6 +9,7 @@ from dbrdist import functions as F
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.names.constructors import explain_constructors
 from dbrdist.core.names.limits import Sizes
 from dbrdist.core.tape.checks import expected
 from dbrdist.functions.convolution import pair
@@ -125,3 +126,6 @@ class _Sampler(Convolution2D):
             if self.b is not None and not self.b.is_initialized:  # as Chainer pickled it
                 self.b.initialize(self.out_channels)
         return F.deformable_convolution_2d_sampler(x, offset, self.W, self.b, self.stride, self.pad)
+
+
+explain_constructors(globals())

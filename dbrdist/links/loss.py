@@ -15,6 +15,7 @@ from dbrdist.core.array.backend import Array, get_array_module, is_array, to_cpu
 from dbrdist.core.array.config import get_dtype
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.names.constructors import explain_constructors
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.variable import Operand, as_array
 from dbrdist.links.initializers import Constant, InitialValue, Uniform, get_initializer
@@ -272,3 +273,6 @@ def _tables(tree: Any) -> dict[str, Array]:
         "path": np.array([node for word in words for node in paths[word][0]], np.int64),
         "sides": np.array([side for word in words for side in paths[word][1]], np.float32),
     }
+
+
+explain_constructors(globals())

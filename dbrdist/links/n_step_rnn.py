@@ -11,6 +11,7 @@ import dbrdist.functions as F
 from dbrdist.core.model.chain import ChainList
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.names.constructors import explain_constructors
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.variable import Operand, Variable
 from dbrdist.links.initializers import InitialValue, get_initializer
@@ -177,3 +178,6 @@ NStepBiRNNReLU = _n_step(
     "NStepBiRNNReLU", _WithoutCell, _relu_of(F.n_step_birnn), 2, True,
     "Plain recurrent units with ReLU, in both directions,",
 )  # fmt: skip
+
+
+explain_constructors(globals())

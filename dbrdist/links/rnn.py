@@ -12,6 +12,7 @@ from dbrdist.core.array import backend
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.types import Array
 from dbrdist.core.model.chain import Chain
+from dbrdist.core.names.constructors import explain_constructors
 from dbrdist.core.tape.checks import OperandTypeError, describe, expected
 from dbrdist.core.tape.variable import Operand, Variable, as_variable
 from dbrdist.core.usage.mistakes import warn
@@ -536,3 +537,6 @@ class StatefulMGU(_Stateful, _MGUBase):
         h = zeros_beside(x, len(x), self.W_f.b.size) if h is None else h  # what Chainer pickled has no state_size
         h = self.h = self._step(h, x)
         return h
+
+
+explain_constructors(globals())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import dbrdist
 from tests.each import each
 
 ROOT = Path(__file__).parents[2]
@@ -284,6 +286,47 @@ def test_importing_comm_does_not_start_mpi():
 def test_importing_the_rest_loads_no_configuration_library():
     modules, _ = loaded_by("import dbrdist.models, dbrdist.training, dbrdist.datasets, dbrdist.optimizers")
     assert sorted(modules & {"mpi4py", "cupy", "pydantic", "click", "yaml", "matplotlib", "IPython"}) == []
+
+
+# Modules beyond NumPy's own after an import, compiled or not: each one costs 0.1 to 0.5 ms of every start.
+NUM_MODULES = {"import dbrdist": 80, "import dbrdist, dbrdist.functions, dbrdist.links": 160}
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("statement", NUM_MODULES)
+def test_an_import_loads_few_modules(statement):
+    code = f"import sys, numpy\nbefore = set(sys.modules)\n{statement}\nprint(*sorted(set(sys.modules) - before))"
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    loaded = [name for name in out.stdout.split() if "cython" not in name]
+    assert len(loaded) <= NUM_MODULES[statement], loaded
+
+
+@each(room=["functions", "links"])
+def test_what_is_loaded_later_is_what_type_checkers_read(room):
+    """The table of a room's files and their names, and the imports under TYPE_CHECKING."""
+    tree = ast.parse((PACKAGE / room / "__init__.py").read_text())
+    (block,) = (n.body for n in tree.body if isinstance(n, ast.If))
+    read = {n.module.removeprefix(f"dbrdist.{room}."): [a.name for a in n.names] for n in block}
+    module = importlib.import_module(f"dbrdist.{room}")
+    assert {file: names.split() for file, names in module._LATER.items()} == read
+    later = [name for names in read.values() for name in names]
+    assert len(set(later)) == len(later) and set(later) <= set(module.__all__) <= set(dir(module))
+    assert not set(later) & {file.partition(".")[0] for file in read}, "an import of the file would hide the name"
+    assert not set(later) & {a.name for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names}
+
+
+def test_the_roots_names_are_what_type_checkers_read():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    (block,) = (n.body for n in tree.body if isinstance(n, ast.If))
+    served = {*dbrdist._LOADED_WHEN_NAMED, *dbrdist._MADE_ELSEWHERE, *dbrdist._MODULES_ELSEWHERE}
+    assert {a.asname or a.name for n in block for a in n.names} <= served <= set(dir(dbrdist))
+    for n in block:
+        for a in n.names:
+            direct = importlib.import_module(n.module)
+            value = (
+                getattr(direct, a.name) if hasattr(direct, a.name) else importlib.import_module(f"{n.module}.{a.name}")
+            )
+            assert getattr(dbrdist, a.name) is value
 
 
 # Inside a function where a terminal is served; and in the programs that the doctor starts as ranks of their own.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -275,6 +274,8 @@ class Summary:
 
 def _listed(text: str) -> list[str]:
     """Names as JSON, or on a line each, as earlier versions saved them."""
+    import json
+
     try:
         found = json.loads(text) if text.startswith("[") else None
     except ValueError:
@@ -374,6 +375,8 @@ class DictSummary:
 
     def serialize(self, serializer: AbstractSerializer) -> None:
         """Save or load all summaries by ``serializer``."""
+        import json
+
         summaries = self.summaries()
         try:
             names = _listed(str(serializer("_names", json.dumps(list(summaries)))))

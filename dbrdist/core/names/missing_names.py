@@ -37,7 +37,7 @@ def explained(module: str, public: str = "") -> Callable[[str], Any]:
 def error(module: str, name: str, public: str = "") -> Exception:
     """The error for a name that ``module`` of ours does not have; programs know it as ``public``."""
     public = public or module
-    return absent("chainer" + public.removeprefix("dbrdist"), name, vars(sys.modules[module]), public)
+    return absent("chainer" + public.removeprefix("dbrdist"), name, dir(sys.modules[module]), public)
 
 
 def absent(

@@ -15,7 +15,7 @@ from dbrdist.core.array.types import Array
 from tests.functions.cases import CASES
 from tests.functions.gradient_helpers import largest
 
-FUNCTIONS = [f for name, f in vars(F).items() if isinstance(f, types.FunctionType) and not name.startswith("_")]
+FUNCTIONS = [f for f in (getattr(F, name) for name in F.__all__) if isinstance(f, types.FunctionType)]
 PUBLIC = {inspect.unwrap(f).__code__: inspect.unwrap(f) for f in FUNCTIONS}
 # What these return depends on an argument, such as `return_indices`, or on how many variables they are given.
 DEPENDS = {"dropout", "identity", "max_pooling_2d", "split_axis"}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dbrdist import functions as F
 from dbrdist.core.array.types import Array
+from dbrdist.core.names.constructors import explain_constructors
 from dbrdist.links.blocks import Inception
 from dbrdist.links.connection import Linear
 from dbrdist.links.convolution import Convolution2D
@@ -110,3 +111,6 @@ def _normalize(x: Operand) -> Variable:
 def prepare(image: Array, size: tuple[int, int] | None = (224, 224)) -> Array:
     """As :func:`dbrdist.links.model.vision.vgg.prepare`, with GoogLeNet's means."""
     return pixels.subtract_mean(image, size, _MEAN)
+
+
+explain_constructors(globals())

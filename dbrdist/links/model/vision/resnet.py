@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dbrdist import functions as F
 from dbrdist.core.array.types import Array
 from dbrdist.core.model.chain import Chain
+from dbrdist.core.names.constructors import explain_constructors
 from dbrdist.core.tape.checks import one_of
 from dbrdist.errors import CheckpointError
 from dbrdist.links.connection import Linear
@@ -242,3 +243,6 @@ class ResNet152Layers(ResNetLayers):
 def prepare(image: Array, size: tuple[int, int] | None = (224, 224)) -> Array:
     """As :func:`dbrdist.links.model.vision.vgg.prepare`, with the means of ResNet's training set."""
     return pixels.subtract_mean(image, size, _MEAN)
+
+
+explain_constructors(globals())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dbrdist import functions as F
 from dbrdist.core.array.types import Array
+from dbrdist.core.names.constructors import explain_constructors
 from dbrdist.core.tape.checks import one_of
 from dbrdist.links.connection import Linear
 from dbrdist.links.convolution import Convolution2D
@@ -138,3 +139,6 @@ def prepare(image: Image, size: tuple[int, int] | None = (224, 224)) -> Array:
         size: columns and rows; None leaves the image as it is.
     """
     return pixels.subtract_mean(image, size, _MEAN)
+
+
+explain_constructors(globals())
