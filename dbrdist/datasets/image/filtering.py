@@ -48,16 +48,16 @@ def resize_numpy(image: Array, height: int, width: int, method: str, out: Array 
     """
     h, w, c = image.shape
     if w != width:
-        columns = _transposed(image, _rooms.first).reshape(w, h * c)
-        columns = _along(columns, width, method, _rooms.second.of((width, h * c)))
+        columns = _rooms.second.of((width, h * c))
+        _along(_transposed(image, _rooms.first).reshape(w, h * c), width, method, columns)
         image = _transposed(columns.reshape(width, h, c), _rooms.first)
     if h == height:
         return image.copy()
-    fits = out is not None and out.shape == (height, width, c) and out.dtype == np.uint8 and out.flags.c_contiguous
+    if out is None or out.shape != (height, width, c) or out.dtype != np.uint8 or not out.flags.c_contiguous:
+        out = np.empty((height, width, c), np.uint8)
     rows = np.ascontiguousarray(image).reshape(h, width * c)
-    found: Any = out if fits else np.empty((height, width, c), np.uint8)
-    found = found.reshape(height, width * c)
-    return _along(rows, height, method, found).reshape(height, width, c)
+    _along(rows, height, method, out.reshape(height, width * c))
+    return out
 
 
 class _Room:
@@ -95,7 +95,7 @@ def _transposed(image: Array, room: _Room) -> Any:
     return made
 
 
-def _along(pixels: Any, new: int, method: str, out: Any) -> Any:
+def _along(pixels: Any, new: int, method: str, out: Any) -> None:
     """Bytes (old, M), filtered along the first axis into ``out`` (new, M)."""
     old, m = pixels.shape
     starts, stops, weights = (_weights if max(old, new) <= _MAX_CACHED else _weights.__wrapped__)(old, new, method)
@@ -109,7 +109,6 @@ def _along(pixels: Any, new: int, method: str, out: Any) -> Any:
         for start, stop, matrix in zip(starts, stops, weights):
             matrix.dot(before[start : start + taps], after[stop - rows : stop])
         _round(after, out[:, part], method)
-    return out
 
 
 def _round(values: Any, out: Any, method: str) -> None:
