@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.metadata
-import importlib.util
 import os
 from collections.abc import Iterable
 
@@ -36,6 +34,8 @@ def _why_no_cupy(error: ImportError) -> str:
 
 def cupy_wheels() -> list[str]:
     """The installed packages that bring CuPy, such as ``cupy-cuda12x 14.2.0``: there should be one."""
+    import importlib.metadata  # which loads sixty modules, for this message alone
+
     found = {
         f"{name.lower()} {d.version}"
         for d in importlib.metadata.distributions()
