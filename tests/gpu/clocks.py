@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import Any
+from typing import Any, TypeAlias
 
 _numbers = itertools.count(1)
 capture: Any = None  # of a stream, see capture.py
@@ -173,13 +173,16 @@ def use_device(number: int) -> None:
 # ---- memory
 
 
+Range: TypeAlias = tuple[int, int]  # first byte, last + 1
+
+
 class Block:
-    """Memory of a device: who wrote it last, and who has read it since."""
+    """Memory of a device: who wrote which bytes last, and who has read them since."""
 
     def __init__(self, num_bytes: int, device: int, owner: int) -> None:
         self.num_bytes, self.device, self.owner = num_bytes, device, owner
-        self.written: tuple[int, int] | None = None
-        self.read: dict[int, int] = {}
+        self.written: dict[tuple[Range, int], int] = {}  # by bytes and stream: the number of its work
+        self.read: dict[tuple[Range, int], int] = {}
         self.memory: Any = None  # where somebody gives it some, see whole.py
         self.free: Any = None  # where it is put when it is freed
 
@@ -240,28 +243,43 @@ def begin_anew() -> None:
     use_device(0)
 
 
+class Part:
+    """Some bytes of what a lease holds, for :func:`touch`."""
+
+    def __init__(self, lease: Lease, begin: int, end: int) -> None:
+        self.lease, self.block, self.bytes = lease, lease.block, (begin, end)
+
+
 def touch(reads: Any, writes: Any, stream: Stream | None = None) -> None:
-    """A piece of work on the current stream, or another one, that reads and writes these leases."""
+    """A piece of work on the current stream, or another one, that reads and writes these leases, or parts of them."""
     stream = current_stream() if stream is None else stream
     if capture is not None:
-        capture.look(reads, writes, stream)
+        capture.look([getattr(x, "lease", x) for x in reads], [getattr(x, "lease", x) for x in writes], stream)
         return
     time = stream.begin()
     for lease in reads:
-        block = lease.block
-        _see(stream, block.written, "reads", "wrote", block)
-        block.read[stream.number] = time
+        block, which = lease.block, _bytes_of(lease)
+        _see(stream, block.written, which, "reads", "wrote", block)
+        block.read[which, stream.number] = time
     for lease in writes:
-        block = lease.block
-        _see(stream, block.written, "overwrites", "wrote", block)
-        for reader in block.read.items():
-            _see(stream, reader, "overwrites", "reads", block)
-        block.written, block.read = (stream.number, time), {}
+        block, which = lease.block, _bytes_of(lease)
+        _see(stream, block.written, which, "overwrites", "wrote", block)
+        _see(stream, block.read, which, "overwrites", "reads", block)
+        for before in (block.written, block.read):
+            for key in [key for key in before if which[0] <= key[0][0] and key[0][1] <= which[1]]:
+                del before[key]
+        block.written[which, stream.number] = time
 
 
-def _see(stream: Stream, before: tuple[int, int] | None, verb: str, did: str, block: Block) -> None:
-    if before is not None and stream.clock.get(before[0], 0) < before[1]:
-        raise Race(
-            f"stream {stream.number} (device {stream.device_id}) {verb} {block.num_bytes} bytes of device "
-            f"{block.device} that stream {before[0]} {did}, and nothing orders the two"
-        )
+def _bytes_of(lease: Any) -> Range:
+    return lease.bytes if isinstance(lease, Part) else (0, lease.block.num_bytes)
+
+
+def _see(stream: Stream, before: dict[tuple[Range, int], int], which: Range, verb: str, did: str, block: Block) -> None:
+    for (bytes_before, number), time in before.items():
+        is_ordered = stream.clock.get(number, 0) >= time
+        if not is_ordered and bytes_before[0] < which[1] and which[0] < bytes_before[1]:
+            raise Race(
+                f"stream {stream.number} (device {stream.device_id}) {verb} {block.num_bytes} bytes of device "
+                f"{block.device} that stream {number} {did}, and nothing orders the two"
+            )

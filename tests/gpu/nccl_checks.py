@@ -8,11 +8,15 @@ import stand_in_nccl
 import test_gpu_comm
 from support import assert_same, put
 
-from dbrdist.comm import create_communicator
+import dbrdist.functions as F
+import dbrdist.links as L
+from dbrdist.comm import create_communicator, create_multi_node_optimizer
 from dbrdist.comm.communicators import two_levels
-from dbrdist.core.array import backend
+from dbrdist.comm.gradients import stream_overlap
+from dbrdist.core.array import backend, random
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.model.parameter import Parameter
+from dbrdist.optimizers import MomentumSGD
 from tests.comm import contract
 
 BFLOAT16 = backend.as_dtype("bfloat16")
@@ -86,6 +90,7 @@ def check_gradients(comm, device):
                     p.grad = put(device, value.astype(p.dtype))
                 counts = [r + 1 for r in range(comm.size)] if weighted else [1] * comm.size
                 names = [] if comm.size == 1 else ["send", "recv"] if narrow else ["allReduce"]
+                names += ["allReduce"] * (comm.size > 1 and configured == "float16")  # the largest number of all ranks
                 used(lambda c=counts, n=named: comm.weighted_mean_grad(n, True, c[comm.rank]), *names)
                 for i, p in enumerate(model.params()):
                     mean = sum(c * v[i] for c, v in zip(counts, values)) / sum(counts)
@@ -104,6 +109,58 @@ def check_gradients_that_are_missing(comm, device):
         comm.multi_node_mean_grad(model)
         for p in model.params():
             np.testing.assert_allclose(backend.to_cpu(p.grad) if p.grad is not None else 0, (comm.size - 1) / 2)
+
+
+class Wide(Chain):
+    """Layers with 5 MB of gradients in all, the last one first in the order of parameters."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.last = L.Linear(256, 4)
+            self.first, self.second, self.third = L.Linear(64, 512), L.Linear(512, 2048), L.Linear(2048, 256)
+
+    def forward(self, x):
+        return self.last(F.relu(self.third(F.relu(self.second(F.relu(self.first(x)))))))
+
+
+def trained_wide(comm, device, num_samples):
+    """Parameters after four steps; calls of NCCL and the streams of the last one."""
+    random.set_seed(0)
+    net = Wide().to_device(device)
+    optimizer = create_multi_node_optimizer(MomentumSGD(0.05), comm).setup(net)
+    rng = np.random.default_rng(comm.rank)
+    for _ in range(4):
+        first = len(stand_in_nccl.calls), len(stand_in_nccl.streams)
+        x, t = rng.standard_normal((3, 64)).astype(np.float32), np.array([0, 2, 1], np.int32)
+        loss = lambda x, t: F.softmax_cross_entropy(net(x), t)  # noqa: E731
+        optimizer.update(loss, *put(device, x, t), num_samples=num_samples)
+    values = [backend.to_cpu(p.array) for p in net.params()]
+    return values, stand_in_nccl.calls[first[0] :], set(stand_in_nccl.streams[first[1] :])
+
+
+def check_overlap(comm, device):
+    """Buckets are reduced on a stream of their own while backward runs, with the bits of one reduction after it."""
+    stream_overlap.StreamOverlap.__init__.__defaults__ = (1 << 20,)
+    for dtype in (None, "float16", "bfloat16"):
+        for num_samples in (None, comm.rank + 1):
+            found = []
+            for overlaps in (False, None):
+                comm.set_config("overlap", overlaps)
+                comm.set_config("allreduce_grad_dtype", dtype)
+                found.append(trained_wide(comm, device, num_samples))
+            (after, calls_after, streams_after), (beside, calls, streams) = found
+            for a, b in zip(after, beside, strict=True):
+                if dtype == "float16":  # each bucket has a scale of its own
+                    np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+                else:
+                    np.testing.assert_array_equal(a, b)
+            if comm.size > 1:
+                assert streams_after == {0} and 0 not in streams and len(streams) == 1
+                assert len(calls) >= 4 * len(calls_after) if dtype is None else calls
+            assert comm.allgather_obj([a.tobytes() for a in beside]) == [[a.tobytes() for a in beside]] * comm.size
+    comm.set_config("overlap", None)
+    comm.set_config("allreduce_grad_dtype", None)
 
 
 def check_parts(comm, device):
@@ -165,6 +222,7 @@ def main():
     check_mixed_places(comm, device)
     check_gradients(comm, device)
     check_gradients_that_are_missing(comm, device)
+    check_overlap(comm, device)
     check_parts(comm, device)
     check_staged(device)
     trained = test_gpu_comm.train(comm, device)

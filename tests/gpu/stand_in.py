@@ -15,6 +15,7 @@ import importlib.util
 import inspect
 import os
 import types
+import weakref
 from typing import Any, NamedTuple
 
 import clocks
@@ -157,10 +158,17 @@ def _reads(*xs: Any) -> list[Any]:
     found = []
     for x in xs:
         if isinstance(x, ndarray):
-            found.append(x.lease)
+            found.append(x.lease if x.base is None or not x.host.size else _part_of(x))
         elif isinstance(x, (tuple, list)):
             found += _reads(*x)
     return found
+
+
+def _part_of(x: ndarray) -> clocks.Part:
+    """The bytes of a view."""
+    first, last = byte_bounds(x.host)
+    start = byte_bounds(x.base.host)[0] if x.base.host.size else first
+    return clocks.Part(x.lease, first - start, last - start)
 
 
 def _work(out: Any, *inputs: Any, again: Any = None) -> None:
@@ -229,6 +237,17 @@ def _masks(slices: Any) -> bool:
     return any(_is_mask(p.host if isinstance(p, ndarray) else p) for p in parts)
 
 
+_places: dict[int, tuple[int, Any]] = {}  # where memory begins, its bytes, and who holds it
+
+
+def part_at(address: int, num_bytes: int) -> clocks.Part | None:
+    """These bytes of what holds the memory; None if nobody does."""
+    for start, (size, held) in reversed(_places.items()):
+        if start <= address < start + size and held() is not None:
+            return clocks.Part(held(), address - start, address - start + num_bytes)
+    return None
+
+
 class ndarray:
     """An array on the device."""
 
@@ -238,6 +257,8 @@ class ndarray:
         self.host, self.base = host, base
         self.device_id = clocks.current_device() if device is None else device
         self.lease = clocks.allocate(host.nbytes) if lease is None else lease
+        if lease is None and host.nbytes:
+            _places[host.__array_interface__["data"][0]] = host.nbytes, weakref.ref(self.lease)
 
     def __getattr__(self, name: str) -> Any:
         if name in ATTRIBUTES:

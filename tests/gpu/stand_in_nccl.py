@@ -14,15 +14,17 @@ import time
 from typing import Any
 
 import numpy as np
+import stand_in
 
 available = True
 NCCL_INT8, NCCL_UINT8, NCCL_INT32, NCCL_UINT32, NCCL_INT64, NCCL_UINT64 = range(6)
 NCCL_FLOAT16, NCCL_FLOAT32, NCCL_FLOAT64, NCCL_BFLOAT16 = range(6, 10)
-NCCL_SUM = 0
+NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN, NCCL_AVG = range(5)
 LIMIT_SECONDS = 100
 _TYPES = {0: "i1", 1: "u1", 2: "i4", 3: "u4", 4: "i8", 5: "u8", 7: "f4", 8: "f8"}
 _group: list[Any] | None = None
 calls: list[str] = []  # what was called, for tests
+streams: list[int] = []  # and on which streams
 
 
 def get_unique_id() -> bytes:
@@ -44,6 +46,16 @@ def groupEnd() -> None:
         for sends, function in work:
             if sends == is_send:
                 function()
+
+
+def touched(stream: int, places: Any, num_bytes: int) -> None:
+    """Tell the clocks that a call of NCCL's on a stream reads and writes the bytes at these addresses."""
+    queues = [s for some in stand_in.clocks._streams.values() for s in some if s.ptr == stream]
+    here = [s for s in queues if s.device_id == stand_in.clocks.current_device()]
+    leases = [part for place in places if (part := stand_in.part_at(place, num_bytes)) is not None]
+    streams.append(stream)
+    if leases and here:
+        stand_in.clocks.touch(leases, leases, here[0])
 
 
 def _memory(place: int, num_bytes: int) -> np.ndarray:
@@ -87,26 +99,30 @@ class NcclCommunicator:
             return file.read()
 
     def allReduce(self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, stream: int) -> None:
-        assert op == NCCL_SUM and _group is None and isinstance(stream, int)
+        assert op in (NCCL_SUM, NCCL_MAX, NCCL_AVG) and _group is None and isinstance(stream, int)
         calls.append("allReduce")
         dtype = np.dtype(_TYPES[datatype])
+        assert op != NCCL_AVG or dtype.kind == "f"
         mine = _memory(sendbuf, count * dtype.itemsize)
+        touched(stream, (sendbuf, recvbuf), mine.nbytes)
         self._put("sum", self._rank, mine.tobytes())
-        total = np.zeros(count, dtype)
+        total = np.zeros(count, dtype) if op != NCCL_MAX else mine.view(dtype).copy()
         for rank in range(self._size):
-            if rank == self._rank:
-                total += mine.view(dtype)
-            else:
-                total += np.frombuffer(self._get("sum", rank, -1), dtype)
+            theirs = mine.view(dtype) if rank == self._rank else np.frombuffer(self._get("sum", rank, -1), dtype)
+            total = np.maximum(total, theirs) if op == NCCL_MAX else total + theirs
+        if op == NCCL_AVG:
+            total /= self._size
         _memory(recvbuf, count * dtype.itemsize).view(dtype)[...] = total
 
     def send(self, sendbuf: int, count: int, datatype: int, peer: int, stream: int) -> None:
+        touched(stream, (sendbuf,), count)
         self._in_group(True, lambda: self._put("p2p", self._rank, _memory(sendbuf, count).tobytes(), peer), datatype)
 
     def recv(self, recvbuf: int, count: int, datatype: int, peer: int, stream: int) -> None:
         def take() -> None:
             _memory(recvbuf, count)[...] = np.frombuffer(self._get("p2p", peer, self._rank), np.uint8)
 
+        touched(stream, (recvbuf,), count)
         self._in_group(False, take, datatype)
 
     def _in_group(self, is_send: bool, function: Any, datatype: int) -> None:

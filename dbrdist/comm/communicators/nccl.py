@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import threading
 import weakref
@@ -18,9 +19,10 @@ import numpy as np
 from dbrdist.comm.communicators.shared_memory import FlatCommunicator, FlatReducer
 from dbrdist.comm.gradients.reducer import Reducer
 from dbrdist.comm.gradients.reduction_plan import ReductionPlan
+from dbrdist.comm.gradients.stream_overlap import SideStream, StreamOverlap
 from dbrdist.comm.protocol.arguments import attempt
 from dbrdist.comm.protocol.gate import Passage, digest
-from dbrdist.comm.protocol.wire_type import codec_for, growth
+from dbrdist.comm.protocol.wire_type import Scaled, codec_for, growth, largest_number
 from dbrdist.comm.transport import message
 from dbrdist.comm.transport.call_log import Call
 from dbrdist.core.array import backend
@@ -39,6 +41,7 @@ _TYPES = {
     "uint64": ("NCCL_UINT64", 1), "complex64": ("NCCL_FLOAT32", 2), "complex128": ("NCCL_FLOAT64", 2),
 }  # fmt: skip
 _LOOK_SECONDS = 0.5  # between two looks for errors
+_OVERLAP_FROM_BYTES = 1 << 20  # below, a sum takes no longer than starting it
 _ID_WORDS = 16  # a unique id has 128 bytes
 
 Adder: TypeAlias = Callable[[Call, Array], None]
@@ -87,7 +90,8 @@ class NcclRing:
 
     def __init__(self, nccl: Module, size: int, unique_id: bytes, rank: int) -> None:
         self._nccl = nccl
-        self._size, self._rank = size, rank
+        self.size = size
+        self._rank = rank
         self._comm = nccl.NcclCommunicator(size, unique_id, rank)
         self.device = backend.current_device()
         self._errors = _ErrorWatch(self._comm, rank) if hasattr(self._comm, "check_async_error") else None
@@ -109,30 +113,38 @@ class NcclRing:
             if x.dtype.name in _TYPES:
                 if factors is not None:
                     x *= x.dtype.type(factors[self._rank])
-                self._add(x)
+                if divisor == self.size and x.dtype.kind in "fc" and hasattr(self._nccl, "NCCL_AVG"):
+                    self._combine(x, self._nccl.NCCL_AVG)  # NCCL divides in its own pass over memory
+                    return
+                self._combine(x, self._nccl.NCCL_SUM)
                 message.divide(x, divisor)
             else:
                 self._add_here(x, factors, divisor)
 
-    def _add(self, x: Array) -> None:
-        """By NCCL's own sum."""
+    def largest(self, x: Array) -> None:
+        """Replace ``x``, of a type that NCCL has, by the largest of all ranks, element by element."""
+        with backend.on(x):
+            self._combine(x, self._nccl.NCCL_MAX)
+
+    def _combine(self, x: Array, how: int) -> None:
+        """By NCCL's own sum, mean or maximum."""
         name, width = _TYPES[x.dtype.name]
-        nccl, kind, place = self._nccl, getattr(self._nccl, name), x.data.ptr
-        self._comm.allReduce(place, place, x.size * width, kind, nccl.NCCL_SUM, backend.current_stream())
+        kind, place = getattr(self._nccl, name), x.data.ptr
+        self._comm.allReduce(place, place, x.size * width, kind, how, backend.current_stream())
 
     def _add_here(self, x: Array, factors: Sequence[float] | None, divisor: float | None) -> None:
         """Each rank adds one block of all ranks, in float32 if it is narrow, and gives the narrowed sum to all."""
-        borders = message.blocks(x.size, self._size)
+        borders = message.blocks(x.size, self.size)
         blocks = [x[begin:end] for begin, end in itertools.pairwise(borders)]
         own = blocks[self._rank]
-        pieces = [own] + [backend.empty(own.shape, own.dtype, own) for _ in range(self._size - 1)]
-        order = [self._rank, *(k for k in range(self._size) if k != self._rank)]
+        pieces = [own] + [backend.empty(own.shape, own.dtype, own) for _ in range(self.size - 1)]
+        order = [self._rank, *(k for k in range(self.size) if k != self._rank)]
         theirs = dict(zip(order, pieces))
         self._together(
             lambda k, stream: self._move(self._comm.send, blocks[k], k, stream),
             lambda k, stream: self._move(self._comm.recv, theirs[k], k, stream),
         )
-        total = message.weighted_sum([theirs[k] for k in range(self._size)], factors, divisor)
+        total = message.weighted_sum([theirs[k] for k in range(self.size)], factors, divisor)
         own[...] = total.astype(own.dtype)
         self._together(
             lambda k, stream: self._move(self._comm.send, own, k, stream),
@@ -144,7 +156,7 @@ class NcclRing:
         stream = backend.current_stream()
         self._nccl.groupStart()
         try:
-            for k in range(self._size):
+            for k in range(self.size):
                 if k != self._rank:
                     send(k, stream)
                     recv(k, stream)
@@ -173,12 +185,10 @@ class NcclGradients:
     ) -> None:
         """As ``arenas.SharedGradients.reduce``, sent in the configured type if there is one."""
         grads = self._grads if parts is None else [self._grads[k][begin:end] for k, begin, end in parts]
-        codec = codec_for(reducer.comm.get_config("allreduce_grad_dtype"))
-        codec.prepare(call, grads, growth(reducer.ranks.size, factors, divisor))
         for grad in grads:
             call.num_bytes += grad.nbytes
             call.kind = grad.dtype
-            self._reduce_as(getattr(codec, "dtype", grad.dtype), getattr(codec, "scale", 1.0), grad, factors, divisor)
+            reduce_as(reducer.comm.get_config("allreduce_grad_dtype"), self._ring, grad, factors, divisor)
 
     def reduce_scatter(
         self,
@@ -191,16 +201,35 @@ class NcclGradients:
         """As ``arenas.SharedGradients.reduce_scatter``; every rank gets all of it, for twice the bytes."""
         self.reduce(reducer, call, factors, divisor)
 
-    def _reduce_as(
-        self, dtype: DType, scale: float, grad: Array, factors: Sequence[float] | None, divisor: float | None
-    ) -> None:
-        if dtype == grad.dtype:
-            self._ring.reduce(grad, factors, divisor)
-            return
-        with backend.on(grad):
-            travelling = (grad * grad.dtype.type(scale)).astype(dtype)
-            self._ring.reduce(travelling, factors, divisor)
-            grad[...] = travelling.astype(grad.dtype) / grad.dtype.type(scale)
+
+def reduce_as(
+    dtype: DType | None, ring: NcclRing, grad: Array, factors: Sequence[float] | None, divisor: float | None
+) -> None:
+    """Reduce a 1-d array, sent in another type if one is given; on the current stream, and without a wait."""
+    if dtype is None or dtype == grad.dtype:
+        ring.reduce(grad, factors, divisor)
+        return
+    with backend.on(grad):
+        scale = None
+        if isinstance(codec_for(dtype), Scaled) and grad.size:
+            scale = _scale_for(dtype, ring, grad, growth(ring.size, factors, divisor))
+        travelling = (grad if scale is None else grad * scale).astype(dtype)
+        ring.reduce(travelling, factors, divisor)
+        grad[...] = travelling
+        if scale is not None:
+            grad /= scale
+
+
+def _scale_for(dtype: DType, ring: NcclRing, grad: Array, growth_of_sum: float) -> Array:
+    """The power of two of ``wire_type.Scaled``, on which the ranks agree on their devices."""
+    xp = backend.get_array_module(grad)
+    largest = xp.maximum(grad.max(), -grad.min()).astype(np.float64).reshape(1)
+    ring.largest(largest)
+    largest *= max(growth_of_sum, 1.0)
+    highest = math.frexp(largest_number(dtype))[1] - 2  # the largest number of the type, with room for rounding
+    exponent = xp.minimum(highest + 1 - xp.frexp(largest)[1], 120)
+    scale = xp.where((largest > 0) & (largest < np.inf), xp.ldexp(xp.ones_like(largest), exponent), 1.0)
+    return scale.astype(grad.dtype)
 
 
 class NcclReducer(FlatReducer):
@@ -211,6 +240,10 @@ class NcclReducer(FlatReducer):
     """
 
     _ring: NcclRing | None = None
+    _side: SideStream | None = None  # on which gradients are reduced while backward runs
+    _side_ring: NcclRing | None = (
+        None  # NCCL's calls of one ring have one order on all ranks, so the stream has its own
+    )
 
     def misfit(self) -> Exception | None:
         reason = backend.why_no_nccl()
@@ -227,7 +260,24 @@ class NcclReducer(FlatReducer):
         return super().share_gradients(call, plan) if ring is None else NcclGradients(ring, plan)
 
     def overlap(self, call: Passage, plan: ReductionPlan) -> Overlap | None:
-        return None if isinstance(plan.shared, NcclGradients) else super().overlap(call, plan)
+        if not isinstance(plan.shared, NcclGradients):
+            return super().overlap(call, plan)
+        wanted = self.comm.get_config("overlap")
+        is_long = plan.num_bytes >= _OVERLAP_FROM_BYTES if wanted is None else bool(wanted)
+        if not is_long or plan.division is not None:
+            return None
+        if self._side_ring is None:
+            self._side_ring = self._make_ring(call)
+            self._side = SideStream(self._side_ring.device)
+        ring, comm = self._side_ring, self.comm
+        assert self._side is not None
+        return StreamOverlap(
+            lambda grad, factors, divisor: reduce_as(
+                comm.get_config("allreduce_grad_dtype"), ring, grad, factors, divisor
+            ),
+            self._side,
+            plan,
+        )
 
     def for_arrays_like(self, call: Passage, x: Array) -> Adder:
         ring = self._ring_if_all(call, self._are_on_my_device([x]))
@@ -260,9 +310,10 @@ class NcclReducer(FlatReducer):
             return NcclRing(nccl, self.ranks.size, rows[0, 2 : 2 + _ID_WORDS].tobytes(), self.ranks.rank)
 
     def free(self) -> None:
-        if self._ring is not None:
-            self._ring.free()
-            self._ring = None
+        for ring in (self._side_ring, self._ring):
+            if ring is not None:
+                ring.free()
+        self._ring = self._side_ring = self._side = None
         super().free()
 
 

@@ -14,7 +14,7 @@ import statistics
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -73,8 +73,8 @@ class Overlap:
         num_bytes: the size of a bucket.
     """
 
-    def __init__(self, courier: Courier, plan: ReductionPlan, num_bytes: int) -> None:
-        self._courier = courier
+    def __init__(self, courier: Courier | None, plan: ReductionPlan, num_bytes: int) -> None:
+        self._courier: Any = courier  # None where another way of sending needs none
         self._plan = weakref.ref(plan)  # which has this reduction
         self._of_param: dict[Parameter, list[int]] = {p: [] for p in plan.params}
         self._travel_as(cut(plan.runs, num_bytes))
@@ -152,10 +152,16 @@ class Overlap:
 
     def _start(self, factors: Sequence[float] | None, divisor: float | None) -> None:
         number = self._num_started
-        bucket = self.buckets[number]
         self._num_started += 1
-        plan, place = self._plan(), self._place
+        plan = self._plan()
         assert plan is not None
+        self._send(number, self.buckets[number], plan, factors, divisor)
+
+    def _send(
+        self, number: int, bucket: Bucket, plan: ReductionPlan, factors: Sequence[float] | None, divisor: float | None
+    ) -> None:
+        """Begin to reduce a bucket: on the courier."""
+        place = self._place
 
         def reduce(comm: CommunicatorBase) -> None:
             began = time.perf_counter()
@@ -169,8 +175,8 @@ class Overlap:
 
         self._courier.put(reduce)
 
-    def wait(self, factors: Sequence[float] | None, divisor: float | None) -> None:
-        """Reduce what is left, and return when all is done."""
+    def wait(self, factors: Sequence[float] | None, divisor: float | None, passage: Passage | None = None) -> None:
+        """Reduce what is left, and return when all is done. ``passage``: the verb in which all ranks come here."""
         flat.collect_gradients(self._of_param)
         self._pause_seconds = PAUSE_SECONDS  # nothing else needs the core now
         call = self._call
@@ -179,6 +185,12 @@ class Overlap:
         while self._num_started < len(self.buckets):
             self._start(factors, divisor)
         self._weights = lambda: None  # it belongs to the optimizer, which has this reduction too
+        self._finish(passage)
+
+    def give_up(self) -> None:
+        """Backward has failed after buckets were sent: the courier's ranks are told by their meetings."""
+
+    def _finish(self, passage: Passage | None) -> None:
         if self._is_ordered:
             self._courier.wait()
         else:
@@ -193,6 +205,9 @@ class Overlap:
         own = np.array(self._order_of_completion(), np.int64)
         self._courier.put(lambda comm: agreed.extend(comm.bcast(own if comm.rank == 0 else None).tolist()))
         self._courier.wait()
+        self._take_order(agreed)
+
+    def _take_order(self, agreed: list[int]) -> None:
         if agreed:
             self._travel_as([self.buckets[i] for i in agreed])
             self._is_ordered = True

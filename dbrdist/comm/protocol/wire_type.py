@@ -122,7 +122,7 @@ class Scaled(Narrowed):
         """Choose the power of two for numbers up to this one."""
         self.scale = 1.0
         if 0 < largest < math.inf:
-            exponent = math.floor(math.log2(_largest(self.dtype))) - 1 - math.floor(math.log2(largest))
+            exponent = math.floor(math.log2(largest_number(self.dtype))) - 1 - math.floor(math.log2(largest))
             self.scale = 2.0 ** min(exponent, 120)
 
 
@@ -160,7 +160,8 @@ def _largest_magnitude(x: Array) -> float:
     return float(get_array_module(x).maximum(x.max(), -x.min()))
 
 
-def _largest(dtype: Any) -> float:
+def largest_number(dtype: Any) -> float:
+    """The largest finite number of a type of floating-point numbers."""
     if issubclass(dtype.type, np.floating):
         return float(np.finfo(dtype).max)
     import ml_dtypes  # at its first use, as everywhere

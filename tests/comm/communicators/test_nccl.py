@@ -11,6 +11,7 @@ import pytest
 from dbrdist.comm.communicators import nccl
 from dbrdist.comm.communicators.nccl import NcclGradients, NcclReducer, NcclRing
 from dbrdist.comm.communicators.shared_memory import FlatReducer
+from dbrdist.comm.protocol.wire_type import codec_for
 from dbrdist.comm.transport import message
 from dbrdist.core.array import backend
 from dbrdist.core.array.backend import as_dtype
@@ -159,8 +160,8 @@ def test_gradients_are_sent_by_nccl_in_the_configured_type(dtype, config, sent, 
     plan = SimpleNamespace(runs=[SimpleNamespace(grad=g) for g in grads])
     comm = SimpleNamespace(size=2, get_config=lambda name: as_dtype(config) if config else None)
     comm.comm = comm.ranks = comm  # a reducer, as far as this asks
-    call = SimpleNamespace(num_bytes=0, kind=None, agree=lambda word: np.array([word]))
-    one = NcclGradients(SimpleNamespace(reduce=reduce), plan)
+    call = SimpleNamespace(num_bytes=0, kind=None)
+    one = NcclGradients(SimpleNamespace(reduce=reduce, size=2, largest=lambda x: None), plan)
     one.reduce(comm, call, None, 2.0, parts)
     found = [(0, 0, 8), (1, 0, 8)] if parts is None else parts
     assert seen == [(np.dtype(sent), end - begin, None, 2.0) for _, begin, end in found]
@@ -174,6 +175,34 @@ def test_gradients_are_sent_by_nccl_in_the_configured_type(dtype, config, sent, 
     seen.clear()
     one.reduce_scatter(comm, call, [1.0], None, [(0, 0, 1)])
     assert [s[1:] for s in seen] == [(8, [1.0], None)] * 2
+
+
+@each(largest=[0.0, 1e-8, 3.5, 70000.0, 2.0**-140, np.inf, np.nan], others=[1.0, 2.0**20])
+def test_gradients_of_16_bits_are_scaled_as_on_the_host(largest, others):
+    """By the power of two on which ``wire_type.Scaled`` agrees, for the largest number of all ranks."""
+    grad, dtype = np.array([0.0, -largest, largest / 2], np.float32), np.dtype(np.float16)
+
+    def raise_to_others(x):
+        x *= others
+
+    scale = nccl._scale_for(dtype, SimpleNamespace(largest=raise_to_others), grad, 3.0)
+    codec = codec_for(dtype)
+    mine = float(grad.max() if not np.isnan(largest) else np.nan)
+    codec.fit(float(np.float64(np.float32(largest)) * others * 3.0) if largest == largest else mine)
+    assert scale.dtype == np.float32 and scale.tolist() == [codec.scale]
+
+
+def test_means_are_divided_by_nccl_itself(ring):
+    x = on_device(np.arange(4, dtype=np.float32))
+    one, fake = ring(x)
+    fake.NCCL_AVG = "mean"
+    one.reduce(x, None, 3.0)
+    one.reduce(x, [1.0] * 3, 2.0)
+    assert [entry[5] for entry in fake.log[1:]] == ["mean", "sum"]
+    assert x.tolist() == [0, 0.5, 1, 1.5]  # divided here only where the divisor is another
+    y = on_device(np.arange(4, dtype=np.int32))
+    one.reduce(y, None, None)
+    assert fake.log[-1][5] == "sum"
 
 
 @each(**{"places, rank, allowed, other": [
@@ -211,6 +240,7 @@ def test_what_nccl_reduces(monkeypatch, has_ring):
     ring = SimpleNamespace(reduce=lambda x: asked.append(("ring", x))) if has_ring else None
     monkeypatch.setattr(comm, "_are_on_my_device", lambda arrays: asked.append(arrays) or True)
     monkeypatch.setattr(comm, "_ring_if_all", lambda call, is_mine: asked.append(is_mine) or ring)
+    comm.comm.get_config = lambda name: False  # no overlap
     for name in ("share_gradients", "overlap"):
         monkeypatch.setattr(FlatReducer, name, lambda self, call, plan, name=name: f"flat {name}")
     plan = SimpleNamespace(runs=[SimpleNamespace(grad="g")], shared=None)

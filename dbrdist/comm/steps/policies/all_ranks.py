@@ -51,6 +51,7 @@ class AllRanks(StepPolicy):
                 self.backward(work, None, listener)
             except BaseException as e:
                 if listener is not None and listener.may_have_started:
+                    listener.give_up()
                     headers.break_off(e)
                 raise
         began = time.perf_counter()
@@ -72,7 +73,7 @@ class AllRanks(StepPolicy):
     def reduce(self, call: Passage, plan: ReductionPlan, header: Header, listener: Overlap | None) -> bool:
         """Average the gradients of a plan that all ranks have, or what the listener has left of them."""
         if listener is not None and header.is_placed:
-            listener.wait(*self.weights(header))
+            listener.wait(*self.weights(header), call)
             return True
         factors, divisor = self.weights(header)
         call.meet_without_row()
