@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 import types
 
@@ -96,5 +97,5 @@ def test_packages_of_cupy_are_found_by_their_names(monkeypatch):
         return types.SimpleNamespace(metadata={"Name": name}, version=version)
 
     there = [distribution(*d) for d in [("cupy-cuda12x", "14.0"), ("Cupy", "13"), ("cupyish", "1"), ("numpy", "2")]]
-    monkeypatch.setattr(gpus.importlib.metadata, "distributions", lambda: there)
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: there)
     assert gpus.cupy_wheels() == ["cupy 13", "cupy-cuda12x 14.0"]
