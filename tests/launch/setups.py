@@ -112,8 +112,8 @@ class Setup:
         }
         return subprocess.Popen(words, env=environment(mark, **self.environment, **(env or {})), **options)
 
-    def fail(self, kind):
-        """Run the failing program once."""
+    def fail(self, kind, host_seconds=None):
+        """Run the failing program once; `host_seconds` is the --host-timeout where it is not the default."""
         mark, folder = uuid.uuid4().hex, pathlib.Path(tempfile.mkdtemp(prefix="launch-test-"))
         at = folder / "failed-at"
         with contextlib.ExitStack() as stack:
@@ -134,6 +134,8 @@ class Setup:
                 "--end-on",
                 "worker",
             ]
+            if host_seconds is not None:
+                words += ["--host-timeout", host_seconds]
             for name, value in settings.items():
                 words += ["--env", f"{name}={value}"]
             program = [self.python, PROGRAMS / "failing.py", kind.name, *(["beat"] if kind.name in BEATING else [])]
@@ -182,6 +184,22 @@ class Setup:
     def close(self):
         if self.cluster is not None:
             self.cluster.close()
+
+
+def check_failure(place, kind):
+    """A failure in a place ends the job in time, with the right code, and the report names the cause."""
+    run = place.fail(kind, host_seconds=3 if kind.hosts_only else None)
+    place.recover(kind)
+    assert run.code == kind.code, run.text
+    # The stated times are for an idle machine; a busy one gets as much again, and the benchmark measures the rest.
+    assert run.seconds < 2 * kind.seconds
+    if kind.kind is not None:
+        failure = run.failure
+        expected_rank = 2 if kind.hosts_only else 1
+        assert (failure["kind"], failure["code"]) == (kind.kind, kind.code), run.text
+        assert failure["rank"] == expected_rank, run.text
+        assert kind.words in failure["message"]
+        assert run.text.count("failed first") == 1
 
 
 def _end(process):

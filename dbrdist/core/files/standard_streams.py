@@ -37,6 +37,14 @@ class StandardStream:
         stream = getattr(sys, self._name, None)  # None where a program began with a closed one
         return getattr(stream, "rich_proxied_file", stream) if self._is_below_bars else stream
 
+    def is_named(self, name: str) -> bool:
+        """Whether this is that of `sys.stdout` or of `sys.stderr`."""
+        return self._name == name
+
+    def below_bars(self) -> StandardStream:
+        """The same for a progress bar, which would otherwise write to what it has put in this stream's place."""
+        return StandardStream(self._name, is_below_bars=True)
+
     @property
     def encoding(self) -> str:
         """That of the stream, UTF-8 where there is none."""
@@ -123,19 +131,15 @@ def _wait(stream: TextIO) -> bool:
 stdout, stderr = StandardStream("stdout"), StandardStream("stderr")
 
 
-def below_bars(stream: Any) -> Any:
-    """The stream for a progress bar itself, which would otherwise write to what it has put in this stream's place."""
-    return StandardStream(stream._name, is_below_bars=True) if isinstance(stream, StandardStream) else stream
-
-
-def ends_at(name: str, stream: Any) -> bool:
+def ends_at(name: str, stream: TextIO | StandardStream) -> bool:
     """Whether `sys.stdout` or `sys.stderr`, by its name, leads to the same terminal or file as a stream.
 
     That of a program's own class may lead anywhere, also back to the standard output.
     """
-    if isinstance(stream, StandardStream) and stream._name == name:
-        return True
-    if not isinstance(stream, StandardStream | io.TextIOWrapper):
+    if isinstance(stream, StandardStream):
+        if stream.is_named(name):
+            return True
+    elif not isinstance(stream, io.TextIOWrapper):
         return False
     try:
         return os.path.samestat(os.fstat(getattr(sys, name).fileno()), os.fstat(stream.fileno()))

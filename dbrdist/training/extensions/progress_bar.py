@@ -82,9 +82,8 @@ class ProgressBar(Extension):
             from rich.progress import BarColumn, Progress, TextColumn
         except ImportError:  # the plain lines say the same
             return
-        console = Console(
-            file=standard_streams.below_bars(out), markup=False, emoji=False, highlight=False
-        )  # words above it stay as they are
+        below = out.below_bars() if isinstance(out, standard_streams.StandardStream) else out
+        console = Console(file=below, markup=False, emoji=False, highlight=False)  # words above it stay as they are
         # The words come first; the bar takes what is left, or nothing on a narrow terminal.
         room = min(self._bar_length, console.width - _WORDS)
         bar = (BarColumn(room),) if room >= _SHORTEST_BAR else ()

@@ -3,6 +3,7 @@
 import fake_cluster
 import fake_slurm
 import pytest
+from setups import Setup
 
 
 def nodes(module, kind, count):
@@ -12,6 +13,17 @@ def nodes(module, kind, count):
         pytest.skip(reason)
     with kind(count) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def place(request):
+    """One place where jobs fail, kept up for all kinds of failures."""
+    reason = Setup.missing(request.param)
+    if reason is not None:
+        pytest.skip(reason)
+    setup = Setup(request.param)
+    yield setup
+    setup.close()
 
 
 @pytest.fixture(scope="module")
