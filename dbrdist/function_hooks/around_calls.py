@@ -36,7 +36,7 @@ def start(profile: Profile) -> None:
         if _recording:
             raise RuntimeError("dbrdist.profile: another profile records already; only one can at a time")
         _recording.append(profile)
-        _stand_around(_subclasses(FunctionNode))
+        _stand_around((FunctionNode, *_subclasses(FunctionNode)))  # own rules are called by FunctionNode's derive
         for cls in _subclasses(Optimizer):
             _replace(_updates, cls, "update", _around_update)
 
@@ -85,11 +85,10 @@ def _stand_around_derive(cls: type) -> None:
 def _see(cls: type) -> None:
     """A function runs for the first time in this profile."""
     _seen.add(cls)
-    for owner in cls.__mro__[: cls.__mro__.index(FunctionNode)]:
-        if "derive" in owner.__dict__:
-            _deriving.add(owner)
-            if owner not in _wrapped:
-                _stand_around_derive(owner)
+    owner = next(c for c in cls.__mro__ if "derive" in c.__dict__)
+    _deriving.add(owner)
+    if owner not in _wrapped:
+        _stand_around_derive(owner)
 
 
 def _subclasses(cls: type) -> Iterator[type]:

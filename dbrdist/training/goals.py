@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from dbrdist.core.files.serializer import AbstractSerializer, is_about
 from dbrdist.core.model.reporter import as_number
 from dbrdist.core.names.constructors import explain_constructors
 from dbrdist.core.names.limits import any_number, count
+from dbrdist.core.usage import mistakes
 from dbrdist.errors import CheckpointError
+from dbrdist.training import observed_keys
 from dbrdist.training.triggers import EndTrigger, IntervalTrigger
 
 if TYPE_CHECKING:
@@ -82,13 +84,32 @@ class GoalTrigger(EndTrigger):
         self.reason: str | None = None  # why the run ended before its last epoch
         self._seen_at = -1  # the step of the last observation
         self._epoch = 0.0  # at that step
+        self._has_warned = False
+        self._observed_last: tuple[int, dict[str, Any]] | None = None  # in the last step of an epoch, and which step
 
     def __call__(self, trainer: Trainer) -> bool:
         value = trainer.observation.get(self.key)
         if value is not None and self._seen_at != trainer.updater.iteration:
             self._seen_at = trainer.updater.iteration
             self._look(float(as_number(value)), trainer.updater.epoch_detail)
+        if value is None and self._seen_at == -1 and not self._has_warned:
+            self._look_for_key(trainer)
         return self.reason is not None or super().__call__(trainer)
+
+    def _look_for_key(self, trainer: Trainer) -> None:
+        """Warn once of a value that nobody has reported by the step after the end of an epoch, with its evaluation."""
+        if self._observed_last is None:
+            if trainer.updater.is_new_epoch:
+                self._observed_last = trainer.updater.iteration, trainer.observation
+            return
+        iteration, observation = self._observed_last
+        if iteration == trainer.updater.iteration:
+            return
+        self._observed_last = None
+        if self.key not in observation and not observed_keys.is_due(self.key, observation, trainer):
+            self._has_warned = True
+            words = observed_keys.never_reported(self.key, observation)
+            mistakes.warn(f"stopping at a goal: the run goes on to its last epoch: {words}")
 
     def _look(self, value: float, epoch: float) -> None:
         self._epoch = epoch

@@ -227,6 +227,28 @@ def all_of(cls):
     return {found for sub in cls.__subclasses__() for found in {sub, *all_of(sub)}}
 
 
+def test_own_functions_with_a_rule_of_chainer_are_seen_backward_and_once():
+    class Square(FunctionNode):
+        def forward(self, inputs):
+            self.retain_inputs((0,))
+            return (inputs[0] ** 2,)
+
+        def backward(self, indexes, grads):
+            return (2 * self.get_retained_inputs()[0] * grads[0],)
+
+    with dbrdist.profile() as p:
+
+        class Later(Square):
+            pass
+
+        for function in (Square, Later):
+            x = dbrdist.Variable(np.ones(3, "f"))
+            (y,) = function().apply((x,))
+            F.sum(y).backward()
+    for name in ("Square", "Later"):
+        assert p.entries[name, ""].calls == {"forward": 1, "backward": 1, "update": 0}
+
+
 @each(bound=[0, -1, 1.5, float("nan")])
 def test_a_bound_that_is_none_is_refused(bound):
     with pytest.raises(ValueError, match="most_overhead"):

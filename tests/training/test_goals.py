@@ -1,5 +1,6 @@
 """When a run evaluates, and when it has reached its goal, with a trainer whose positions are given."""
 
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,10 @@ from tests.each import each
 
 def trainer(iteration, per_epoch=10, **observation):
     updater = SimpleNamespace(
-        iteration=iteration, epoch_detail=iteration / per_epoch, previous_epoch_detail=(iteration - 1) / per_epoch
+        iteration=iteration,
+        epoch_detail=iteration / per_epoch,
+        previous_epoch_detail=(iteration - 1) / per_epoch,
+        is_new_epoch=iteration % per_epoch == 0,
     )
     return SimpleNamespace(updater=updater, observation=observation)
 
@@ -83,6 +87,34 @@ def test_a_goal_is_asked_several_times_after_a_step():
 def test_the_end_of_the_run_still_ends_it():
     assert ends(GoalTrigger(0.5, None, "x", target=0), [None] * 9) == 5
     assert ends(GoalTrigger(9, 3, "x", target=0), [None] * 9) == 3
+
+
+@each(
+    **{
+        "key, seen, expected": [
+            ("nosuch", {"main/loss": 1.0}, "nobody has reported 'nosuch' so far; reported are main/loss"),
+            ("validation/main/acc", {"validation/main/accuracy": 1.0}, "did you mean 'validation/main/accuracy'?"),
+            ("validation/main/accuracy", {"main/loss": 1.0}, None),  # an evaluator that is due later
+            ("validation/main/accuracy", {"validation/main/accuracy": 1.0}, None),
+            ("main/loss", {"main/loss": 1.0}, None),
+        ]
+    }
+)
+def test_a_value_that_nobody_reports_is_said_once_behind_the_first_epoch_and_its_evaluation(key, seen, expected):
+    goal, number = GoalTrigger(9, None, key, patience=50), 0
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for iteration in range(1, 40):
+            now = trainer(iteration)
+            now.get_extension = ["validation"].index  # a ValueError for any other name
+            now.observation = {"main/loss": 1.0} if "main/loss" in seen else {}
+            goal(now)  # as an evaluator's trigger asks
+            if now.updater.is_new_epoch:
+                now.observation |= seen
+            goal(now)
+            number = number or (iteration if caught else 0)
+    assert [str(w.message) for w in caught if expected is None or expected not in str(w.message)] == []
+    assert len(caught) == (expected is not None) and number in (0, 11)
 
 
 def saved(goal):
