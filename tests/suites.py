@@ -438,7 +438,8 @@ def _launch(step: Step) -> None:
     openmpi = os.environ.get("TEST_OPENMPI_PYTHON") or step.work.python(step, "openmpi")
     step.must("bash", ".ci/launch", "--prepare", TEST_OPENMPI_PYTHON=openmpi, seconds=1800.0)
     words = ("tests/launch", "-q", "-m", "launch_system", "--timeout", "180")
-    step.suite(python, *words, TEST_OPENMPI_PYTHON=openmpi, seconds=1500.0)
+    two = ("-n", "2", "--dist", "loadfile")  # files make their hosts and their Slurm once, and mostly wait
+    step.suite(python, *words, alone=two, TEST_OPENMPI_PYTHON=openmpi, seconds=1500.0)
 
 
 # Name, cores that it keeps busy, what it does; those of one core that follow each other run at the same time.

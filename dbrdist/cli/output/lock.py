@@ -90,16 +90,32 @@ def holder_of(path: str) -> dict[str, Any] | None:
 def seems_held(path: str) -> bool:
     """Whether a process has the lock at `path`, by what the file says alone: nothing is locked to find out.
 
-    On this host its holder is looked up; one on another host has touched the file not long ago.
+    On this host its holder is looked up, which has no copy of the file open; one on another host has touched the file
+    not long ago.
     """
     try:
         with open(path, "rb", opener=regular) as file:
-            holder, touched = _read(file.fileno()), os.fstat(file.fileno()).st_mtime
+            holder, status = _read(file.fileno()), os.fstat(file.fileno())
     except OSError:
         return False
     if holder.get("host") == socket.gethostname() and holder.get("started") is not None:
-        return _start_of(holder.get("pid")) == holder.get("started")
-    return bool(holder) and time.time() - touched < 2 * WAIT_SECONDS  # clocks of hosts differ
+        return _start_of(holder.get("pid")) == holder.get("started") and _may_have_open(holder.get("pid"), status)
+    return bool(holder) and time.time() - status.st_mtime < 2 * WAIT_SECONDS  # clocks of hosts differ
+
+
+def _may_have_open(pid: object, status: os.stat_result) -> bool:
+    """Whether a process of this host has a file open; True where nobody but its user may know."""
+    found = True
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as files:
+        found = any(_is_file(file.path, status) for file in files)
+    return found
+
+
+def _is_file(path: str, status: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), status)
+    except OSError:
+        return False
 
 
 def _open_locked(path: str) -> tuple[int, bool]:
@@ -120,10 +136,7 @@ def _open_locked(path: str) -> tuple[int, bool]:
 
 
 def _is_at(path: str, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except OSError:
-        return False
+    return _is_file(path, os.fstat(descriptor))
 
 
 def _read(descriptor: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dbrdist.cli.output import lock as locks
+from dbrdist.cli.output.folder import state_seen
 from dbrdist.cli.output.lock import Lock, holder_of
 from dbrdist.errors import ConfigError
 from tests.cli.cli_helpers import ROOT
@@ -168,3 +170,26 @@ def test_a_lock_names_its_holder_alone(tmp_path):
     found = json.loads(path.read_text())
     assert (found["pid"], found["host"]) == (os.getpid(), socket.gethostname())
     lock.release()
+
+
+@pytest.mark.programs
+def test_a_copy_of_a_folder_is_not_held_by_the_run_in_the_folder_itself(tmp_path, holder):
+    """Its lock names a process that lives, and that writes elsewhere; a folder that was moved goes with its run."""
+    held = tmp_path / "held"
+    shutil.copytree(held, tmp_path / "copy")
+    assert locks.seems_held(held / "run.lock") and not locks.seems_held(tmp_path / "copy" / "run.lock")
+    assert state_seen(str(tmp_path / "copy"), {"status": "running"}) == "failed"
+    held.rename(tmp_path / "moved")
+    assert locks.seems_held(tmp_path / "moved" / "run.lock")
+    assert state_seen(str(tmp_path / "moved"), {"status": "running"}) == "running"
+    copy = start_holder(tmp_path / "copy")  # its own run may begin
+    assert copy.stdout.readline() == "has it\n"
+    assert locks.seems_held(tmp_path / "copy" / "run.lock")
+    copy.communicate("")
+    assert copy.returncode == 0
+
+
+def test_a_process_whose_files_nobody_may_see_counts(tmp_path):
+    (tmp_path / "file").touch()
+    assert locks._may_have_open("nobody", (tmp_path / "file").stat())
+    assert not locks._may_have_open(os.getpid(), (tmp_path / "file").stat())

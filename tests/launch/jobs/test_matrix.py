@@ -1,7 +1,7 @@
 """Every kind of failure on one host and on two: ended in time, with the right code, and the report names the cause.
 
-`python tests/launch/matrix.py` makes the table of docs/launch.md from the same kinds and places. Those under Slurm have a
-file of their own, so that CI can run them at the same time.
+`python tests/launch/matrix.py` makes the table of docs/launch.md from the same kinds and places. Those under Slurm have
+a file of their own, so that CI can run them at the same time.
 """
 
 import pytest
