@@ -14,6 +14,7 @@ from dbrdist.cli.configuration import document
 from dbrdist.cli.inspection.chart import chart, colour
 from dbrdist.cli.inspection.curves import curves, legend
 from dbrdist.cli.inspection.records import RunRecord, number
+from dbrdist.cli.output.words import as_percent
 from dbrdist.training.extensions.progress_bar import duration
 
 _MAX_IN_TITLE = 3  # runs; the names of more stand below the title, each on its line
@@ -137,7 +138,7 @@ def _headline(runs: Sequence[RunRecord]) -> str:
 def _last(run: RunRecord) -> Iterator[str]:
     """The last value of what people ask for first."""
     for key, words, form in (
-        ("validation/main/accuracy", "test accuracy", lambda value: f"{100 * value:.2f} %"),
+        ("validation/main/accuracy", "test accuracy", as_percent),
         ("validation/main/loss", "test loss", "{:.4g}".format),
         ("main/loss", "training loss", "{:.4g}".format),
     ):

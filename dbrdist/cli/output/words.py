@@ -19,6 +19,11 @@ def counted(n: int | str, noun: str, plural: str | None = None) -> str:
     return f"{number} {noun}" if number == "1" else f"{number} {plural or noun + 's'}"
 
 
+def as_percent(share: float) -> str:
+    """A share with two digits behind the point; short for the numbers of a function that is none."""
+    return f"{100 * share:.2f} %" if abs(share) < 1e4 else f"{100 * share:.2e} %"
+
+
 def said(error: Exception) -> str:
     """What an error says: of one of the system's, the file if it has one and the reason, without its number."""
     if isinstance(error, OSError) and error.strerror:

@@ -6,7 +6,7 @@ import math
 import sys
 from typing import Any
 
-from dbrdist.cli.output.words import WIDTH, columns_of
+from dbrdist.cli.output.words import WIDTH, as_percent, columns_of
 from dbrdist.training.extensions.log_report import Column
 from dbrdist.training.extensions.progress_bar import duration
 
@@ -64,4 +64,4 @@ def whole(value: Any, width: int) -> str:
 
 def percent(value: Any) -> str:
     """A share with two digits behind the point."""
-    return f"{100 * value:.2f} %"
+    return as_percent(value)

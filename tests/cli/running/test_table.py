@@ -12,7 +12,7 @@ def test_numbers_of_a_table():
     assert [table.short(x) for x in (0.7, 2 / 3, 0.0, 12345.6, 1e-5, math.inf, 3)] == [
         "0.7000", "0.6667", "0.0000", "1.23e+04", "1.00e-05", "inf", "3"
     ]  # fmt: skip
-    assert table.percent(0.5) == "50.00 %"
+    assert [table.percent(value) for value in (0.5, 1e305, -1e4)] == ["50.00 %", "1.00e+307 %", "-1.00e+06 %"]
     assert [table.whole(n, 7) for n in (7, 1442, 999_999, 1_000_000)] == ["7", "1,442", "999,999", "1000000"]
 
 
