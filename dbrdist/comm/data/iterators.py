@@ -113,10 +113,12 @@ class MultiNodeIterator(Iterator):
             self.actual_iterator.serialize(writer)
             entries = writer.target
         for name in (name for name in _PLACE if name in self.__dict__):
-            value = serializer(name, None if serializer.is_loading else self.__dict__[name])
+            value: Any = serializer(name, None if serializer.is_loading else self.__dict__[name])
             self.__dict__[name] = value.item() if hasattr(value, "item") else value
         names = str(serializer("names", "\n".join(entries)))
-        saved = {name: serializer["master"](name, entries.get(name)) for name in names.split("\n") if name}
+        saved: dict[str, Any] = {
+            name: serializer["master"](name, entries.get(name)) for name in names.split("\n") if name
+        }
         if self._is_master and serializer.is_loading and saved:
             self.actual_iterator.serialize(NpzDeserializer(saved))
 

@@ -148,7 +148,9 @@ def _saved_apart(
     serializer: AbstractSerializer, names: list[str], size: int
 ) -> tuple[list[dict[str, HostArray]], list[list[str]]]:
     """(the values of each rank, the examples that each left out) of an earlier version's snapshot."""
-    saved = [{name: serializer[f"rank{rank}"](name, None) for name in ["skipped", *names]} for rank in range(size)]
+    saved: list[dict[str, Any]] = [
+        {name: serializer[f"rank{rank}"](name, None) for name in ["skipped", *names]} for rank in range(size)
+    ]
     return saved, [json.loads(str(state.pop("skipped"))) for state in saved]
 
 

@@ -57,9 +57,15 @@ from dbrdist.core.array.types import HostArray, Module, Number
 from dbrdist.errors import CaptureError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
+    from typing import TypeVar
 
+    from dbrdist.core.array.types import CudaDevice, Raised
     from dbrdist.core.tape.variable import Operand
+
+    Nested: TypeAlias = Operand | Number | Sequence["Nested"] | Mapping[str, "Nested"] | None
+    Sent = TypeVar("Sent", bound=Nested)
 
 # ---- devices --------------------------------------------------------------------------------------------------------
 
@@ -105,7 +111,7 @@ class Device:
     def __enter__(self) -> None:
         raise RuntimeError(f"a Device is no context; write `with dbrdist.using_device({self.name!r}):`")
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *exc: Raised) -> None:
         """Never called."""
 
     def use(self) -> None:
@@ -115,14 +121,14 @@ class Device:
         """A context in which this is the current device of the thread, as :func:`using_device` makes it."""
         return nullcontext(self)
 
-    def send(self, arrays: Any) -> Any:
+    def send(self, arrays: Sent) -> Sent:
         """An array, or nested tuples, lists and dictionaries of arrays, on this device; None stays None.
 
         What stands there twice is sent once.
         """
         return self._send(arrays, {})
 
-    def _send(self, x: Any, sent: dict[int, Any]) -> Any:
+    def _send(self, x: Any, sent: dict[int, Array]) -> Any:
         if isinstance(x, (tuple, list)):
             return type(x)([self._send(v, sent) for v in x])
         if isinstance(x, dict):
@@ -193,7 +199,7 @@ class GpuDevice(Device):
         return import_cupy()
 
     @property
-    def device(self) -> Any:
+    def device(self) -> CudaDevice:
         """CuPy's own object for this device; an error that says what to do where it cannot be used."""
         if self.index not in _usable:
             require_gpu(self.index)
@@ -204,7 +210,7 @@ class GpuDevice(Device):
     def supported_array_types(self) -> tuple[type, ...]:
         return (self.xp.ndarray,)
 
-    def is_array_supported(self, array: Any) -> bool:
+    def is_array_supported(self, array: Array) -> bool:
         return self.from_array(array) == self
 
     def use(self) -> None:
@@ -336,7 +342,8 @@ def copyto(dst: Array, src: Array) -> None:
 
 class _Capturing(threading.local):
     is_on = False  # whether this thread captures a step, see declared.py
-    product: Any = None  # what multiplies matrices on a GPU instead of CuPy, which refuses it in a capture
+    # what multiplies matrices on a GPU instead of CuPy, which refuses it in a capture
+    product: Callable[..., Array] | None = None
 
 
 capturing = _Capturing()

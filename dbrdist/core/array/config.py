@@ -12,16 +12,17 @@ import weakref
 from contextlib import ContextDecorator
 from typing import TYPE_CHECKING, Any
 
-from numpy.typing import DTypeLike
-
 from dbrdist.core.array.backend import as_dtype
 from dbrdist.core.array.chainer_mode import as_chainer
-from dbrdist.core.array.types import DType
 from dbrdist.core.array.user_line import warn_user
 from dbrdist.errors import UsageWarning
 
 if TYPE_CHECKING:
     from typing import TextIO
+
+    from numpy.typing import DTypeLike
+
+    from dbrdist.core.array.types import DType, Raised
 
 _DEFAULTS: dict[str, Any] = {
     "train": True,
@@ -212,7 +213,7 @@ class SwitchBlock(ContextDecorator):
         self._old = getattr(config, name, _missing)
         setattr(config, name, value)
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *exc: Raised) -> None:
         name, _, config = self._arguments
         if self._had_own and self._old is not _missing:
             setattr(config, name, self._old)
@@ -347,7 +348,7 @@ class DebugMode:
     def __enter__(self) -> None:
         self._block.__enter__()
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *exc: Raised) -> None:
         self._block.__exit__(*exc)
 
 

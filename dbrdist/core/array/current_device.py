@@ -8,15 +8,14 @@ the device of their arrays, and back. Nothing is done, or loaded, for arrays in 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dbrdist.core.array.types import Number
-
 if TYPE_CHECKING:
-    from dbrdist.core.array.types import Array
+    from collections.abc import Callable, Iterable
+
+    from dbrdist.core.array.types import Array, CudaStream, Number, Raised
     from dbrdist.core.tape.variable import Operand
 
 
@@ -83,7 +82,7 @@ class On:
         if self._number is not None:
             self._before = use(self._number)
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *exc: Raised) -> None:
         if self._number is not None:
             use(self._before)
 
@@ -128,7 +127,7 @@ class MakerStream:
 
     __slots__ = ("device", "stream")
 
-    def __init__(self, device: int, stream: Any) -> None:
+    def __init__(self, device: int, stream: CudaStream) -> None:
         self.device = device
         self.stream = stream
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from dbrdist.core.array import backend
-from dbrdist.core.array.types import Array, CudaEvent, CudaStream, DType, HostArray
+from dbrdist.core.array.types import Array, CudaEvent, CudaPointer, CudaStream, DType, HostArray
 from dbrdist.errors import CaptureError
 
 Numbers: TypeAlias = float | np.generic | tuple[float, ...]
@@ -94,13 +94,13 @@ class DeclaredNumber:
     def as_type(self, dtype: DTypeLike) -> Array:
         """A 0-d array on the device."""
         value: Callable[[], float] = self._value
-        scalar: Any = np.dtype(dtype).type
+        scalar: Callable[[float], np.generic] = np.dtype(dtype).type
         return self._block.declare(lambda: scalar(value()), 1, dtype).reshape(())
 
     def inverse(self, dtype: DTypeLike) -> Array:
         """1 / the number, computed in float64."""
         value: Callable[[], float] = self._value
-        scalar: Any = np.dtype(dtype).type
+        scalar: Callable[[float], np.generic] = np.dtype(dtype).type
         return self._block.declare(lambda: scalar(1.0 / value()), 1, dtype).reshape(())
 
 
@@ -137,7 +137,7 @@ def _without_host_copies() -> Iterator[None]:
     cupy = backend.import_cupy()
     pool = cupy.get_default_pinned_memory_pool()
 
-    def allocate(num_bytes: int) -> Any:
+    def allocate(num_bytes: int) -> CudaPointer:
         refuse_in_capture(backend.HOST_COPY)
         return pool.malloc(num_bytes)
 

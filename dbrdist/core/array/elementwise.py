@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dbrdist.core.array.backend import Array, DType, aligned, is_floating, is_of_own_class, lies_as_images
-from dbrdist.core.array.types import HostArray
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
+    from typing import Any
 
     from dbrdist.core.array.types import IntArray
 
 
-def _nhwc(x: Any) -> Any:
+def _nhwc(x: Array) -> Array:
     ndim = getattr(x, "ndim", 0)
     if ndim == 0:
         return x
@@ -79,7 +79,7 @@ _BLOCK_ELEMENTS = 1 << 15  # what a formula of several steps makes of so many el
 _AT_ONCE_ELEMENTS = 1 << 18
 
 
-def fused(formula: Callable[..., Any], *xs: Any) -> Array:
+def fused(formula: Callable[..., Array], *xs: Any) -> Array:
     """As :func:`elementwise`, for a formula of several steps: large arrays are worked through block by block.
 
     16-bit operands reach the formula as float32, and its result is narrowed once.
@@ -138,7 +138,7 @@ def at_once(formula: Callable[..., Array], *xs: Array) -> Array:
     return formula(*xs)
 
 
-def _in_blocks(formula: Callable[..., Any], xs: tuple[Any, ...], largest: HostArray) -> Array:
+def _in_blocks(formula: Callable[..., Array], xs: tuple[Array, ...], largest: Array) -> Array:
     """Cut along the axes of the largest operand's memory, to which all broadcast; at once where that cannot be done."""
     shape, ndim = largest.shape, largest.ndim
     if ndim == 4:
@@ -167,7 +167,7 @@ def _in_blocks(formula: Callable[..., Any], xs: tuple[Any, ...], largest: HostAr
     return out.reshape([shape[i] for i in order]).transpose(np.argsort(order))
 
 
-def _in_order(x: Any, ndim: int, order: Sequence[int] | IntArray) -> Array:
+def _in_order(x: Array, ndim: int, order: Sequence[int] | IntArray) -> Array:
     """``x`` with ``ndim`` axes in the given order; one value, however often repeated, as a number."""
     if not getattr(x, "ndim", 0):
         return x

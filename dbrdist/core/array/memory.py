@@ -13,19 +13,21 @@ import ctypes
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterable
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from dbrdist.core.array.current_device import on
 from dbrdist.core.array.pages import own_pages
-from dbrdist.core.array.types import Array, DType, HostArray, Number
 
 if TYPE_CHECKING:
-    from dbrdist.core.array.types import Module
+    from collections.abc import Callable, Hashable, Iterable
+    from typing import TypeGuard
+
+    from numpy.typing import DTypeLike
+
+    from dbrdist.core.array.types import Array, DType, HostArray, Module, Number
     from dbrdist.core.tape.variable import Operand
 
 
@@ -52,7 +54,7 @@ def get_array_module(*xs: Operand | Number) -> Module:
     return np
 
 
-def is_array(x: object) -> bool:
+def is_array(x: object) -> TypeGuard[Array]:
     """True for arrays of NumPy and CuPy."""
     if isinstance(x, np.ndarray):
         return True
@@ -72,7 +74,7 @@ def place_of(a: Array) -> tuple[int, int] | None:
     return int(a.data.device_id), int(sys.modules["cupy"].cuda.runtime.getDevice())
 
 
-def places_of(*arrays: Array | None) -> Any:
+def places_of(*arrays: Array | None) -> Hashable:
     """This thread's device where all arrays (or None) are there, which is asked for once; else the place of each."""
     here = sys.modules["cupy"].cuda.runtime.getDevice() if "cupy" in sys.modules else None
     for a in arrays:
@@ -107,7 +109,7 @@ def is_of_own_class(a: object) -> bool:
     return type(a) is np.ndarray or type(a) in get_array_types()
 
 
-def is_arrays_compatible(arrays: Iterable[Any]) -> bool:
+def is_arrays_compatible(arrays: Iterable[Operand | None]) -> bool:
     """True if all arrays (None is left out) are of one module, so that one function can take them together.
 
     Args:
@@ -175,7 +177,7 @@ def address(a: HostArray) -> int:
     return int(a.__array_interface__["data"][0])
 
 
-def aligned(count: int, dtype: np.dtype[Any]) -> HostArray:
+def aligned(count: int, dtype: DType) -> HostArray:
     """``count`` uninitialised elements in host memory, on a cache line where they are many."""
     num_bytes = count * dtype.itemsize
     if num_bytes < _BIG_BYTES:
@@ -219,7 +221,7 @@ def allocator(shape: tuple[int, ...], dtype: DType) -> Callable[[], Array]:
     dtype = np.dtype(dtype)
     if prod(shape) * dtype.itemsize >= _BIG_BYTES:  # not made to look at: it would count in a step's peak
         return functools.partial(empty, shape, dtype)
-    make: Any = np.ndarray
+    make: Callable[..., HostArray] = np.ndarray
     return functools.partial(make, shape, dtype, None, 0, empty(shape, dtype).strides)
 
 
@@ -237,7 +239,7 @@ def number(value: float, dtype: DType) -> HostArray:
     return a
 
 
-def full(shape: tuple[int, ...], value: Array | Number, dtype: DType, like: Array | None = None) -> Array:
+def full(shape: tuple[int, ...], value: Array | Number, dtype: DTypeLike, like: Array | None = None) -> Array:
     """As :func:`empty`, filled with ``value``."""
     a = empty(shape, dtype, like)
     fill(a, value)
@@ -253,7 +255,7 @@ def fill(a: Array, value: Array | Number) -> None:
         a[...] = value
 
 
-def zeros(shape: tuple[int, ...], dtype: Any, like: Array | None = None) -> Array:
+def zeros(shape: tuple[int, ...], dtype: DTypeLike, like: Array | None = None) -> Array:
     """As :func:`empty`, filled with zeros."""
     return full(shape, 0, dtype, like)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from sys import getrefcount
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,10 +12,11 @@ from dbrdist.core.array.backend import is_on_gpu
 
 if TYPE_CHECKING:
     from dbrdist.core.array.types import Array
+    from dbrdist.core.tape.node import Value
     from dbrdist.core.tape.variable import Variable
 
 
-def _holders(variable: Any) -> tuple[int, int]:
+def _holders(variable: Value | _Probe) -> tuple[int, int]:
     """How many references there are to a Variable's array and to the array that owns its memory."""
     owner = variable._array.base
     return getrefcount(variable._array), getrefcount(owner)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import EllipsisType, ModuleType
+from types import EllipsisType, ModuleType, TracebackType
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -19,6 +19,7 @@ RealArray: TypeAlias = np.ndarray[Shape, np.dtype[np.floating]]
 Number: TypeAlias = complex | np.generic  # of Python or NumPy
 DType: TypeAlias = np.dtype[np.generic]
 Module: TypeAlias = ModuleType  # numpy or cupy
+Raised: TypeAlias = "type[BaseException] | BaseException | TracebackType | None"  # what a context's end is told
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 
 
@@ -155,6 +156,16 @@ Index: TypeAlias = IndexOfAxis | tuple[IndexOfAxis, ...]
 # ---- streams, graphs and memory of a GPU
 
 
+class CudaDevice(Protocol):
+    """CuPy's: one GPU, by its number; as a context the current one."""
+
+    id: int
+
+    def use(self) -> None: ...
+    def __enter__(self) -> CudaDevice: ...
+    def __exit__(self, *exc: Raised) -> None: ...
+
+
 class CudaEvent(Protocol):
     """CuPy's: a point in the work of a stream."""
 
@@ -174,7 +185,7 @@ class CudaStream(Protocol):
     ptr: int
 
     def __enter__(self) -> CudaStream: ...
-    def __exit__(self, *exc: object) -> None: ...
+    def __exit__(self, *exc: Raised) -> None: ...
     def begin_capture(self) -> None: ...
     def end_capture(self) -> CudaGraph: ...
     def wait_event(self, event: CudaEvent) -> None: ...

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dbrdist.core.array.backend import as_dtype
 from dbrdist.core.array.chainer_mode import loading
-from dbrdist.core.array.types import Module
 from dbrdist.core.files.serializer import (
     Deserializer,
     Serializer,
@@ -22,7 +21,12 @@ from dbrdist.core.files.serializer import (
 from dbrdist.errors import CheckpointError, MissingEntryError
 
 if TYPE_CHECKING:
-    from dbrdist.core.files.serializer import Serializable
+    from typing import Any
+
+    import h5py
+
+    from dbrdist.core.array.types import HostArray, Module
+    from dbrdist.core.files.serializer import Entry, Serializable
 
 _FORMAT = "dbrdist.format"  # an attribute of files that dbrdist wrote
 _DTYPE = "dbrdist.dtype"  # the attribute with the name of a type that HDF5 does not know (bfloat16)
@@ -51,7 +55,7 @@ class HDF5Serializer(Serializer):
         ...     serializers.HDF5Serializer(file).save(model)
     """
 
-    def __init__(self, group: Any, compression: int | None = 4) -> None:
+    def __init__(self, group: h5py.Group, compression: int | None = 4) -> None:
         self._h5py = _import_h5py()
         self.group = group
         self.compression = compression
@@ -59,7 +63,7 @@ class HDF5Serializer(Serializer):
     def __getitem__(self, key: str) -> HDF5Serializer:
         return HDF5Serializer(self.group.require_group(key.strip("/")), self.compression)
 
-    def __call__(self, key: str, value: Any) -> Any:
+    def __call__(self, key: str, value: Entry) -> Entry:
         key = key.lstrip("/")
         if value is None:
             self.group.create_dataset(key, data=self._h5py.Empty("f"))
@@ -107,7 +111,7 @@ class HDF5Deserializer(Deserializer):
     def _has(self, key: str) -> bool:
         return self.group is not None and key in self.group
 
-    def __call__(self, key: str, value: Any) -> Any:
+    def __call__(self, key: str, value: Entry) -> Entry:
         key = key.lstrip("/")
         path = (self._path + key).lstrip("/")
         if not self._has(key):
@@ -115,18 +119,16 @@ class HDF5Deserializer(Deserializer):
                 raise MissingEntryError(missing(path, ()))
             return value
         dataset = self.group[key]
-        if dataset.shape is None:
-            return None
-        return load_value(path, value, self._read(dataset))
+        return load_value(path, value, None if dataset.shape is None else self._read(dataset))
 
-    def _read(self, dataset: Any) -> Any:
+    def _read(self, dataset: h5py.Dataset) -> HostArray:
         if self._h5py.check_string_dtype(dataset.dtype):
             return np.asarray(dataset.asstr()[()], str)
         saved = np.asarray(dataset[()])
         return saved.view(as_dtype(dataset.attrs[_DTYPE])) if _DTYPE in dataset.attrs else saved
 
 
-def save_hdf5(filename: str | os.PathLike[str], obj: Any, compression: int | None = 4) -> None:
+def save_hdf5(filename: str | os.PathLike[str], obj: Serializable, compression: int | None = 4) -> None:
     """Save an object, or a dictionary of arrays, to an HDF5 file. A crash leaves no half of a file.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from dbrdist.core.files.serializer import write_atomically
 from dbrdist.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from dbrdist.core.array.types import JSON
 
 _TYPES = {
@@ -77,13 +79,14 @@ def facts(path: str) -> dict[str, str]:
     return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
 
 
-def _parse(data: bytes) -> dict[str, Any]:
+def _parse(data: bytes) -> dict[str, Array]:
     length = int.from_bytes(data[:8], "little")
     if not 2 <= length <= min(len(data) - 8, _MAX_HEADER_BYTES):
         raise ValueError(f"its header claims {length:,} bytes")
     header = json.loads(data[8 : 8 + length])
     header.pop("__metadata__", None)
-    arrays, body = {}, memoryview(data)[8 + length :]
+    arrays: dict[str, Array] = {}
+    body = memoryview(data)[8 + length :]
     for name, entry in header.items():
         start, end = entry["data_offsets"]
         dtype, shape = as_dtype(_TYPES[entry["dtype"]]), tuple(entry["shape"])

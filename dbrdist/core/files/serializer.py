@@ -16,7 +16,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, BinaryIO, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias
 
 import numpy as np
 
@@ -26,6 +26,12 @@ from dbrdist.core.array.types import Array, HostArray
 from dbrdist.core.files.regular_file import regular
 from dbrdist.core.usage.mistakes import given_a_class, warn
 from dbrdist.errors import CheckpointError, MissingEntryError
+
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    Savable: TypeAlias = Array | complex | np.generic | str | Sequence["Savable"] | None  # what an entry may be
+    Entry = TypeVar("Entry", bound=Savable)  # what is loaded is of the kind of what it replaces
 
 FORMAT_VERSION = 1
 _META = "dbrdist.json"
@@ -55,7 +61,7 @@ class AbstractSerializer:
         """The serializer of a part."""
         raise NotImplementedError
 
-    def __call__(self, key: str, value: Any) -> Any:
+    def __call__(self, key: str, value: Entry) -> Entry:
         """Save ``value``, or give back what was saved in its place (arrays are filled in place)."""
         raise NotImplementedError
 
@@ -118,6 +124,7 @@ def loads(serializer: AbstractSerializer) -> bool:
 
 def saved_entry(serializer: AbstractSerializer, *keys: str) -> Array | int | None:
     """The value that was saved under the first of these names that is there, else None; for a serializer that loads."""
+    value: Array | int | None
     for key in keys:
         try:
             value = serializer(key, None)
@@ -162,7 +169,7 @@ class DictionarySerializer(Serializer):
     def __getitem__(self, key: str) -> DictionarySerializer:
         return DictionarySerializer(self.target, self.path + key.strip("/") + "/", self._copy)
 
-    def __call__(self, key: str, value: Any) -> Any:
+    def __call__(self, key: str, value: Entry) -> Entry:
         saved = None if value is None else as_saved(self.path + key, value, self._copy)
         self.target[self.path + key.lstrip("/")] = saved
         return value
@@ -220,7 +227,7 @@ class NpzDeserializer(Deserializer):
         names = names if isinstance(names, (tuple, list)) else [names]
         return any(n(key) if callable(n) else n == key for n in names)
 
-    def __call__(self, key: str, value: Any) -> Any:
+    def __call__(self, key: str, value: Entry) -> Entry:
         key = self.path + key.lstrip("/")
         if self._is_ignored(key):
             return value
@@ -232,7 +239,7 @@ class NpzDeserializer(Deserializer):
         self.present.append(key)
         saved = self.npz[key]
         is_none = saved is None or (saved.dtype.kind == "O" and not saved.ndim and saved[()] is None)
-        return None if is_none else load_value(key, value, saved)
+        return load_value(key, value, None if is_none else saved)
 
 
 def missing(key: str, saved: Iterable[str]) -> str:
@@ -244,13 +251,13 @@ def missing(key: str, saved: Iterable[str]) -> str:
     return f"{words}; the state belongs to another architecture, or load it with strict=False"
 
 
-def load_value(key: str, value: Any, saved: Array) -> Any:
+def load_value(key: str, value: Any, saved: Array | None) -> Any:
     """What stands for ``value`` after loading the array ``saved``: arrays are filled in place, others keep their type.
 
     Raises:
         CheckpointError: the shape or the type does not fit.
     """
-    if value is None:
+    if value is None or saved is None:
         return saved
     if is_array(value):
         return _fill(key, value, saved)
@@ -274,7 +281,7 @@ def _as_loaded(key: str, value: Any, saved: Array) -> float | np.generic | Seque
     return type(value)(number)
 
 
-def _fill(key: str, value: Any, saved: Any) -> Array:
+def _fill(key: str, value: Any, saved: Array) -> Array:
     if value.shape != saved.shape:
         raise CheckpointError(
             f"{key}: expected shape {value.shape} as in the object, found {saved.shape} in the saved state"
@@ -291,7 +298,7 @@ def _fill(key: str, value: Any, saved: Any) -> Array:
 # ---- npz files ------------------------------------------------------------------------------------------------------
 
 
-def encode(entries: Mapping[str, Any]) -> dict[str, HostArray]:
+def encode(entries: Mapping[str, Array | None]) -> dict[str, Array]:
     """A dictionary of arrays and None as plain arrays that ``.npz`` and any reader understand."""
     arrays, dtypes, none = {}, {}, []
     for key, value in entries.items():
@@ -311,7 +318,7 @@ class SavedByOthers(dict[str, Any]):
     """The entries of a file that :func:`save_npz` did not write: Chainer's, most likely."""
 
 
-def decode(npz: Mapping[str, Any]) -> dict[str, Any]:
+def decode(npz: Mapping[str, HostArray]) -> dict[str, Any]:
     """The inverse of :func:`encode`; files without its entry (Chainer's) are taken as they are."""
     keys = list(npz)
     meta: dict[str, Any] = {"format": 1, "dtypes": {}, "none": []}
@@ -321,7 +328,7 @@ def decode(npz: Mapping[str, Any]) -> dict[str, Any]:
         raise CheckpointError(
             f"expected format {FORMAT_VERSION} or older, found format {meta['format']}; update dbrdist"
         )
-    entries: dict[str, Any] = {}
+    entries: dict[str, HostArray | None] = {}
     for key in keys:
         if key != _META:
             a = npz[key]
@@ -402,14 +409,17 @@ def save_npz(file: str | os.PathLike[str] | BinaryIO, obj: Serializable, compres
         _check_serializable("save_npz", obj)
         _warn_of_no_values(obj)
     arrays = encode(obj if isinstance(obj, dict) else saved_state(obj))
-    save: Any = np.savez_compressed if compression else np.savez
+    save: Callable[..., None] = np.savez_compressed if compression else np.savez
     if isinstance(file, (str, os.PathLike)):
         write_atomically(file, lambda f: save(f, **arrays))
     else:
         save(file, **arrays)
 
 
-def load_npz(file: Any, obj: Any, path: str = "", strict: bool = True, ignore_names: Any = None) -> None:
+def load_npz(
+    file: str | os.PathLike[str] | BinaryIO, obj: Serializable, path: str = "", strict: bool = True,
+    ignore_names: IgnoredNames = None,
+) -> None:  # fmt: skip
     """Load an object from an ``.npz`` file of :func:`save_npz` or of Chainer (whose None entries need pickle: refused).
 
     Args:
@@ -447,7 +457,9 @@ def load_npz(file: Any, obj: Any, path: str = "", strict: bool = True, ignore_na
         )
 
 
-def load_file_of_chainer(file: os.PathLike[str] | str, deserializer: Deserializer, obj: Any) -> None:
+def load_file_of_chainer(
+    file: str | os.PathLike[str] | BinaryIO, deserializer: Deserializer, obj: Serializable
+) -> None:
     """Load from a file that is not ours: a Sequential has the order of Chainer's or, where that does not fit, its own.
 
     Where both fit, a warning says which was taken, but not in a program of Chainer, whose files are Chainer's.
@@ -528,7 +540,7 @@ _KINDS = {
 }
 
 
-def _check_kind(source: Any) -> None:
+def _check_kind(source: BinaryIO) -> None:
     """Say what an open file is that is no archive; of an archive, whether PyTorch made it."""
     start = source.read(8)
     source.seek(0)
@@ -548,7 +560,7 @@ def _check_kind(source: Any) -> None:
     raise CheckpointError(f"cannot be read as an .npz file: it begins with {start!r}")
 
 
-def check_archive_size(source: Any) -> None:
+def check_archive_size(source: BinaryIO) -> None:
     """Refuse an open zip archive with too many entries, or with far more in it than its own size can hold."""
     import zipfile
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dbrdist.core.array.types import JSON
 
 _NAME = "__float__"  # of a number that JSON lacks, where it must come back
 
 
-def dumps(data: Any, indent: int | None = None) -> str:
+def dumps(data: JSON, indent: int | None = None) -> str:
     """Strict JSON, with null instead of NaN and infinities."""
     return json.dumps(_mapped(data, lambda number: None), indent=indent, allow_nan=False)
 
 
-def kept(data: Any) -> Any:
+def kept(data: JSON) -> JSON:
     """Data with ``{"__float__": "inf"}`` instead of numbers that JSON lacks; :func:`restored` is the inverse."""
     return _mapped(data, lambda number: {_NAME: repr(number)})
 

@@ -6,16 +6,14 @@ import copy as copying
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from dbrdist.core.array.backend import device_of, fill, is_array, to_device
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config
 from dbrdist.core.array.current_device import On, current_number
-from dbrdist.core.array.types import Array, PerAxis
 from dbrdist.core.model import pickles_of_chainer
 from dbrdist.core.model.device_resident import DeviceResident, DeviceResidentsVisitor
 from dbrdist.core.model.flat import unique
@@ -38,6 +36,11 @@ from dbrdist.core.tape.variable import Variable
 from dbrdist.core.usage.foreign_names import Foreign, add_hints, add_switches
 from dbrdist.core.usage.mistakes import given_a_class, refuse, refuse_no_values, warn
 
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from dbrdist.core.array.types import Array, PerAxis
+    from dbrdist.core.files.serializer import AbstractSerializer
 L = TypeVar("L", bound="Link")
 T = TypeVar("T")
 _NEVER_REGISTERED = {Variable, type(None), bool, int, float, str}  # types of what a link keeps from call to call
@@ -47,7 +50,7 @@ _OWN_ATTRIBUTES = frozenset({"_children", "_hooks", "_layers", "_list", "_params
 class _SetByInit:
     """An attribute that ``Link.__init__`` sets: whoever forgot to call it is told so."""
 
-    def __get__(self, obj: Any, owner: type) -> Any:
+    def __get__(self, obj: Link | None, owner: type[Link]) -> Any:
         if obj is None:
             return self
         raise AttributeError(f"{_MISSING_INIT} {_CALL_IT}")
@@ -93,7 +96,7 @@ class Link(DeviceResident):
             self.add_param(name, shape, dtype=dtype)
 
     @classmethod
-    def from_params(cls, *args: Array, **kwargs: object) -> Any:
+    def from_params(cls: type[L], *args: Array, **kwargs: object) -> L:
         """A link made from given parameters (``*args``, ``**kwargs``); only links that define it have it."""
         raise NotImplementedError(f"{cls.__name__} defines no from_params(): this link does not implement it")
 
@@ -270,7 +273,7 @@ class Link(DeviceResident):
             hook.forward_postprocess(after)
         return out
 
-    def _take_over(self, before: dict[str, Any], after: dict[str, Any]) -> None:
+    def _take_over(self, before: dict[str, object], after: dict[str, Any]) -> None:
         """Set the attributes that a call changed in a copy of this link; its stand-ins stay behind."""
         stand_ins = after["_stand_ins"]
         for name, value in after.items():
@@ -425,7 +428,7 @@ class Link(DeviceResident):
 
     # ---- copies -----------------------------------------------------------------------------------------------------
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "_cleared"}  # of its own parameters
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -477,7 +480,7 @@ class Link(DeviceResident):
 
     # ---- saving -----------------------------------------------------------------------------------------------------
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         """Save or load parameters and persistent values by ``serializer``."""
         is_loading = getattr(serializer, "is_loading", None)  # None: a program's own, which does not say
         for name in self._params:

@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
+    from dbrdist.core.array.types import Raised
     from dbrdist.core.model.link import Link
     from dbrdist.core.tape.variable import Variable
 
@@ -51,7 +52,7 @@ class LinkHook:
         self.added(None)
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *exc: Raised) -> None:
         del thread.hooks[self.name]
         self.deleted(None)
 
@@ -64,7 +65,7 @@ class LinkHook:
     def forward_preprocess(self, args: ForwardPreprocessArgs) -> None:
         """Called before forward; ``args`` has link, forward_name, args and kwargs."""
 
-    def stand_ins(self, args: ForwardPreprocessArgs, link: Link) -> dict[str, Any]:
+    def stand_ins(self, args: ForwardPreprocessArgs, link: Link) -> dict[str, Variable]:
         """Attributes that this one call of forward sees instead of the link's own, such as another weight.
 
         ``link`` has those of the hooks before; ``args.link`` keeps its own attributes throughout.

@@ -107,8 +107,9 @@ class Parameter(Variable):
     )  # fmt: skip
 
     def __init__(
-        self, initializer: Any = None, shape: PerAxis | None = None, name: str | None = None, *, layout: None = None
-    ) -> None:
+        self, initializer: InitialValue = None, shape: PerAxis | None = None, name: str | None = None, *,
+        layout: None = None,
+    ) -> None:  # fmt: skip
         super().__init__(None, name=name)
         if layout is not None:
             raise ValueError(f"layout: dbrdist keeps layouts in strides; expected None, got {layout!r}")
@@ -116,7 +117,7 @@ class Parameter(Variable):
         self.peers: Peers | None = None  # all that share the array, this one included
         self._changed_at: int | None = None
         self._kept: Kept | None = None
-        self._update_rule: Any = None
+        self._update_rule: UpdateRule | None = None
         self.is_frozen = False  # by disable_update(): for the rule that it has, and for those that come
         self.on_initialize: Callable[[Parameter], None] | None = None
         self.initial_device: Device = CpuDevice()
@@ -148,7 +149,7 @@ class Parameter(Variable):
         return self._array is not None
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> DType:
         """The type of the array, or the type it will have."""
         if self._array is not None:
             return self._array.dtype
@@ -442,7 +443,7 @@ class Parameter(Variable):
         return self._update_rule
 
     @update_rule.setter
-    def update_rule(self, rule: UpdateRule | None) -> Any:
+    def update_rule(self, rule: UpdateRule | None) -> None:
         self._update_rule = rule
         note_change(self)
 
@@ -458,7 +459,7 @@ class Parameter(Variable):
             self.update_rule.update(self)
             note_change(self)  # its rule has counted one update more than its neighbours'
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         state = super().__getstate__()
         state["initializer"] = None if is_array(self.initializer) else self.initializer
         state["update_rule"] = self.update_rule

@@ -45,7 +45,7 @@ def link_state(state: dict[str, Any]) -> dict[str, Any]:
     return own
 
 
-def recover_parameter(array: Array | None, name: str | None, grad: Any, *others: object) -> Parameter:
+def recover_parameter(array: Array | None, name: str | None, grad: Any, *others: Any) -> Parameter:
     """What ``chainer.variable._recover_parameter`` gives; the rule's state waits for an optimizer.
 
     ``others`` are the initializer, the rule and the device; Chainer 7 says in front whether there is a gradient.

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import isfinite
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -19,7 +19,9 @@ from dbrdist.core.usage.mistakes import refuse, warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from typing import Any
 
+    from dbrdist.core.array.types import Raised
     from dbrdist.core.files.serializer import AbstractSerializer
     from dbrdist.core.model.link import Link
 
@@ -75,7 +77,7 @@ class Reporter:
         _stack.reporters.append(self)
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *exc: Raised) -> None:
         _stack.reporters.pop()
 
     def add_observer(self, name: str, observer: Link) -> None:
@@ -326,7 +328,7 @@ class DictSummary:
         self._names: tuple[str, ...] = ()
         self._waiting: list[tuple[float, ...]] = []  # under these names: added together, in less time
 
-    def add(self, d: dict[str, Any]) -> None:
+    def add(self, d: Mapping[str, Any]) -> None:
         """Add the values of ``d``, numbers or pairs of number and weight, by name; others are left out."""
         names, values = tuple(d), tuple(d.values())
         for value in values:
@@ -341,7 +343,7 @@ class DictSummary:
         if len(waiting) == _MAX_WAITING:
             self.summaries()
 
-    def _add_any(self, d: dict[str, Any]) -> None:
+    def _add_any(self, d: Mapping[str, Any]) -> None:
         summaries = self.summaries()
         for key, value in d.items():
             weight: Any = 1.0

@@ -25,6 +25,13 @@ from dbrdist.core.usage.mistakes import refuse, warn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import ParamSpec, TypeVar
+
+    from dbrdist.core.array.types import Number
+    from dbrdist.core.tape.variable import Operand
+
+    P = ParamSpec("P")
+    R = TypeVar("R")
 
 
 class Limit:
@@ -53,7 +60,7 @@ class Limit:
         self.words_of_type = words_of_type
         self.is_of_chainer, self.hint = is_of_chainer, hint
 
-    def but(self, **changes: Any) -> Limit:
+    def but(self, **changes: float | str | Limit | None) -> Limit:
         """The same limit with changes."""
         return type(self)(**{**vars(self), **changes})
 
@@ -297,11 +304,11 @@ def check(declared: tuple[Declared, ...], where: str, args: tuple[object, ...], 
 
 
 @functools.cache
-def _by_name(function: Callable[..., Any]) -> dict[str, Declared]:
+def _by_name(function: Callable[..., object]) -> dict[str, Declared]:
     return {one.name: one for one in limits_of(function)}
 
 
-def within(function: Callable[..., Any], **values: Any) -> None:
+def within(function: Callable[..., object], **values: Operand | Number | Sequence[float] | None) -> None:
     """Refuse values outside the limits that the signature of a function declares; for functions that are called often.
 
     ``within(huber_loss, delta=delta)`` stands in the function itself, where its arguments are looked at.
@@ -316,15 +323,12 @@ def within(function: Callable[..., Any], **values: Any) -> None:
             refuse(error)
 
 
-F = typing.TypeVar("F", bound=Callable[..., Any])
-
-
-def within_limits(function: F) -> F:
+def within_limits(function: Callable[P, R]) -> Callable[P, R]:
     """A function that refuses arguments outside the limits of its signature; for those that are called rarely."""
 
     @functools.wraps(function)
-    def call(*args: object, **kwargs: object) -> Any:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         check(limits_of(function), function.__name__, args, kwargs)
         return function(*args, **kwargs)
 
-    return typing.cast(F, call)
+    return call
