@@ -7,8 +7,7 @@ written straight into flat memory; in a higher-order pass they are Variables and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -25,7 +24,8 @@ from dbrdist.core.tape.walk import PlainWalk, Seeds, fitted, miscount, views
 from dbrdist.core.usage.mistakes import refuse
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from typing import Any
 
     from dbrdist.core.array.types import Array
     from dbrdist.core.tape.deferred import Gradient
@@ -96,17 +96,18 @@ class ObservingWalk(PlainWalk):
                         node.gradient = g if self.higher else copy(plain(g))
         return function.wanted
 
-    def ask(self, function: FunctionNode, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Array | None, ...]:
+    def ask(self, function: FunctionNode, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Gradient | None, ...]:
         """The function's rule, between its hooks."""
         hooks = function.active_hooks() if function._hooks is not None or get_function_hooks() else ()
         if hooks:
             gys = tuple([plain(g) for g in gys])
         for hook in hooks:
             hook.backward_preprocess(function, function.input_data, gys)
+        gxs: tuple[Gradient | None, ...]
         if self.higher:
             gxs = function.derive_variables(wanted, gys)
         elif function.writes:
-            rule: Any = function.derive
+            rule: Callable[..., tuple[Operand | None, ...]] = function.derive
             gxs = rule(wanted, gys, self.views(function, wanted))
         else:
             gxs = function.derive(wanted, gys)
@@ -253,14 +254,14 @@ def _on_the_way(ends: Sequence[VariableNode], targets: Mapping[Hashable, Gradien
     return useful
 
 
-def _as_variable(g: Any) -> Variable:
+def _as_variable(g: Operand) -> Variable:
     """An array as a constant: a gradient collected at a Variable that nobody knows would be a reference cycle."""
     if isinstance(g, Variable):
         return g
     return variable(np.asarray(g) if np.isscalar(g) else g, False)
 
 
-def _check_nan(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, ...]) -> None:
+def _check_nan(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Gradient | None, ...]) -> None:
     for i, gx in zip(wanted, gxs):
         a = plain(gx)
         if has_nan(a.array if isinstance(a, Variable) else a):
@@ -270,7 +271,9 @@ def _check_nan(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, 
             )
 
 
-def _seed(node: VariableNode, array: Any, given: Any, scale: float | DeclaredNumber | None, higher: bool) -> Any:
+def _seed(
+    node: VariableNode, array: Array, given: Operand | None, scale: float | DeclaredNumber | None, higher: bool
+) -> Operand:
     if type(array) is np.ndarray:
         if given is None and scale is None and not higher and not array.ndim:  # a loss, nearly always
             one = node.gradient = np.array(1.0, array.dtype)
@@ -280,7 +283,9 @@ def _seed(node: VariableNode, array: Any, given: Any, scale: float | DeclaredNum
         return _seed_here(node, array, given, scale, higher)
 
 
-def _seed_here(node: VariableNode, array: Any, given: Any, scale: float | DeclaredNumber | None, higher: bool) -> Any:
+def _seed_here(
+    node: VariableNode, array: Array, given: Operand | None, scale: float | DeclaredNumber | None, higher: bool
+) -> Operand:
     """The gradient with which a pass starts: what was given, or one for a single element."""
     if given is None:
         given = node.gradient = _one(array)
@@ -377,8 +382,8 @@ def backward(
 
 
 def backward_of_variables(
-    outputs: Sequence[Any],
-    grad_outputs: Sequence[Any] | None,
+    outputs: Sequence[Variable],
+    grad_outputs: Sequence[Operand | None] | None,
     retain_grad: bool,
     enable_double_backprop: bool,
     loss_scale: float | None,
@@ -439,15 +444,15 @@ def _refuse_no_graph() -> None:
 
 
 def grad(
-    outputs: Sequence[Any],
-    inputs: Sequence[Any],
-    grad_outputs: Sequence[Any] | None = None,
-    grad_inputs: Sequence[Any] | None = None,
+    outputs: Sequence[Variable],
+    inputs: Sequence[Variable],
+    grad_outputs: Sequence[Operand | None] | None = None,
+    grad_inputs: Sequence[Operand | None] | None = None,
     set_grad: bool = False,
     retain_grad: bool = False,
     enable_double_backprop: bool = False,
     loss_scale: float | None = None,
-) -> list[Any]:
+) -> list[Variable | None]:
     """The gradients of outputs by inputs, as Variables; None for inputs that the outputs do not depend on.
 
     Only functions between both are visited, and no other ``grad`` is touched.
@@ -491,8 +496,8 @@ def grad(
     walk = TargetWalk(higher, retain_grad, [y.node for y in outputs], [x.node for x in inputs])
     with using_config("enable_backprop", higher):
         _run(walk, seeds)
-        results = [walk.found[_key(x.node)] for x in inputs]
-    results = [None if g is None else _as_variable(g) for g in results]
+        found = [walk.found[_key(x.node)] for x in inputs]
+    results = [None if g is None else _as_variable(g) for g in found]
     for x, g in zip(inputs, results):
         if set_grad or (retain_grad and x.node.living_creator() is not None):
             x.grad_var = g

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from dbrdist.core.usage.mistakes import warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from dbrdist.core.array.types import Number
     from dbrdist.core.tape.function_node import FunctionNode
@@ -56,7 +57,7 @@ class Call(Record):
         nodes: list[VariableNode] = []
         rank = num_constant = 0
         operands, has_arrays = self.operands, False
-        a: Any = None
+        a: Array | None = None
         for x in inputs:
             if isinstance(x, Value):
                 value = x
@@ -228,7 +229,7 @@ def _follow_variables(inputs: tuple[Operand, ...], xs: list[Array], nodes: list[
             nodes[i] = constant_node(xs[i])
 
 
-def as_outputs(call: Any, ys: Any) -> tuple[Array, ...]:
+def as_outputs(call: FunctionNode, ys: object) -> tuple[Array, ...]:
     """What forward returned, as a tuple of arrays."""
     if isinstance(ys, list):
         return tuple(ys)
@@ -238,7 +239,7 @@ def as_outputs(call: Any, ys: Any) -> tuple[Array, ...]:
     raise TypeError(f"{call.label}: forward output must be a tuple of ndarrays, got {what}")
 
 
-def _as_array(call: FunctionNode, y: Array | Number | None) -> Any:
+def _as_array(call: FunctionNode, y: Array | Number | None) -> Array | None:
     """One output of forward: an array, a pending one, or a scalar of a reduction."""
     if type(y) is _ndarray or is_array(y):
         return y
@@ -262,7 +263,7 @@ def variable(array: Array, requires_grad: bool) -> Variable:
     return revive(make_node(None, 0, 0, requires_grad, array.shape, array.dtype), array)
 
 
-def _leaf(call: FunctionNode, y: Any) -> Variable:
+def _leaf(call: FunctionNode, y: Array | Number | None) -> Variable:
     """A Variable without a history."""
     if type(y) is not _ndarray and not is_array(y):
         y = _as_array(call, y)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from dbrdist.core.array.backend import Array, DType
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from dbrdist.core.tape.variable import Variable
+
+    Same = TypeVar("Same")
 
 Gradient: TypeAlias = "Array | Variable | Deferred"  # as rules give it: arrays, or Variables in a pass of higher order
 
@@ -40,6 +44,6 @@ class Deferred:
         return None
 
 
-def plain(g: Gradient) -> Any:
+def plain(g: Deferred | Same) -> Array | Same:
     """A gradient as an array."""
     return g.force() if isinstance(g, Deferred) else g

@@ -6,8 +6,7 @@ Both work for everything that is computed with Variables, and their results are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dbrdist.core.array.backend import Array, get_array_module
 from dbrdist.core.array.config import using_config
@@ -19,12 +18,17 @@ from dbrdist.core.tape.node import VariableNode
 from dbrdist.core.tape.variable import Variable, as_array, as_variable
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable, Sequence
+    from typing import Any, TypeVar
 
     from dbrdist.core.tape.variable import Operand
 
+    Outputs = TypeVar("Outputs", bound=Variable | Sequence[Variable])  # of a function of Variables
 
-def jvp(func: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+
+def jvp(
+    func: Callable[..., Variable | Sequence[Variable]], primals: Sequence[Operand], tangents: Sequence[Operand | None]
+) -> tuple[Any, Any]:
     """The outputs of ``func`` at ``primals``, and their derivatives along ``tangents`` (forward mode).
 
     Args:
@@ -54,7 +58,7 @@ def jvp(func: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any
                 raise ValueError(f"jvp: tangents[{i}]: expected shape {x.shape} to match the primal, got {t.shape}")
             moving.append((x.node, ops.cast(as_variable(t), x.dtype)))
     with using_config("enable_backprop", True):
-        ys = func(*xs)
+        ys: Any = func(*xs)
         outputs = _listed(ys)
         found = {_place(node): t for node, t in moving}  # now, for func may have cut the graph
         _Forward([y.node for y in outputs], found).run()
@@ -65,9 +69,7 @@ def jvp(func: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any
     return ys, type(ys)(*results) if hasattr(ys, "_fields") else type(ys)(results)
 
 
-def vjp(
-    func: Callable[..., Variable | Sequence[Variable]], *primals: Operand
-) -> tuple[Any, Callable[..., tuple[Variable, ...]]]:
+def vjp(func: Callable[..., Outputs], *primals: Operand) -> tuple[Outputs, Callable[..., tuple[Variable, ...]]]:
     """The outputs of a function, and a function that maps their gradients to those of the primals.
 
     The latter takes one array or Variable (or None) for each output and returns a tuple of Variables, zeros for a
@@ -151,7 +153,7 @@ def _place(node: VariableNode) -> Hashable:
     return node if creator is None else (creator, node.index)
 
 
-def _see_that_they_follow(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, ...]) -> None:
+def _see_that_they_follow(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Variable | None, ...]) -> None:
     """Raise if a rule computed gradients with bare arrays: these do not tell how they follow those of the outputs."""
     for i, g in zip(wanted, gxs):
         if g is not None and g.node.creator_node is None and bool(g.array.any()):
@@ -186,7 +188,7 @@ class _Forward:
                     if t is not None:
                         self.found[function, i] = t
 
-    def pushed(self, function: FunctionNode, tangents: list[Variable | None]) -> Sequence[Variable]:
+    def pushed(self, function: FunctionNode, tangents: list[Variable | None]) -> Sequence[Variable | None]:
         """The tangents of a function's outputs."""
         if isinstance(function, Elementwise) and type(function).derive is Elementwise.derive:
             return (self.along_partials(function, tangents),)
@@ -215,7 +217,7 @@ class _Forward:
         full = [variable(xp.zeros(node.shape, node.dtype), False) if t is None else t for t, node in pairs]
         return function.twin().apply(tuple(full))
 
-    def transposed_twice(self, function: FunctionNode, tangents: list[Any]) -> Sequence[Any]:
+    def transposed_twice(self, function: FunctionNode, tangents: list[Any]) -> Sequence[Variable | None]:
         """J t from the rule g -> g J alone: that is linear in g, and the gradient of <g J, t> by g is J t."""
         wanted = tuple(i for i, t in enumerate(tangents) if t is not None and function.inputs[i].requires_grad)
         like = next(t for t in tangents if t is not None)

@@ -68,17 +68,17 @@ class Partial:
 
     __slots__ = ("names", "rule", "takes_gradient")
 
-    def __init__(self, rule: Any) -> None:
-        self.rule = rule
+    def __init__(self, rule: Derivative) -> None:
+        self.rule: Any = rule
         self.names: tuple[str, ...] = ()
         self.takes_gradient = False
         if callable(rule):
-            code: Any = rule.__code__
+            code = rule.__code__
             names = code.co_varnames[: code.co_argcount]
             self.takes_gradient = names[:1] == ("gy",)
             self.names = names[1:] if self.takes_gradient else names
 
-    def pull(self, gy: Any, values: dict[str, Any]) -> Any:
+    def pull(self, gy: Operand, values: dict[str, Any]) -> Any:
         """gy times the derivative."""
         rule = self.rule
         if rule is None:
@@ -197,7 +197,7 @@ class Elementwise(FunctionNode):
             return operators.sum_to(gx, nodes[0].shape), operators.sum_to(operators.neg(gx), nodes[1].shape)
         return tuple([operators.sum_to(self.pulled(i, gy), nodes[i].shape) for i in wanted])
 
-    def pulled(self, i: int, gy: Any) -> Any:
+    def pulled(self, i: int, gy: Operand) -> Any:
         """gy times the derivative by operand ``i``: back towards it, or forward from its tangent."""
         row = self.row
         if i and row.of_difference:
@@ -243,15 +243,15 @@ def row(
 
 def _primitive_of(entry: Row) -> RowPrimitive:
     runs_at_once, formula, node = entry.runs_at_once, entry.formula, entry.node
-    primitive: Any
+    primitive: Callable[..., Operand]
     if len(entry.args) == 1 and not entry.numbers:
 
-        def primitive(x: Any) -> Any:
+        def primitive(x: Operand) -> Operand:
             return node().apply((x,))[0] if isinstance(x, Variable) else entry.compute((x,), ())
 
     elif runs_at_once:  # a ufunc of two operands
 
-        def primitive(a: Operand | Number, b: Operand | Number) -> Any:
+        def primitive(a: Operand | Number, b: Operand | Number) -> Operand:
             if isinstance(a, Value) and isinstance(b, Value):
                 if _dtype(a) is not _dtype(b):
                     a, b = matched((a, b))
@@ -268,7 +268,7 @@ def _primitive_of(entry: Row) -> RowPrimitive:
     return _named(primitive, entry)
 
 
-def _dtype(x: Value) -> Any:
+def _dtype(x: Value) -> DType | None:
     """The type of a Variable's array, or of the array that a parameter will have."""
     a = x._array
     dtype = getattr(x, "dtype", None) if a is None else a.dtype
@@ -392,7 +392,7 @@ def matched(xs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple([_matched(x, target, is_led) for x in xs])
 
 
-def together(function: str, kind: str = "float", is_product: bool = False, **xs: Any) -> tuple[Variable, ...]:
+def together(function: str, kind: str = "float", is_product: bool = False, **xs: Operand) -> tuple[Variable, ...]:
     """The operands of a function made of others, as Variables: of the right kind, and in types that go together.
 
     ``is_product``: in a program of Chainer, floating operands of matrix products keep their types.
@@ -409,7 +409,7 @@ def together(function: str, kind: str = "float", is_product: bool = False, **xs:
     return tuple([as_variable(x) for x in matched(tuple(xs.values()))])
 
 
-def _matched(x: Any, target: np.dtype[np.generic], is_led: bool) -> Any:
+def _matched(x: Any, target: DType, is_led: bool) -> Operand | Number:
     if isinstance(x, (int, float)):
         return target.type(x)
     dtype = getattr(x, "dtype", None)

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from traceback import StackSummary
 
+    from dbrdist.core.array.types import Raised
     from dbrdist.core.chainer.function import Function
+    from dbrdist.core.tape.deferred import Deferred
+    from dbrdist.core.tape.node import VariableNode
     from dbrdist.core.tape.type_check import TypeInfoTuple
     from dbrdist.core.tape.variable import Operand
 
@@ -73,7 +76,7 @@ class FunctionHook:
         self.added(None)
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *exc: Raised) -> None:
         del get_function_hooks()[self.name]
         self.deleted(None)
 
@@ -139,14 +142,15 @@ class FunctionNode(Call):
     is_linear: bool = False
     gives_new: bool = False  # each gradient of a first-order pass is a new array
     # (a, b, whether nobody else has b) to a sum of gradients of the output that the rule completes, or None to add them
-    defer_sum: ClassVar[Callable[[Any, Any, bool], Any] | None] = None
+    defer_sum: ClassVar[Callable[[Array, Array, bool], Array | Deferred | None] | None] = None
 
     stack: StackSummary | None = None  # where it was called, in debug mode
 
     _hooks: dict[str, FunctionHook] | None = None
-    _inherited: ClassVar[tuple[Any, bool] | None] = None  # the rule that a backward replaces, and whether it writes
+    # the rule that a backward replaces, and whether it writes
+    _inherited: ClassVar[tuple[Callable[..., tuple[Any, ...]], bool] | None] = None
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         cls._checks_types = cls.check_type_forward is not FunctionNode.check_type_forward
         if cls.derive is not FunctionNode.derive and _comes_first("backward", "derive", cls):
@@ -180,7 +184,7 @@ class FunctionNode(Call):
         """Forward for CuPy arrays ``xs``, where ``forward`` is not overridden."""
         raise NotImplementedError(f"{self.label} defines neither forward(xs) nor forward_gpu(xs)")
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Operand | None, ...]:
         """The gradients of the inputs ``wanted`` (indexes), given ``gys``, those of the outputs; see the class."""
         if type(self).backward is FunctionNode.backward and "backward" not in self.__dict__:
             raise NotImplementedError(f"{self.label} has no gradient: it defines neither derive nor backward")
@@ -196,7 +200,7 @@ class FunctionNode(Call):
 
     def _checked_gradients(
         self, wanted: tuple[int, ...], gxs: Sequence[Operand | None] | Operand | None
-    ) -> tuple[Any, ...]:
+    ) -> tuple[Variable | None, ...]:
         """What a user's rule returned, as a tuple of Variables; anything else is refused in words."""
         grads: tuple[Any, ...] = tuple(gxs) if isinstance(gxs, (tuple, list)) else (gxs,)
         if len(grads) != len(wanted) and len(grads) == len(self.inputs):  # one for each input, which Chainer takes, too
@@ -217,7 +221,7 @@ class FunctionNode(Call):
 
     def backward(
         self, target_input_indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
-    ) -> tuple[Array | None, ...]:
+    ) -> tuple[Variable | None, ...]:
         """Chainer's form of the rule: Variables in, Variables out.
 
         Args:
@@ -227,17 +231,19 @@ class FunctionNode(Call):
         rule, writes = self._inherited or (type(self).derive, self.writes)
         return self._of_variables(rule, writes, tuple(target_input_indexes), grad_outputs)
 
-    def derive_variables(self, wanted: tuple[int, ...], gys: tuple[Operand | None, ...]) -> tuple[Any, ...]:
+    def derive_variables(
+        self, wanted: tuple[int, ...], gys: tuple[Variable | None, ...]
+    ) -> tuple[Variable | None, ...]:
         """:meth:`derive` on Variables (``wanted``, ``gys``), whoever wrote the rule: for passes of higher order."""
         return self._of_variables(type(self).derive, self.writes, wanted, gys)
 
     def _of_variables(
         self,
-        rule: Callable[..., tuple[Array | None, ...]],
+        rule: Callable[..., tuple[Any, ...]],
         writes: bool,
         wanted: tuple[int, ...],
-        gys: tuple[Operand | None, ...],
-    ) -> tuple[Array | None, ...]:
+        gys: tuple[Variable | None, ...],
+    ) -> tuple[Variable | None, ...]:
         before, self._on_variables = self._on_variables, True
         try:
             return tuple(rule(self, wanted, gys, None) if writes else rule(self, wanted, gys))
@@ -245,8 +251,11 @@ class FunctionNode(Call):
             self._on_variables = before
 
     def backward_accumulate(
-        self, target_input_indexes: tuple[int, ...], grad_outputs: tuple[Any, ...], grad_inputs: tuple[Any, ...]
-    ) -> tuple[Array | None, ...]:
+        self,
+        target_input_indexes: tuple[int, ...],
+        grad_outputs: tuple[Variable | None, ...],
+        grad_inputs: tuple[Variable | None, ...],
+    ) -> tuple[Variable | None, ...]:
         """``backward`` with its results added to ``grad_inputs``, where those are not None.
 
         Args:
@@ -428,10 +437,10 @@ class FunctionNode(Call):
             self._take_new_value(place, node)
             warn_user(f"{words}; as in Chainer, it computes with the new ones", RuntimeWarning)
 
-    def _take_new_value(self, place: int, node: Any) -> None:
+    def _take_new_value(self, place: int, node: VariableNode) -> None:
         """Let the rule have the present array of a parameter instead of the one that it retained."""
         reference = assigned_parameters.get(node)
-        parameter: Any = None if reference is None else reference()
+        parameter = None if reference is None else reference()
         kept = list(self._kept_xs)
         if parameter is not None and parameter.array is not None and parameter.array.shape == kept[place].shape:
             kept[place] = parameter.array

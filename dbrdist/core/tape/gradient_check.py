@@ -98,7 +98,7 @@ class Kinks:
 
 
 def numerical_grad(
-    f: Callable[[], Sequence[Operand | None]],
+    f: Callable[[], Sequence[Operand]],
     inputs: Sequence[Array],
     grad_outputs: Sequence[Array | None],
     eps: float = 1e-3,
@@ -133,14 +133,14 @@ def numerical_grad(
 
 
 def _numerical_grad_of(
-    f: Callable[[], Sequence[Operand | None]], x: Array, gys: Any, eps: float, kinks: Kinks | None
+    f: Callable[[], Sequence[Operand]], x: Array, gys: Sequence[Operand | None], eps: float, kinks: Kinks | None
 ) -> Array:
     gx = get_array_module(x).zeros_like(x)
     wide = [None if gy is None else _float64(gy) for gy in gys]
     for i in np.ndindex(x.shape):
         original = x[i].copy()
 
-        def evaluate(step: float, i: Any = i, original: Any = original) -> OutputArrays:
+        def evaluate(step: float, i: tuple[int, ...] = i, original: Array = original) -> OutputArrays:
             x[i] = original + step
             ys = _wide(f(), gys)
             x[i] = original
@@ -150,16 +150,16 @@ def _numerical_grad_of(
     return gx
 
 
-def _wide(ys: Sequence[Any], gys: Sequence[Any]) -> OutputArrays:
+def _wide(ys: Sequence[Operand], gys: Sequence[Operand | None]) -> OutputArrays:
     """OutputArrays as new arrays of float64, those that have a gradient."""
     return [None if gy is None else _float64(y) for y, gy in zip(ys, gys, strict=True)]
 
 
-def _float64(y: Array) -> Array:
+def _float64(y: Operand) -> Array:
     return np.array(to_cpu(as_array(y)), np.float64)
 
 
-def _weighted_sum(ys: Sequence[Any], gys: Sequence[Any]) -> float:
+def _weighted_sum(ys: Sequence[Array], gys: Sequence[Array]) -> float:
     """sum(gy * y) in float64."""
     total = 0.0
     for y, gy in zip(ys, gys, strict=True):
@@ -172,7 +172,7 @@ def _listed(xs: Given) -> list[Any]:
     return list(xs) if isinstance(xs, (tuple, list)) else [] if xs is None else [xs]
 
 
-def _cast(x: Array, dtype: DTypeLike) -> Array:
+def _cast(x: Array, dtype: DTypeLike | None) -> Array:
     if x is None or not is_floating(x.dtype):
         return x
     return copy(x if dtype is None else x.astype(as_dtype(dtype)))
@@ -184,10 +184,10 @@ class _Problem:
     def __init__(
         self,
         func: Callable[..., Variable | Sequence[Variable]],
-        x_data: Any,
-        params: Any,
-        no_grads: Any,
-        dtype: Any,
+        x_data: Given,
+        params: Given,
+        no_grads: Sequence[bool] | None,
+        dtype: DTypeLike | None,
     ) -> None:
         self.func = func
         xs = _listed(x_data)
@@ -210,7 +210,7 @@ class _Problem:
         d = rng.uniform(0.5, 1.0, a.shape) * rng.choice([-1.0, 1.0], a.shape)
         return get_array_module(a).asarray(d)
 
-    def outputs(self) -> list[Any]:
+    def outputs(self) -> list[Variable]:
         """The outputs at the current point, as Variables."""
         return [y if isinstance(y, Variable) else Variable(y) for y in _listed(self.func(*self.xs))]
 
@@ -226,7 +226,7 @@ class _Problem:
             for v, a in zip(self.checked, originals):
                 v.array = a
 
-    def slope(self, gys: Sequence[Any], eps: float, kinks: Kinks | None) -> float:
+    def slope(self, gys: Sequence[Array | None], eps: float, kinks: Kinks | None) -> float:
         """The numerical slope of ``sum(gy * y)`` along the direction."""
 
         def at(step: float) -> OutputArrays:
@@ -251,7 +251,7 @@ def _compare(order: str, computed: float, numerical: float, atol: float, rtol: f
         )
 
 
-def _seeds(ys: Sequence[Any], y_grad: Given, dtype: DTypeLike) -> list[Array]:
+def _seeds(ys: Sequence[Variable], y_grad: Given, dtype: DTypeLike | None) -> list[Array]:
     gys = [_cast(g, dtype) for g in _listed(y_grad)]
     if not gys:
         if len(ys) != 1 or ys[0].shape != ():
@@ -263,7 +263,7 @@ def _seeds(ys: Sequence[Any], y_grad: Given, dtype: DTypeLike) -> list[Array]:
 
 
 def check_backward(
-    func: Callable[..., Any],
+    func: Callable[..., Variable | Sequence[Variable]],
     x_data: Given,
     y_grad: Given,
     params: Given = (),
@@ -271,7 +271,7 @@ def check_backward(
     atol: float = 1e-5,
     rtol: float = 1e-4,
     no_grads: Sequence[bool] | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     detect_nondifferentiable: bool = False,
 ) -> None:
     """AssertionError unless the gradients of ``func`` at ``x_data`` agree with differences.
@@ -328,7 +328,7 @@ def check_backward_with_params(
     xs, ps = _listed(x_data), _listed(params)
     skip = [False] * len(xs) if no_grads is None else list(no_grads)
 
-    def of_all(*args: Variable) -> Any:
+    def of_all(*args: Variable) -> Variable | tuple[Variable, ...]:
         inputs = args[: len(xs)]
         return func(inputs, args[len(xs) :])
 
@@ -342,7 +342,7 @@ def _check(
     eps: float,
     atol: float,
     rtol: float,
-    dtype: Any,
+    dtype: DTypeLike | None,
     detect_nondifferentiable: bool,
 ) -> None:
     ys = problem.outputs()
@@ -402,7 +402,7 @@ def check_double_backward(
     ggs = [g for i, g in enumerate(_listed(x_grad_grad)) if len(_listed(x_grad_grad)) == len(wanted) or i in wanted]
     seeds = [g for g in gys if g is not None]
 
-    def first_order(*args: Any) -> tuple[Any, ...]:
+    def first_order(*args: Variable) -> tuple[Variable, ...]:
         inputs, grads = args[: len(xs)], iter(args[len(xs) :])
         with using_config("enable_backprop", True):
             ys = _listed(func(*inputs))

@@ -9,18 +9,20 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from dbrdist.core.array.current_device import On, elsewhere_in
 from dbrdist.core.tape.checks import ArgumentError, OperandTypeError, describe
 from dbrdist.core.usage.foreign_names import UnknownArgumentError, explained_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import ParamSpec, TypeVar
 
+    from dbrdist.core.model.link import Link
 
-F = TypeVar("F", bound=Callable[..., Any])
+    P = ParamSpec("P")
+    R = TypeVar("R")
 
 _RAISED = (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError)
 _CONVERT = "convert it first"
@@ -28,11 +30,11 @@ _modules = sys.modules
 _OURS = ("dbrdist", "numpy", "scipy", "cupy", "ml_dtypes")
 
 
-def naming_errors(function: F) -> Callable[..., Any]:
+def naming_errors(function: Callable[P, R]) -> Callable[P, R]:
     """``function``, whose errors name it and its arguments."""
 
     @functools.wraps(function)
-    def call(*args: tuple[object, ...], **kwargs: object) -> Any:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             if "cupy" in _modules:  # what a function does besides calls of the tape runs where its arrays are, too
                 number = elsewhere_in((*args, *kwargs.values()))
@@ -49,7 +51,9 @@ def naming_errors(function: F) -> Callable[..., Any]:
     return call
 
 
-def _named_error(function: Callable[..., Any], args: Any, kwargs: Any, error: Exception) -> Exception | None:
+def _named_error(
+    function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object], error: Exception
+) -> Exception | None:
     """A better error for ``error``; None where it already says it, after a word was put in front, or where it was
     raised by somebody else's code."""
     name = function.__name__
@@ -83,13 +87,15 @@ def _named_error(function: Callable[..., Any], args: Any, kwargs: Any, error: Ex
     return kind(f"{name}: {words}; {got}")
 
 
-def _layer_of(name: str, args: Any, kwargs: Any) -> str:
+def _layer_of(name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> str:
     """What was meant where a setting is in the place of the input, as in ``Sequential(F.dropout(0.5))``."""
     is_setting = len(args) == 1 and type(args[0]) in (int, float) and not kwargs
     return f"as a layer pass lambda x: F.{name}(x, {args[0]})" if is_setting else ""
 
 
-def _explained_count(function: Callable[..., Any], args: Any, kwargs: Any, error: TypeError) -> TypeError | None:
+def _explained_count(
+    function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object], error: TypeError
+) -> TypeError | None:
     """A better error for arguments that are too few or too many: a layer that is called too early, or loose axes."""
     name, parameters = function.__name__, list(inspect.signature(function).parameters.values())
     needed = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -108,7 +114,7 @@ def _explained_count(function: Callable[..., Any], args: Any, kwargs: Any, error
     return TypeError(f"{error}; as a layer of Sequential, or as an activation, pass {layer}")
 
 
-def explain_operand(link: Any, error: AttributeError, args: Any, kwargs: Any) -> None:
+def explain_operand(link: Link, error: AttributeError, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
     """Raise a better error where a link of ours failed because an input was no array; else do nothing."""
     try:
         given = inspect.signature(link.forward).bind(*args, **kwargs).arguments
@@ -149,7 +155,7 @@ def _is_ours(error: Exception) -> bool:
     return module.partition(".")[0] in _OURS
 
 
-def _operands(function: Callable[..., Any], given: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+def _operands(function: Callable[..., object], given: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """The arguments that have no default value, and the elements of those that are lists of arrays."""
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name not in given or parameter.kind is parameter.VAR_KEYWORD:

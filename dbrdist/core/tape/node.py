@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dbrdist.core.array.types import Array, DType, Shape
     from dbrdist.core.chainer.function import Function
     from dbrdist.core.tape.function_node import FunctionNode
-    from dbrdist.core.tape.variable import Operand
+    from dbrdist.core.tape.variable import Operand, Variable
 
 assignments = [0]  # how often parameters got new values from outside an update, in this process
 
@@ -64,17 +64,17 @@ class VariableNode:
         return f"{self.shape}, {self.dtype}" if self.shape is not None else "(None)"
 
     @property
-    def grad(self) -> Any:
+    def grad(self) -> Array | None:
         """The gradient as an array, or None."""
         return getattr(self.gradient, "array", self.gradient)
 
     @property
-    def grad_var(self) -> Any:
+    def grad_var(self) -> Variable | None:
         """The gradient as a Variable, or None."""
         return self.get_variable().grad_var
 
     @property
-    def data(self) -> Any:
+    def data(self) -> Array | None:
         """The array if it is known, else None: of a Variable that a program of Chainer made, or a retained one."""
         variable = self.get_variable_or_none()
         if variable is not None:
@@ -85,21 +85,21 @@ class VariableNode:
         return retained_arrays.get(self)
 
     @data.setter
-    def data(self, array: Any) -> None:
+    def data(self, array: Array | None) -> None:
         retained_arrays[self] = array
         self.shape, self.dtype = (None, None) if array is None else (array.shape, array.dtype)
 
-    def get_variable(self) -> Any:
+    def get_variable(self) -> Variable:
         """The Variable of this node, or another one that shares it."""
         variable = self.get_variable_or_none()
         return revive(self, self.data) if variable is None else variable
 
-    def get_variable_or_none(self) -> Any:
+    def get_variable_or_none(self) -> Variable | None:
         """The Variable of this node that a program of Chainer made, while it lives."""
         reference = made_variables.get(self)
         return None if reference is None else reference()
 
-    def set_creator_node(self, creator_node: Any) -> None:
+    def set_creator_node(self, creator_node: FunctionNode) -> None:
         """Make this the first output of a function."""
         self.creator_node, self.rank = creator_node, creator_node.rank + 1
 
@@ -107,16 +107,16 @@ class VariableNode:
         """Cut the graph here: the node becomes a leaf."""
         self.creator_node = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in _NODE}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
 
 
 def make_node(
-    creator: FunctionNode | None, index: int, rank: int, requires_grad: bool, shape: Any, dtype: Any
+    creator: FunctionNode | None, index: int, rank: int, requires_grad: bool, shape: Shape | None, dtype: DType | None
 ) -> VariableNode:
     """A node; a function, since a class without ``__init__`` takes a quarter of the time to call."""
     node = VariableNode()
@@ -133,14 +133,14 @@ def make_node(
 
 revive: Any = None  # call.revive, bound by the package (__init__.py)
 # For programs of Chainer: the Variables that they made, and arrays that they gave to nodes.
-made_variables: weakref.WeakKeyDictionary[VariableNode, weakref.ref[Any]] = weakref.WeakKeyDictionary()
-retained_arrays: weakref.WeakKeyDictionary[VariableNode, Any] = weakref.WeakKeyDictionary()
+made_variables: weakref.WeakKeyDictionary[VariableNode, weakref.ref[Variable]] = weakref.WeakKeyDictionary()
+retained_arrays: weakref.WeakKeyDictionary[VariableNode, Array | None] = weakref.WeakKeyDictionary()
 
 # The parameters that were assigned, by their nodes, for backward passes that take the new values.
-assigned_parameters: weakref.WeakKeyDictionary[VariableNode, weakref.ref[Value]] = weakref.WeakKeyDictionary()
+assigned_parameters: weakref.WeakKeyDictionary[VariableNode, weakref.ref[Variable]] = weakref.WeakKeyDictionary()
 
 
-def note_assignment(parameter: Value) -> None:
+def note_assignment(parameter: Variable) -> None:
     """A parameter gets new values: graphs that retained the old ones must not go backward through it."""
     assignments[0] += 1
     parameter.node.assigned = assignments[0]
@@ -181,7 +181,7 @@ class Record:
     _for_rule: Any  # what forward leaves for the rule besides inputs and outputs
 
 
-UNCALLED: dict[str, Any] = {
+UNCALLED: dict[str, int | None] = {
     "inputs": None, "wanted": None, "rank": 0, "num_outputs": 0, "recorded_at": 0, "_kept_xs": None, "_kept_ys": None,
     "_keep_inputs": None, "_keep_outputs": None, "owns_gy": False, "_on_variables": False, "_for_rule": None,
 }  # fmt: skip

@@ -6,8 +6,7 @@ bare arrays and higher-order passes on Variables. Operands broadcast as in NumPy
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,11 +14,17 @@ from dbrdist.core.array import array_operations, sums
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, is_floating
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.elementwise import KERNEL_ELEMENTS, elementwise, fused
-from dbrdist.core.array.types import Axes, Destinations, DType, Index, Number
 from dbrdist.core.tape.checks import ArgumentError, Operands
 from dbrdist.core.tape.elementwise_table import RowPrimitive, from_kernel, matched, row
 from dbrdist.core.tape.function_node import FunctionNode, call
-from dbrdist.core.tape.variable import Operand, Variable, as_array
+from dbrdist.core.tape.variable import Variable, as_array
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from dbrdist.core.array.types import Axes, Destinations, DType, Index, Number
+    from dbrdist.core.tape.variable import Operand
 
 # ---- elementwise ----------------------------------------------------------------------------------------------------
 
@@ -69,7 +74,7 @@ _power = row(
 )
 
 
-def _slope_of_power(x: Operand, c: float) -> Any:
+def _slope_of_power(x: Operand, c: float) -> Operand | float:
     """c x^(c - 1), of common exponents without a call of pow, which takes ten times as long as a product."""
     if c in (0, 2, -1):
         return neg(power(div(1.0, x), 2)) if c < 0 else mul(x, 2.0) if c else 0.0
@@ -154,14 +159,14 @@ class Remainder(FunctionNode):
         return tuple([sum_to(rules[i](), self.inputs[i].shape) for i in wanted])
 
 
-def remainder(a: Operand | Number, b: Operand | Number, function: np.ufunc = np.remainder) -> Any:
+def remainder(a: Operand | Number, b: Operand | Number, function: np.ufunc = np.remainder) -> Operand:
     """What is left of a when a whole multiple of b is taken away, with the sign of b; with np.fmod that of a"""
     xs = matched((a, b))
     on_tape = any(isinstance(x, Variable) for x in xs)
     return Remainder(function).apply(xs)[0] if on_tape else _remainder_of(function, xs)
 
 
-def _remainder_of(function: Any, xs: tuple[Any, ...]) -> Array:
+def _remainder_of(function: np.ufunc, xs: tuple[Array, ...]) -> Array:
     a, b = xs
     if type(a) is np.ndarray and not np.ndim(b) and a.size >= KERNEL_ELEMENTS and _follows(b, a.dtype):
         xs = a, np.full_like(a, b)
@@ -350,7 +355,7 @@ class GetItem(FunctionNode):
         self.was_images = array_operations.are_images(xs[0])
         return (array_operations.item(xs[0], self.slices),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any = None) -> tuple[Array, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...], out: Any = None) -> tuple[Array, ...]:
         return (scatter(gys[0], self.slices, self.inputs[0].shape, self.was_images, out and out[0]),)
 
 
@@ -470,7 +475,7 @@ class MatMul(FunctionNode):
             gxs.append(sum_to(g, self.inputs[i].shape))
         return tuple(gxs)
 
-    def _derive_vectors(self, wanted: tuple[int, ...], gy: Array, a: Array, b: Array) -> tuple[Any, ...]:
+    def _derive_vectors(self, wanted: tuple[int, ...], gy: Array, a: Array, b: Array) -> tuple[Array, ...]:
         """A vector on the left is a row, on the right a column, whose axis the result lacks."""
         a2 = reshape(a, (1, a.shape[0])) if a.ndim == 1 else a
         b2 = reshape(b, (b.shape[0], 1)) if b.ndim == 1 else b
@@ -489,7 +494,7 @@ def swap(x: Operand) -> Any:
     return transpose(x, (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
 
 
-def matmul(a: Any, b: Any, out: Any = None) -> Any:
+def matmul(a: Operand, b: Operand, out: Any = None) -> Any:
     """The matrix product, as ``numpy.matmul``; ``out`` takes the result where both operands are arrays"""
     if type(a) is np.ndarray and type(b) is np.ndarray and a.ndim == b.ndim == 2:
         dtype = a.dtype

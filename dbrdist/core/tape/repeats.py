@@ -52,7 +52,7 @@ class Assignments:
         return [v for owner, name, _ in self._before.values() for v in _variables_in(owner.__dict__.get(name))]
 
 
-def _assign(values: Iterable[Any]) -> None:
+def _assign(values: Iterable[tuple[object, str, object]]) -> None:
     for owner, name, value in values:
         if value is _MISSING:
             owner.__dict__.pop(name, None)

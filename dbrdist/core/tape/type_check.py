@@ -12,8 +12,7 @@ An expectation that does not hold raises :class:`InvalidType` with the expressio
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,9 +20,15 @@ from dbrdist.core.array.config import config
 from dbrdist.core.tape.checks import InvalidType as InvalidType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from types import EllipsisType
+    from typing import Any, TypeAlias
 
-    from dbrdist.core.array.types import Array, DType
+    from dbrdist.core.array.types import Array, DType, Number
+
+    # What stands in expressions beside expressions: numbers, types and shapes, and what computes with them.
+    Part: TypeAlias = "Expr | TypeInfo | DType | type | Callable[..., Part] | Value | Sequence[Part] | None"
+    Value: TypeAlias = Number | str | slice | EllipsisType
 
 
 class Expr:
@@ -49,36 +54,36 @@ class Expr:
             raise AttributeError(name)
         return GetAttr(self, name)
 
-    def __getitem__(self, key: object) -> GetItem:
+    def __getitem__(self, key: Part) -> GetItem:
         return GetItem(self, key)
 
     def __iter__(self) -> Iterator[GetItem]:
         return iter([self[i] for i in range(len(self.eval()))])
 
-    def __call__(self, *args: object) -> Call:
+    def __call__(self, *args: Part) -> Call:
         return Call(self, args)
 
     def __bool__(self) -> bool:
         raise RuntimeError(f"{self} has no truth value of its own; pass it to type_check.expect, or call .eval()")
 
-    def __eq__(self, other: object) -> Any:
+    def __eq__(self, other: Any) -> Any:
         return BoolBinaryOperator(self, other, "==", "!=", operator.eq)
 
-    def __ne__(self, other: object) -> Any:
+    def __ne__(self, other: Any) -> Any:
         return BoolBinaryOperator(self, other, "!=", "==", operator.ne)
 
     __hash__ = object.__hash__
 
-    def __lt__(self, other: object) -> BoolBinaryOperator:
+    def __lt__(self, other: Part) -> BoolBinaryOperator:
         return BoolBinaryOperator(self, other, "<", ">=", operator.lt)
 
-    def __le__(self, other: object) -> BoolBinaryOperator:
+    def __le__(self, other: Part) -> BoolBinaryOperator:
         return BoolBinaryOperator(self, other, "<=", ">", operator.le)
 
-    def __gt__(self, other: object) -> BoolBinaryOperator:
+    def __gt__(self, other: Part) -> BoolBinaryOperator:
         return BoolBinaryOperator(self, other, ">", "<=", operator.gt)
 
-    def __ge__(self, other: object) -> BoolBinaryOperator:
+    def __ge__(self, other: Part) -> BoolBinaryOperator:
         return BoolBinaryOperator(self, other, ">=", "<", operator.ge)
 
     def __neg__(self) -> UnaryOperator:
@@ -112,10 +117,10 @@ def _give_operator(name: str, sign: str, priority: int) -> None:
     """Let expressions stand on either side of an operator."""
     compute = getattr(operator, f"__{name}__")
 
-    def left(self: Expr, other: object) -> BinaryOperator:
+    def left(self: Expr, other: Part) -> BinaryOperator:
         return BinaryOperator(priority, self, other, sign, compute, sign == "**")
 
-    def right(self: Expr, other: object) -> BinaryOperator:
+    def right(self: Expr, other: Part) -> BinaryOperator:
         return BinaryOperator(priority, other, self, sign, compute, sign == "**")
 
     setattr(Expr, f"__{name}__", left)
@@ -133,7 +138,7 @@ class Atom(Expr):
 class Constant(Atom):
     """A value written as itself."""
 
-    def __init__(self, value: object) -> None:
+    def __init__(self, value: Part) -> None:
         self.value = value
 
     def eval(self) -> Any:
@@ -146,7 +151,7 @@ class Constant(Atom):
 class Variable(Atom):
     """A value with a name."""
 
-    def __init__(self, value: object, name: str) -> None:
+    def __init__(self, value: Part, name: str) -> None:
         self.value = value
         self.name = name
 
@@ -157,7 +162,7 @@ class Variable(Atom):
         return self.name
 
 
-def make_variable(value: object, name: str) -> Variable:
+def make_variable(value: Part, name: str) -> Variable:
     """A named value for expressions."""
     return Variable(value, name)
 
@@ -165,7 +170,7 @@ def make_variable(value: object, name: str) -> Variable:
 class GetAttr(Atom):
     """``obj.name``; ``name`` may be an expression."""
 
-    def __init__(self, obj: object, name: object) -> None:
+    def __init__(self, obj: Part, name: Part) -> None:
         self.obj = obj
         self.name = name
 
@@ -182,7 +187,7 @@ class GetAttr(Atom):
 class GetItem(Atom):
     """``obj[key]``."""
 
-    def __init__(self, obj: object, key: object) -> None:
+    def __init__(self, obj: Part, key: Part) -> None:
         self.obj = obj
         self.key = key
 
@@ -194,7 +199,7 @@ class GetItem(Atom):
         return f"{_within(self.obj, 8)}[{', '.join(map(_written_key, keys))}]"
 
 
-def _written_key(key: object) -> str:
+def _written_key(key: Part) -> str:
     if not isinstance(key, slice):
         return "..." if key is Ellipsis else _written(key)
     start, stop, step = ("" if bound is None else _written(bound) for bound in (key.start, key.stop, key.step))
@@ -204,7 +209,7 @@ def _written_key(key: object) -> str:
 class Call(Atom):
     """``obj(args)``."""
 
-    def __init__(self, obj: object, args: Sequence[object]) -> None:
+    def __init__(self, obj: Part, args: Sequence[Part]) -> None:
         self.obj = obj
         self.args = tuple(args)
 
@@ -218,7 +223,7 @@ class Call(Atom):
 class UnaryOperator(Expr):
     """``exp term``, such as ``-term``, computed by ``func``."""
 
-    def __init__(self, priority: int, term: object, exp: str, func: Callable[[Any], Any]) -> None:
+    def __init__(self, priority: int, term: Part, exp: str, func: Callable[..., Part]) -> None:
         self.priority = priority
         self.term = term
         self.exp = exp
@@ -235,7 +240,7 @@ class BinaryOperator(Expr):
     """``lhs exp rhs``, computed by ``func``."""
 
     def __init__(
-        self, priority: int, lhs: object, rhs: object, exp: str, func: Callable[[Any, Any], Any],
+        self, priority: int, lhs: Part, rhs: Part, exp: str, func: Callable[..., Part],
         right_associative: bool = False,
     ) -> None:  # fmt: skip
         self.priority = priority
@@ -265,7 +270,7 @@ class Testable:
 class BoolBinaryOperator(BinaryOperator, Testable):
     """A comparison ``lhs exp rhs``; ``inv`` is the sign of the opposite."""
 
-    def __init__(self, lhs: object, rhs: object, exp: str, inv: str, func: Callable[[Any, Any], Any]) -> None:
+    def __init__(self, lhs: Part, rhs: Part, exp: str, inv: str, func: Callable[..., Part]) -> None:
         super().__init__(-1, lhs, rhs, exp, func)
         self.inv = inv
 
@@ -275,12 +280,12 @@ class BoolBinaryOperator(BinaryOperator, Testable):
             raise InvalidType(str(self), f"{left} {self.inv} {right}")
 
 
-def _within(part: object, priority: int) -> str:
+def _within(part: Part, priority: int) -> str:
     """The text of a part, in parentheses where it binds more loosely than what stands around it."""
     return f"({part})" if isinstance(part, Expr) and part.priority < priority else _written(part)
 
 
-def _written(part: object) -> str:
+def _written(part: Part) -> str:
     """The text of an expression, of a list or tuple of them, or of a value."""
     if isinstance(part, Expr):
         return str(part)
@@ -343,7 +348,7 @@ class TypeInfo:
         return f"TypeInfo({self.shape}, {self.dtype})"
 
 
-class TypeInfoTuple(tuple[Any, ...]):
+class TypeInfoTuple(tuple[Variable, ...]):
     """Shapes and types of all inputs, as expressions."""
 
     name = "in_types"
@@ -356,7 +361,7 @@ class TypeInfoTuple(tuple[Any, ...]):
         return self.name
 
 
-class LightTypeInfoTuple(tuple[Any, ...]):
+class LightTypeInfoTuple(tuple[TypeInfo, ...]):
     """The same as plain values."""
 
     def size(self) -> int:
@@ -379,7 +384,7 @@ def get_types(data: Iterable[Array | None], name: str, accept_none: bool = False
     return types
 
 
-def get_light_types(data: Iterable[Any]) -> LightTypeInfoTuple:
+def get_light_types(data: Iterable[Array]) -> LightTypeInfoTuple:
     """The types of arrays or Variables as plain values."""
     return LightTypeInfoTuple(_infos(data))
 
