@@ -27,6 +27,7 @@ from dbrdist.core.array.backend import Array, accumulation_dtype, is_array
 
 if TYPE_CHECKING:
     from dbrdist.comm.communicators.communicator import CommunicatorBase
+    from dbrdist.comm.functions.graph import SentBack
     from dbrdist.core.tape.variable import Operand, Variable
 
 
@@ -37,7 +38,7 @@ class AllGather(Communication):
         found: Sequence[Array] = self.comm.allgather(xs[0])
         return found
 
-    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Any], Any]:
+    def send_back(self, gys: tuple[Array, ...]) -> SentBack:
         return applied(ReduceScatter(self.comm), self.filled(gys)), None
 
 
@@ -51,7 +52,7 @@ class ReduceScatter(Communication):
             total += part
         return (total.astype(parts[0].dtype, copy=False),)
 
-    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Any], Any]:
+    def send_back(self, gys: tuple[Array, ...]) -> SentBack:
         return applied(AllGather(self.comm), gys), None
 
 
@@ -61,7 +62,7 @@ class AllReduce(Communication):
     def move(self, xs: tuple[Array, ...]) -> Sequence[Array]:
         return (self.comm.allreduce(xs[0]),)
 
-    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Any], Any]:
+    def send_back(self, gys: tuple[Array, ...]) -> SentBack:
         return applied(AllReduce(self.comm), gys), None
 
 
@@ -72,7 +73,7 @@ class AllToAll(Communication):
         found: Sequence[Array] = self.comm.alltoall(xs)
         return found
 
-    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Any], Any]:
+    def send_back(self, gys: tuple[Array, ...]) -> SentBack:
         return applied(AllToAll(self.comm), self.filled(gys)), None
 
 
@@ -87,12 +88,12 @@ class _Rooted(Communication):
     def is_root(self) -> bool:
         return bool(self.comm.rank == self.root)
 
-    def to_root(self, node: _Rooted, gys: tuple[Array, ...]) -> tuple[Sequence[Any], Any]:
+    def to_root(self, node: _Rooted, gys: tuple[Array, ...]) -> SentBack:
         """Send a gradient to the root, where alone an input has one."""
         found = applied(node, gys)
         return (found, None) if self.is_root else ((), found[0])
 
-    def from_root(self, node: _Rooted, gys: tuple[Array, ...]) -> tuple[Sequence[Operand], Operand | None]:
+    def from_root(self, node: _Rooted, gys: tuple[Array, ...]) -> SentBack:
         """Get a gradient from the root; the other ranks' output was a delegate variable."""
         if self.is_root:
             return applied(node, self.filled(gys)), None
@@ -106,7 +107,7 @@ class Bcast(_Rooted):
         y = self.comm.bcast(xs[0] if self.is_root else None, root=self.root)
         return (y[...] if self.is_root else y,)
 
-    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Array | None], Operand | None]:
+    def send_back(self, gys: tuple[Array, ...]) -> SentBack:
         return self.to_root(Reduce(self.comm, self.root), gys)
 
 
@@ -117,7 +118,7 @@ class Reduce(_Rooted):
         total = self.comm.allreduce(xs[0])
         return (total if self.is_root else no_elements(),)
 
-    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Any], Any]:
+    def send_back(self, gys: tuple[Array, ...]) -> SentBack:
         return self.from_root(Bcast(self.comm, self.root), gys)
 
 
@@ -125,10 +126,9 @@ class Gather(_Rooted):
     """Every rank's x, on the root."""
 
     def move(self, xs: tuple[Array, ...]) -> Sequence[Array]:
-        found: Any = self.comm.gather(xs[0], self.root)
-        return found if self.is_root else (no_elements(),)
+        return self.comm.gather(xs[0], self.root) or (no_elements(),)
 
-    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Any], Any]:
+    def send_back(self, gys: tuple[Array, ...]) -> SentBack:
         return self.from_root(Scatter(self.comm, self.root), gys)
 
 
@@ -138,11 +138,11 @@ class Scatter(_Rooted):
     def move(self, xs: tuple[Array, ...]) -> Sequence[Array]:
         return (self.comm.scatter(xs if self.is_root else None, self.root),)
 
-    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Array | None], Operand | None]:
+    def send_back(self, gys: tuple[Array, ...]) -> SentBack:
         return self.to_root(Gather(self.comm, self.root), gys)
 
 
-def _exchange_alike(comm: CommunicatorBase, xs: Any) -> Sequence[Array]:
+def _exchange_alike(comm: CommunicatorBase, xs: Sequence[Array]) -> Sequence[Array]:
     """An all-to-all in which every rank has entries of the same shapes and types."""
     with comm.gate.call("reduce_scatter") as call:
         each, error = attempt(arguments.prepared_for_each, xs, comm.size, "reduce_scatter")
@@ -170,7 +170,7 @@ def _for_each(comm: CommunicatorBase, xs: Any) -> list[Variable] | None:
     return found if found is not None and len(found) == comm.size else None
 
 
-def allgather(comm: CommunicatorBase, x: Any) -> tuple[Any, ...]:
+def allgather(comm: CommunicatorBase, x: Operand) -> tuple[Operand, ...]:
     """Every rank's ``x``, in order of ranks, as a tuple of Variables; shapes may differ between ranks.
 
     The gradient of ``x`` is the sum of what all ranks have for it.
@@ -233,7 +233,7 @@ def allreduce(comm: CommunicatorBase, x: Variable) -> Any:
     return counted(AllReduce(comm), xs)[0] if xs else comm.allreduce(_one(x))
 
 
-def alltoall(comm: CommunicatorBase, xs: Sequence[Operand] | Operand) -> tuple[Any, ...]:
+def alltoall(comm: CommunicatorBase, xs: Sequence[Operand] | Operand) -> tuple[Operand, ...]:
     """Entry k of the result is what rank k had at this rank's place of its ``xs``, which are ``size`` arrays.
 
     Args:
@@ -276,7 +276,7 @@ def bcast(comm: CommunicatorBase, x: Variable, root: int = 0) -> Any:
     return counted(Bcast(comm, root), xs)[0] if xs else comm.bcast(_one(x), root=root)
 
 
-def gather(comm: CommunicatorBase, x: Variable, root: int = 0) -> Any | None:
+def gather(comm: CommunicatorBase, x: Variable, root: int = 0) -> Any:
     """On ``root`` every rank's ``x``, as a tuple of Variables; on the others a delegate variable, from which or through
     which (:func:`pseudo_connect`) backward must go.
 
@@ -300,7 +300,7 @@ def gather(comm: CommunicatorBase, x: Variable, root: int = 0) -> Any | None:
     return found if comm.rank == root else found[0]
 
 
-def scatter(comm: Any, xs: Any, root: int = 0) -> Any:
+def scatter(comm: CommunicatorBase, xs: Any, root: int = 0) -> Any:
     """Entry ``rank`` of the ``xs`` of ``root``: ``size`` arrays, or an array with ``size`` rows.
 
     On the other ranks ``xs`` is None, or a delegate variable, through which backward continues.

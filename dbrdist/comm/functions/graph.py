@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -22,7 +22,11 @@ from dbrdist.core.tape.variable import Variable, as_array, as_variable
 
 if TYPE_CHECKING:
     from dbrdist.comm.communicators.communicator import CommunicatorBase
+    from dbrdist.core.array.types import DType, Shape
     from dbrdist.core.tape.variable import Operand
+
+    # The gradients of the inputs of a communication, and its delegate variable, if it has one.
+    SentBack: TypeAlias = tuple[Sequence[Operand | None], Operand | None]
 
 _thread = threading.local()
 
@@ -36,7 +40,7 @@ class Communication(FunctionNode):
 
     has_own_delegate = False
     number = 0  # of the call among all on the communicator
-    given: tuple[tuple[tuple[int, ...], Any], ...] = ()  # shape and type of each output
+    given: tuple[tuple[Shape, DType], ...] = ()  # shape and type of each output
 
     def __init__(self, comm: CommunicatorBase) -> None:
         self.comm = comm
@@ -50,17 +54,17 @@ class Communication(FunctionNode):
         """The outputs for this rank's inputs, delegate apart."""
         raise NotImplementedError
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array | None, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Operand | None, ...]:
         num_inputs = len(self.inputs) - 1
         with going_back_through(self.comm, self.number):
             gxs, delegate = self.send_back(gys)
         return tuple([gxs[i] if i < num_inputs else self._of_delegate(delegate, gys) for i in wanted])
 
-    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Array | None], Operand | None]:
+    def send_back(self, gys: tuple[Array, ...]) -> SentBack:
         """(the gradients of the inputs, the delegate variable of this communication or None)."""
         raise NotImplementedError
 
-    def _of_delegate(self, delegate: Any, gys: tuple[Array, ...]) -> Any:
+    def _of_delegate(self, delegate: Operand | None, gys: tuple[Array, ...]) -> Any:
         """Zeros, which in a higher-order pass stand for the communication that went back."""
         if self.has_own_delegate:
             return None
@@ -101,7 +105,7 @@ def applied(node: Communication, xs: Sequence[Array], delegate: Operand | None =
     return recorded(node, xs, delegate)
 
 
-def recorded(node: Communication, xs: Sequence[Any], delegate: Any = None) -> tuple[Variable, ...]:
+def recorded(node: Communication, xs: Sequence[Operand], delegate: Any = None) -> tuple[Variable, ...]:
     """Apply the communication, in a graph in any case."""
     if not getattr(delegate, "requires_grad", False):
         delegate, node.has_own_delegate = Variable(no_elements()), True
@@ -172,7 +176,7 @@ def no_elements() -> Array:
     return np.empty(0, np.float32)
 
 
-def as_variables(xs: Sequence[Variable]) -> list[Variable] | None:
+def as_variables(xs: Sequence[Operand]) -> list[Variable] | None:
     """Arrays and Variables as Variables; None if one of them is neither, or has no array yet."""
     try:
         found = [as_variable(x) for x in xs]
@@ -193,10 +197,10 @@ class PseudoConnect(FunctionNode):
         self.delegate_shape, self.delegate_dtype = xs[0].shape, xs[0].dtype
         return tuple([x[...] for x in xs[1:]])
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Operand, ...]:
         return tuple([gys[i - 1] if i else self._zeros(gys) for i in wanted])
 
-    def _zeros(self, gys: tuple[Array, ...]) -> Any:
+    def _zeros(self, gys: tuple[Array, ...]) -> Operand:
         like = as_array(next(g for g in gys if g is not None))
         zeros = zeros_as(like, self.delegate_shape, self.delegate_dtype)
         return variable(zeros, False) if self._on_variables else zeros

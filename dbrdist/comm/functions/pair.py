@@ -19,6 +19,7 @@ from dbrdist.errors import CommunicatorError
 
 if TYPE_CHECKING:
     from dbrdist.comm.communicators.communicator import CommunicatorBase
+    from dbrdist.comm.functions.graph import SentBack
     from dbrdist.core.tape.variable import Operand, Variable
 
 
@@ -45,7 +46,7 @@ class Send(_Message):
         self.note("send")
         return (no_elements(),)
 
-    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Any], Any]:
+    def send_back(self, gys: tuple[Array, ...]) -> SentBack:
         """Despite its name it receives: the gradients of the inputs."""
         nodes = self.inputs[:-1]
         if not any(is_floating(node.dtype) for node in nodes):
@@ -80,7 +81,7 @@ class Recv(_Message):
             )
         return each[1:]
 
-    def send_back(self, gys: tuple[Array, ...]) -> tuple[Sequence[Array | None], Operand | None]:
+    def send_back(self, gys: tuple[Array, ...]) -> SentBack:
         """The gradients of the outputs, to where these came from."""
         pairs = list(zip(self.filled(gys), self.given))[: -1 if self.is_anchored else None]
         grads = [g for g, (_, dtype) in pairs if is_floating(dtype)]

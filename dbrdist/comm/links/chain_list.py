@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import dbrdist.functions as F
 from dbrdist.comm.functions import pseudo_connect, send
@@ -23,6 +23,8 @@ from dbrdist.core.tape.variable import Variable
 if TYPE_CHECKING:
     from dbrdist.comm.communicators.communicator import CommunicatorBase
     from dbrdist.core.tape.variable import Operand
+
+    Outputs: TypeAlias = Variable | tuple[Variable, ...]  # of a component
 
 
 class MultiNodeChainList(ChainList):
@@ -58,7 +60,7 @@ class MultiNodeChainList(ChainList):
         self.comm = comm
         self.num_micro_batches = 1
         self._ends: tuple[tuple[RanksOrAll, RanksOrAll], ...] = ()
-        self._plan: tuple[Any, list[Instruction]] | None = None
+        self._plan: tuple[int, list[Instruction]] | None = None
 
     def add_link(self, link: Link, rank_in: PerAxis | None = None, rank_out: int | Sequence[int] | None = None) -> None:
         """Add a component.
@@ -102,7 +104,7 @@ class MultiNodeChainList(ChainList):
         self.num_micro_batches, self._plan = number, None
         return self
 
-    def forward(self, *inputs: Array) -> Any:
+    def forward(self, *inputs: Array) -> Outputs | None:
         """The output of the model, or a delegate variable where it is on another rank.
 
         Args:
@@ -135,11 +137,11 @@ class _Pass:
         self.model = model
         self.parts = _cut(inputs, model.num_micro_batches)
         self.arrived: dict[tuple[ComponentSlot, int], Any] = {}
-        self.made: dict[tuple[int, int], Any] = {}
-        self.outputs: list[Variable] = []
+        self.made: dict[tuple[int, int], Outputs] = {}
+        self.outputs: list[Outputs] = []
         self.delegates: list[Variable] = []
 
-    def run(self, actions: Sequence[Instruction]) -> Any:
+    def run(self, actions: Sequence[Instruction]) -> Outputs | None:
         for action in actions:
             if isinstance(action, RunComponent):
                 self.run_component(*action)
@@ -158,7 +160,7 @@ class _Pass:
             xs = self.parts[part]
         else:
             xs = tuple(self.arrived.pop((ComponentSlot(model.comm.rank, number, i), part)) for i in range(len(rank_in)))
-        y: Any = model[number](*xs) if model.num_micro_batches == 1 else _called_in_order(model[number], xs)
+        y: Outputs = model[number](*xs) if model.num_micro_batches == 1 else _called_in_order(model[number], xs)
         if rank_out is None:
             self.outputs.append(y)
         else:
@@ -177,11 +179,11 @@ class _Pass:
         self.delegates.append(anchor)
 
 
-def _called_in_order(link: Link, xs: Sequence[Operand]) -> Any:
+def _called_in_order(link: Link, xs: Sequence[Operand]) -> Outputs:
     """The link's output; backward comes through it after what follows it, and before what went before it."""
     assignments[0] += 1  # so that the functions of this call can be told from older ones
     since, least = assignments[0], place()
-    y = link(*xs)
+    y: Outputs = link(*xs)
     deepen(y if isinstance(y, tuple) else (y,), least, since)
     return y
 
@@ -195,7 +197,7 @@ def _ranks(value: int | Sequence[int] | None, what: str) -> RanksOrAll:
     return tuple(whole_number(rank, f"MultiNodeChainList.add_link: {what}") for rank in each)
 
 
-def _tied(delegates: Sequence[Variable], y: Any) -> Any:
+def _tied(delegates: Sequence[Variable], y: Outputs) -> Outputs:
     """The output, from which backward reaches all that was sent."""
     for delegate in delegates:
         y = pseudo_connect(delegate, *y) if isinstance(y, tuple) else pseudo_connect(delegate, y)
