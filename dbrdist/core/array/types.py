@@ -19,7 +19,7 @@ RealArray: TypeAlias = np.ndarray[Shape, np.dtype[np.floating]]
 Number: TypeAlias = complex | np.generic  # of Python or NumPy
 DType: TypeAlias = np.dtype[np.generic]
 Module: TypeAlias = ModuleType  # numpy or cupy
-Raised: TypeAlias = "type[BaseException] | BaseException | TracebackType | None"  # what a context's end is told
+Raised: TypeAlias = "type[BaseException] | BaseException | TracebackType | None"  # what __exit__ receives
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 
 

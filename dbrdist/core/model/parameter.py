@@ -107,9 +107,8 @@ class Parameter(Variable):
     )  # fmt: skip
 
     def __init__(
-        self, initializer: InitialValue = None, shape: PerAxis | None = None, name: str | None = None, *,
-        layout: None = None,
-    ) -> None:  # fmt: skip
+        self, initializer: Any = None, shape: PerAxis | None = None, name: str | None = None, *, layout: None = None
+    ) -> None:
         super().__init__(None, name=name)
         if layout is not None:
             raise ValueError(f"layout: dbrdist keeps layouts in strides; expected None, got {layout!r}")

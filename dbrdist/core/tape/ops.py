@@ -6,7 +6,8 @@ bare arrays and higher-order passes on Variables. Operands broadcast as in NumPy
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,17 +15,11 @@ from dbrdist.core.array import array_operations, sums
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, is_floating
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.elementwise import KERNEL_ELEMENTS, elementwise, fused
+from dbrdist.core.array.types import Axes, Destinations, DType, Index, Number
 from dbrdist.core.tape.checks import ArgumentError, Operands
 from dbrdist.core.tape.elementwise_table import RowPrimitive, from_kernel, matched, row
 from dbrdist.core.tape.function_node import FunctionNode, call
-from dbrdist.core.tape.variable import Variable, as_array
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
-    from dbrdist.core.array.types import Axes, Destinations, DType, Index, Number
-    from dbrdist.core.tape.variable import Operand
+from dbrdist.core.tape.variable import Operand, Variable, as_array
 
 # ---- elementwise ----------------------------------------------------------------------------------------------------
 
