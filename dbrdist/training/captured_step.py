@@ -21,7 +21,7 @@ import numpy as np
 from dbrdist.core.array import backend, random
 from dbrdist.core.array.config import config
 from dbrdist.core.array.declared import DeclaredBlock, declaring
-from dbrdist.core.array.device_memory import PrivatePool
+from dbrdist.core.array.gpu.device_memory import PrivatePool
 from dbrdist.core.array.types import Array, CudaGraph, CudaStream
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter

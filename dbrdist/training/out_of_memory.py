@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from dbrdist.core.array import backend, device_memory
-from dbrdist.core.array.types import Array
+from dbrdist.core.array import backend
+from dbrdist.core.array.gpu import device_memory
+from dbrdist.core.array.types import Array, Number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,18 +44,18 @@ def held_by(optimizers: Iterable[Optimizer]) -> Held:
     return Held(*sizes)
 
 
-def _is_on(a: Array | object | None, number: int) -> bool:
+def _is_on(a: Array | Number | None, number: int) -> bool:
     return backend.is_array(a) and getattr(getattr(a, "device", None), "id", None) == number and hasattr(a, "nbytes")
 
 
 def explain(error: BaseException, optimizers: Iterable[Optimizer], num_examples: int, what: str = "a step") -> None:
     """Add to an error of CuPy's a note with what held the memory, and with a bound of the batch; others stay alone."""
     if device_memory.is_out_of_memory(error) and not hasattr(error, "num_examples"):
-        error.num_examples = num_examples  # type: ignore[attr-defined]
+        vars(error)["num_examples"] = num_examples
         with contextlib.suppress(Exception):  # the error itself is what matters
             memory, held = device_memory.look(), held_by(optimizers)
             most = most_examples(memory, held, device_memory.wanted_bytes(error), num_examples)
-            error.most_examples = most  # type: ignore[attr-defined]
+            vars(error)["most_examples"] = most
             error.add_note(words(error, memory, held, num_examples, what))
 
 

@@ -11,7 +11,7 @@ from test_gpu_cli import train as train  # the fixture
 import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import Sequential, datasets, iterators, optimizers, training
-from dbrdist.core.array import device_memory
+from dbrdist.core.array.gpu import device_memory
 
 
 @pytest.fixture

@@ -86,8 +86,8 @@ EXPORTS = {"__init__", "__main__"}  # and files at the root that only re-export:
 
 # Libraries that one file alone may load, at their first use or behind a check.
 OWNERS = {
-    "cupy": "core/array/gpus.py",
-    "cupyx": "core/array/gpus.py",
+    "cupy": "core/array/gpu/presence.py",
+    "cupyx": "core/array/gpu/presence.py",
     "mpi4py": "comm/transport/mpi.py",
     "scipy": "core/array/scipy_parts.py",
     "h5py": "core/files/hdf5.py",

@@ -10,7 +10,8 @@ import pytest
 
 import dbrdist.links as L
 from dbrdist import optimizers, training
-from dbrdist.core.array import backend, device_memory
+from dbrdist.core.array import backend
+from dbrdist.core.array.gpu import device_memory
 from dbrdist.training import extensions, out_of_memory
 from dbrdist.training.out_of_memory import Held, most_examples, words
 from tests.each import each

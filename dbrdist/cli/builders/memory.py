@@ -15,9 +15,10 @@ from dbrdist.cli.builders.assemble import Parts
 from dbrdist.cli.builders.probe import Look, reporter
 from dbrdist.cli.configuration.load import Origin
 from dbrdist.cli.configuration.schema import Config, VirtualBatch
-from dbrdist.core.array import device_memory, random
+from dbrdist.core.array import random
 from dbrdist.core.array.backend import import_cupy
 from dbrdist.core.array.config import using_config
+from dbrdist.core.array.gpu import device_memory
 
 if TYPE_CHECKING:
     from dbrdist.cli.builders.task import Task

@@ -8,7 +8,8 @@ import numpy as np
 
 from dbrdist.cli.builders.memory import size
 from dbrdist.cli.output.refuse import Refused
-from dbrdist.core.array import gpus
+from dbrdist.core.array.gpu import presence
+from dbrdist.core.array.types import Module
 from dbrdist.kernels.cpu.onednn import Unavailable
 from dbrdist.kernels.gpu import cublaslt, cudnn
 
@@ -23,19 +24,19 @@ def check_gpu() -> Iterator[str]:
     """A line for each part; Refused after the last line if no GPU can be used, or if one computes wrong numbers."""
     yield f"driver:   {_driver()}"
     try:
-        cupy = gpus.import_cupy()
+        cupy = presence.import_cupy()
     except ImportError as error:
         yield f"CuPy:     missing: {error}"
         raise Refused("no GPU can be used: CuPy is missing") from None
-    wheels = gpus.cupy_wheels()
+    wheels = presence.cupy_wheels()
     yield f"CuPy:     {cupy.__version__} {_about_cupy(cupy.__version__, wheels)}".rstrip()
-    reason = gpus.why_no_gpu()
+    reason = presence.why_no_gpu()
     if reason:
         yield f"GPUs:     none: {reason}"
         raise Refused("no GPU can be used")
-    yield f"GPUs:     {gpus.num_gpus()} visible to this process; {gpus.shown()}"
+    yield f"GPUs:     {presence.num_gpus()} visible to this process; {presence.shown()}"
     failed = []
-    for number in range(gpus.num_gpus()):
+    for number in range(presence.num_gpus()):
         words, is_right = _device(number)
         yield f"  GPU {number}:  {words}"
         failed += [] if is_right else [str(number)]
@@ -46,7 +47,7 @@ def check_gpu() -> Iterator[str]:
 
 
 def _driver() -> str:
-    version = gpus.driver_cuda()
+    version = presence.driver_cuda()
     if version is None:
         return "none found (libcuda.so.1); install NVIDIA's driver, or start the container with access to GPUs"
     return f"supports CUDA up to {version[0]}.{version[1]}"
@@ -56,15 +57,17 @@ def _about_cupy(version: str, wheels: list[str]) -> str:
     """Which package it comes from, and what is wrong with that."""
     major = version.partition(".")[0]
     if len(wheels) > 1:
-        return f"({' and '.join(wheels)}: only one may be installed; {gpus.replacement(wheels)})"
+        return f"({' and '.join(wheels)}: only one may be installed; {presence.replacement(wheels)})"
     if major.isdigit() and int(major) < _OLDEST_CUPY:
-        return f"is older than {_OLDEST_CUPY}, which dbrdist was written for; {gpus.replacement(wheels or ['cupy'])}"
+        return (
+            f"is older than {_OLDEST_CUPY}, which dbrdist was written for; {presence.replacement(wheels or ['cupy'])}"
+        )
     return f"({wheels[0]})" if wheels else ""
 
 
 def _device(number: int) -> tuple[str, bool]:
     """Name, memory and place of a GPU, after a small computation on it; and whether that was right."""
-    cupy = gpus.import_cupy()
+    cupy = presence.import_cupy()
     words = "unknown"
     try:
         with cupy.cuda.Device(number):
@@ -81,12 +84,12 @@ def _device(number: int) -> tuple[str, bool]:
     )
 
 
-def _facts(runtime: object, number: int) -> str:
+def _facts(runtime: Module, number: int) -> str:
     found: list[str] = []
     asks: list[Callable[[], str]] = [
-        lambda: runtime.getDeviceProperties(number)["name"].decode(),  # type: ignore[attr-defined]
-        lambda: "{} of {} free".format(*map(size, runtime.memGetInfo())),  # type: ignore[attr-defined]
-        lambda: f"bus id {runtime.deviceGetPCIBusId(number)}",  # type: ignore[attr-defined]
+        lambda: runtime.getDeviceProperties(number)["name"].decode(),
+        lambda: "{} of {} free".format(*map(size, runtime.memGetInfo())),
+        lambda: f"bus id {runtime.deviceGetPCIBusId(number)}",
     ]
     for ask in asks:
         try:
@@ -131,10 +134,10 @@ def _cublaslt() -> str:
 
 
 def _nccl() -> str:
-    reason = gpus.why_no_nccl()
+    reason = presence.why_no_nccl()
     if reason:
         raise Unavailable(reason)
-    return _version(gpus.import_nccl().get_version())
+    return _version(presence.import_nccl().get_version())
 
 
 def _version(number: int) -> str:

@@ -7,7 +7,7 @@ import errno
 from dbrdist.cli.output.folder import RunFolder
 from dbrdist.cli.output.refuse import Refused, RefusedHere, code_of, told
 from dbrdist.cli.output.words import said
-from dbrdist.core.array.device_memory import is_out_of_memory
+from dbrdist.core.array.gpu.device_memory import is_out_of_memory
 from dbrdist.errors import CheckpointError, CommunicatorError, DbrdistError, NonFiniteLossError
 
 STOPPED = 75  # EX_TEMPFAIL: saved, to be started again with --resume

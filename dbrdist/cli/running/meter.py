@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dbrdist.cli.output.folder import now
 from dbrdist.core.array.backend import DeviceSpec
-from dbrdist.core.array.device_memory import peak_bytes
+from dbrdist.core.array.gpu.device_memory import peak_bytes
 
 if TYPE_CHECKING:
     from dbrdist.core.update.optimizer import Optimizer

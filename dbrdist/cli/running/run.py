@@ -62,7 +62,7 @@ from dbrdist.comm.run import trace
 from dbrdist.comm.run.extensions import StepAgreement, StopOnRequest
 from dbrdist.comm.run.parameter_audit import ParameterAudit
 from dbrdist.comm.run.snapshots import AverageStatistics, LocalState, SharedSnapshot
-from dbrdist.core.array.device_memory import peak_bytes
+from dbrdist.core.array.gpu.device_memory import peak_bytes
 from dbrdist.core.files import strict_json
 from dbrdist.core.files.serializer import write_atomically
 from dbrdist.errors import (

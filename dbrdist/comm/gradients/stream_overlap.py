@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,7 +38,7 @@ class SideStream:
             self._written: CudaEvent = cuda.Event()
             self._done: CudaEvent = cuda.Event()
 
-    def here(self) -> AbstractContextManager[object]:
+    def here(self) -> CudaStream:
         """The context of the stream, after what the current one has been given so far."""
         self._written.record(backend.import_cupy().cuda.get_current_stream())
         self.stream.wait_event(self._written)

@@ -11,14 +11,14 @@ import numpy as np
 
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.current_device import on as on
-from dbrdist.core.array.gpus import bus_id_of_device as bus_id_of_device
-from dbrdist.core.array.gpus import import_cupy as import_cupy
-from dbrdist.core.array.gpus import import_cupyx_special as import_cupyx_special
-from dbrdist.core.array.gpus import import_nccl as import_nccl
-from dbrdist.core.array.gpus import num_gpus as num_gpus
-from dbrdist.core.array.gpus import require_gpu as require_gpu
-from dbrdist.core.array.gpus import why_no_gpu as why_no_gpu
-from dbrdist.core.array.gpus import why_no_nccl as why_no_nccl
+from dbrdist.core.array.gpu.presence import bus_id_of_device as bus_id_of_device
+from dbrdist.core.array.gpu.presence import import_cupy as import_cupy
+from dbrdist.core.array.gpu.presence import import_cupyx_special as import_cupyx_special
+from dbrdist.core.array.gpu.presence import import_nccl as import_nccl
+from dbrdist.core.array.gpu.presence import num_gpus as num_gpus
+from dbrdist.core.array.gpu.presence import require_gpu as require_gpu
+from dbrdist.core.array.gpu.presence import why_no_gpu as why_no_gpu
+from dbrdist.core.array.gpu.presence import why_no_nccl as why_no_nccl
 from dbrdist.core.array.memory import accumulation_dtype as accumulation_dtype
 from dbrdist.core.array.memory import address as address
 from dbrdist.core.array.memory import aligned as aligned

@@ -11,7 +11,7 @@ import pytest
 
 from dbrdist.cli.inspection import gpu_check
 from dbrdist.cli.output.refuse import Refused
-from dbrdist.core.array import gpus
+from dbrdist.core.array.gpu import presence
 from dbrdist.kernels.gpu import cublaslt, cudnn
 from tests.each import each
 
@@ -33,8 +33,8 @@ def cupy(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setitem(sys.modules, "cupy.cuda", module.cuda)
-    monkeypatch.setattr(gpus, "driver_cuda", lambda: (13, 0))
-    monkeypatch.setattr(gpus, "cupy_wheels", lambda: ["cupy-cuda13x 14.2.0"])
+    monkeypatch.setattr(presence, "driver_cuda", lambda: (13, 0))
+    monkeypatch.setattr(presence, "cupy_wheels", lambda: ["cupy-cuda13x 14.2.0"])
     library = types.SimpleNamespace(cudnn=types.SimpleNamespace(backend_version=lambda: 91900))
     monkeypatch.setattr(cudnn, "library", lambda: library)
     monkeypatch.setattr(cublaslt, "why_not", lambda: None)
@@ -77,7 +77,7 @@ def raising(error):
 
 def test_without_a_gpu_it_fails_and_says_what_to_install(cupy, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.setattr(gpus, "cupy_wheels", list)
+    monkeypatch.setattr(presence, "cupy_wheels", list)
     lines, reason = lines_of()
     assert "no GPU" in reason and "install dbrdist[cuda13x] (this driver supports CUDA 13.0)" in lines[-1]
     monkeypatch.setitem(sys.modules, "cupy", cupy)
@@ -119,8 +119,8 @@ def test_what_training_can_do_without_is_named_with_what_it_costs(cupy, monkeypa
 
 
 def test_several_or_old_packages_of_cupy_are_named(cupy, monkeypatch):
-    monkeypatch.setattr(gpus, "cupy_wheels", lambda: ["cupy-cuda12x 13.6.0", "cupy-cuda13x 14.2.0"])
+    monkeypatch.setattr(presence, "cupy_wheels", lambda: ["cupy-cuda12x 13.6.0", "cupy-cuda13x 14.2.0"])
     assert "only one may be installed; remove what is there (pip uninstall cupy-cuda12x" in lines_of()[0][1]
     cupy.__version__ = "13.6.0"
-    monkeypatch.setattr(gpus, "cupy_wheels", lambda: ["cupy-cuda13x 13.6.0"])
+    monkeypatch.setattr(presence, "cupy_wheels", lambda: ["cupy-cuda13x 13.6.0"])
     assert "is older than 14" in lines_of()[0][1]

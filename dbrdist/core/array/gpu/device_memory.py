@@ -6,7 +6,7 @@ import re
 import weakref
 from typing import Any, NamedTuple
 
-from dbrdist.core.array.gpus import import_cupy
+from dbrdist.core.array.gpu.presence import import_cupy
 from dbrdist.core.array.types import CudaPool
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import dbrdist
 import dbrdist.links as L
-from dbrdist.core.array import gpus
+from dbrdist.core.array.gpu import presence
 from tests.each import each
 
 
@@ -31,8 +31,8 @@ def machine(monkeypatch):
             is_available=lambda: False,
         )
         monkeypatch.setitem(sys.modules, "cupy", module)
-        monkeypatch.setattr(gpus, "driver_cuda", lambda: driver)
-        monkeypatch.setattr(gpus, "cupy_wheels", lambda: wheels)
+        monkeypatch.setattr(presence, "driver_cuda", lambda: driver)
+        monkeypatch.setattr(presence, "cupy_wheels", lambda: wheels)
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return has
@@ -57,30 +57,30 @@ OLD_DRIVER = RuntimeError("cudaErrorInsufficientDriver: CUDA driver version is i
 def test_all_that_use_a_gpu_say_the_same(machine, case):
     driver, counted, words = case
     machine(driver, ["cupy-cuda13x 14.2.0"], counted)
-    assert words in gpus.why_no_gpu()
+    assert words in presence.why_no_gpu()
     for use in (
         lambda: dbrdist.get_device("@cupy:0").use(),
         lambda: dbrdist.get_device("@cupy:0").send(1.0),
         lambda: L.Linear(2, 2).to_device(0),
-        lambda: gpus.require_gpu(),
+        lambda: presence.require_gpu(),
     ):
         with pytest.raises(RuntimeError) as info:
             use()
         assert words in str(info.value)
-    assert words in gpus.why_no_nccl()
+    assert words in presence.why_no_nccl()
 
 
 def test_a_wheel_that_cannot_be_loaded_is_named_with_the_one_to_install(monkeypatch):
-    monkeypatch.setattr(gpus, "driver_cuda", lambda: (12, 9))
-    monkeypatch.setattr(gpus, "cupy_wheels", lambda: ["cupy-cuda13x 14.2.0"])
+    monkeypatch.setattr(presence, "driver_cuda", lambda: (12, 9))
+    monkeypatch.setattr(presence, "cupy_wheels", lambda: ["cupy-cuda13x 14.2.0"])
     error = ImportError("libcudart.so.13: cannot open shared object file\n\nmore")
-    words = gpus._why_no_cupy(error)
+    words = presence._why_no_cupy(error)
     assert words == (
         ": libcudart.so.13: cannot open shared object file; found cupy-cuda13x 14.2.0; remove what is there (pip "
         "uninstall cupy-cuda13x) and install dbrdist[cuda12x] (this driver supports CUDA 12.9)"
     )
-    monkeypatch.setattr(gpus, "cupy_wheels", list)
-    assert gpus._why_no_cupy(error) == "; install dbrdist[cuda12x] (this driver supports CUDA 12.9)"
+    monkeypatch.setattr(presence, "cupy_wheels", list)
+    assert presence._why_no_cupy(error) == "; install dbrdist[cuda12x] (this driver supports CUDA 12.9)"
 
 
 def test_nccl_names_the_package_for_the_driver(machine, monkeypatch):
@@ -89,7 +89,7 @@ def test_nccl_names_the_package_for_the_driver(machine, monkeypatch):
     cuda_module.is_available = lambda: True
     cuda_module.nccl = types.SimpleNamespace(available=False)
     monkeypatch.setitem(sys.modules, "cupy.cuda", cuda_module)
-    assert gpus.why_no_nccl() == "CuPy finds no NCCL library (libnccl.so.2); install nvidia-nccl-cu12"
+    assert presence.why_no_nccl() == "CuPy finds no NCCL library (libnccl.so.2); install nvidia-nccl-cu12"
 
 
 def test_packages_of_cupy_are_found_by_their_names(monkeypatch):
@@ -98,4 +98,4 @@ def test_packages_of_cupy_are_found_by_their_names(monkeypatch):
 
     there = [distribution(*d) for d in [("cupy-cuda12x", "14.0"), ("Cupy", "13"), ("cupyish", "1"), ("numpy", "2")]]
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: there)
-    assert gpus.cupy_wheels() == ["cupy 13", "cupy-cuda12x 14.0"]
+    assert presence.cupy_wheels() == ["cupy 13", "cupy-cuda12x 14.0"]

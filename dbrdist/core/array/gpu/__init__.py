@@ -1,0 +1,1 @@
+"""What a process has for GPUs, and the memory of these."""
