@@ -78,7 +78,7 @@ def export(
     passes = _Passes(model, x, train)
     first = passes.run(arrays)
     second = passes.run([_with_other_values(a) for a in arrays])
-    longer = passes.run([_with_one_more(a) for a in arrays]) if dynamic_batch else second
+    longer = passes.run_longer(arrays) if dynamic_batch else second
     graph = OnnxGraph(_parameter_names(model))
     names = _names("x", "input_names", input_names, len(arrays))
     builder = _Builder(graph, first, second, longer, [graph.new_name(n) for n in names], dynamic_batch)
@@ -126,6 +126,17 @@ class _Passes:
             return self._run(arrays, as_variables=True)
         except (AttributeError, TypeError):
             return self._run(arrays, as_variables=False)
+
+    def run_longer(self, arrays: list[Any]) -> _Pass:
+        """Call the model with one example more."""
+        more = [_with_one_more(a) for a in arrays]
+        try:
+            return self.run(more)
+        except Exception as e:
+            raise OperatorError(
+                f"onnx.export: the model took a batch of {len(arrays[0])}, but not one of {len(more[0])}, which "
+                f"dynamic_batch needs: {type(e).__name__}: {e}; export without dynamic_batch, or use x.shape[0]"
+            ) from e
 
     def _run(self, arrays: list[Any], as_variables: bool) -> _Pass:
         value = replaced(self.x, iter(arrays), as_variables)

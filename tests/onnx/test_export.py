@@ -268,6 +268,8 @@ def test_a_batch_that_the_graph_depends_on(tmp_path):
         )
     with pytest.raises(OperatorError, match="first axis"):
         export(F.exp, np.ones((), "f"), tmp_path / "m.onnx", dynamic_batch=True)
+    with pytest.raises(OperatorError, match=r"took a batch of 3, but not one of 4, which dynamic_batch needs: "):
+        export(lambda x: F.reshape(x, (3, 8)), random(3, 4, 2), tmp_path / "m.onnx", dynamic_batch=True)
 
 
 @each(names=[["a"], ["a", "a"], ["a", "b", "c"]])
