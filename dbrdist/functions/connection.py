@@ -42,6 +42,7 @@ class LinearFunction(FunctionNode):
 
     operands = Operands("linear", x="float", W="float", b="float")
     writes = True
+    laid: Any = None  # on a device: W in the type in which forward read it, for backward
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self._keep_inputs = (0, 1)
@@ -58,6 +59,11 @@ class LinearFunction(FunctionNode):
             if b is not None:
                 y += b
             return (y,)
+        if type(x) is not ndarray and W.dtype != dtype:
+            made = kernels.linear_and_keep(x, W, b)
+            if made is not None:
+                y, self.laid = made
+                return (y,)
         return (kernels.linear(x, W, b),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...], out: Destinations) -> tuple[Any, ...]:
@@ -70,16 +76,31 @@ class LinearFunction(FunctionNode):
         x, W = self._kept_xs
         dtype = x.dtype
         grads: list[Any] = []
+        at_once = None if type(gy) is ndarray else self._gradients_of_weights(wanted, gy, x, out)
         for k, i in enumerate(wanted):
             target = out and out[k]
             if i == 0:
-                grads.append(_in_type(kernels.matmul(gy, W), dtype))
+                laid = self.laid
+                as_laid = laid is not None and laid.dtype == gy.dtype
+                grads.append(_in_type(kernels.matmul(gy, laid if as_laid else W), dtype))
+            elif at_once is not None:
+                grads.append(at_once[i - 1])
             elif i == 1:
                 grads.append(kernels.matmul(gy.T, x, empty(W.shape, W.dtype, gy) if target is None else target))
             else:
                 b = self.inputs[2]
                 grads.append(_in_type(_row_sum(gy, b, target), b.dtype))
         return tuple(grads)
+
+    def _gradients_of_weights(
+        self, wanted: tuple[int, ...], gy: Array, x: Array, out: Destinations
+    ) -> tuple[Array, Array] | None:
+        """Those of W and b at once, by a device that has a kernel for that."""
+        if wanted[-2:] != (1, 2):
+            return None
+        _, W, b = self.inputs
+        targets = (None, None) if out is None else out[-2:]
+        return kernels.linear_weight_gradients(gy, x, (W.dtype, b.dtype), *targets)
 
     def _derive_again(self, wanted: tuple[int, ...], gy: Any) -> tuple[Any, ...]:
         """The same of Variables."""

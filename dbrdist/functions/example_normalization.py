@@ -15,6 +15,7 @@ from dbrdist import kernels
 from dbrdist.core.array.backend import Array, accumulation_dtype, copy
 from dbrdist.core.array.config import using_config
 from dbrdist.core.array.observed import observed
+from dbrdist.core.array.types import Destinations
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.backprop import grad
 from dbrdist.core.tape.checks import Operands, expected, floating
@@ -31,6 +32,7 @@ class LayerNormalization(FunctionNode):
     """
 
     operands = Operands("layer_normalization", x="float", gamma="float", beta="float")
+    writes = True
 
     def __init__(self, eps: float) -> None:
         self.eps = eps
@@ -40,8 +42,13 @@ class LayerNormalization(FunctionNode):
         y, self.mean, self.var = kernels.ln_forward(*xs, self.eps)
         return (y,)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array | None, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...], out: Destinations) -> tuple[Array | None, ...]:
         x, gamma = self.retained_inputs()
+        if not self._on_variables and type(gys[0]) is not np.ndarray:
+            room = {} if out is None else dict(zip(wanted, out))
+            made = kernels.ln_backward_into(x, gamma, self.mean, self.var, gys[0], self.eps, room.get(1), room.get(2))
+            if made is not None:
+                return in_types_of_inputs(self, wanted, [made[i] for i in wanted])
         node = LayerNormalizationGradient(self.mean, self.var, self.eps)
         grads = (node.apply if self._on_variables else node.forward)((x, gamma, gys[0]))
         return in_types_of_inputs(self, wanted, [grads[i] for i in wanted])

@@ -43,6 +43,40 @@ def conv_backward_data_as_laid(
     return "conv_backward_data_as_laid", type(gy), *_lies(gy, W), x_shape, geometry, _switches(gy, W, laid)
 
 
+# ---- linear
+
+
+@kernel(is_light=True)
+def linear_and_keep(x: Array, W: Array, b: Array | None) -> tuple[Array, Array] | None:
+    """:func:`dbrdist.kernels.linear` of weights that are wider than x, and these in the type of x, for backward."""
+    return "linear_and_keep", type(x), *_lies(x, W), b is None, places_of(x, W, b)
+
+
+@kernel(is_light=True)
+def linear_weight_gradients(
+    gy: Array, x: Array, dtypes: tuple[Any, Any], out_W: Array | None, out_b: Array | None
+) -> tuple[Array, Array] | None:
+    """gy^T x and the sums of gy over its rows, in the types of weights and biases, at once.
+
+    ``out_W`` and ``out_b`` take them where they are given.
+    """
+    return "linear_weight_gradients", type(gy), *_lies(gy, x, out_W, out_b), dtypes, places_of(gy, x, out_W, out_b)
+
+
+# ---- layer normalization
+
+
+@kernel(is_light=True)
+def ln_backward_into(
+    x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, out_gamma: Array | None,
+    out_beta: Array | None,
+) -> tuple[Array, Array, Array] | None:  # fmt: skip
+    """:func:`dbrdist.kernels.ln_backward`, with the gradients of gamma and beta where they belong."""
+    others = gamma.dtype, mean.dtype, var.dtype, eps
+    places = places_of(x, gamma, mean, var, gy, out_gamma, out_beta)
+    return "ln_backward_into", type(x), *_lies(x, gy, out_gamma, out_beta), *others, places
+
+
 # ---- recurrent layers
 
 

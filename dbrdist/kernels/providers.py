@@ -19,6 +19,7 @@ from dbrdist.kernels.gpu import (
     cuda_normalization,
     cuda_ops,
     cuda_pooling,
+    cuda_products,
     cuda_recurrent,
     cuda_rows,
     cudnn_convolution,
@@ -36,6 +37,7 @@ PROVIDERS: dict[str, dict[str, Callable[..., Plan]]] = {
     "cudnn": cudnn_convolution.ROWS,
     "cuda": {
         **cuda_ops.ROWS,
+        **cuda_products.ROWS,
         **cuda_normalization.ROWS,
         **cuda_pooling.ROWS,
         **cuda_recurrent.ROWS,

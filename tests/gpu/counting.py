@@ -20,7 +20,7 @@ import stand_in
 import whole
 from stand_in import ndarray
 
-from dbrdist.kernels.gpu import cuda_source
+from dbrdist.kernels.gpu import cublaslt, cuda_source
 
 CLASSES = ("cudnn", "own", "cublas", "cupy")
 _PRODUCTS = {"dot", "matmul", "tensordot", "einsum"}
@@ -143,6 +143,21 @@ def _dot(self: Any, b: Any, out: Any = None) -> Any:
     return _product(self, b, (len(self), b.shape[1]), out)
 
 
+class _Planned:
+    """In the place of ``cublaslt._Product``."""
+
+    workspace_bytes = 0
+
+    def __init__(self, *description: Any) -> None: ...
+
+
+def _multiplied(planned: Any, a: Any, b: Any, y: Any, room: Any, stream: int, sums: Any) -> None:
+    """In the place of ``cublaslt._run``."""
+    arrays = [x for x in (a, b, y, sums) if x is not None]
+    name, size = "product" if sums is None else "product and sums", sum(x.nbytes for x in arrays)
+    _note("cublas", name, size, 2 * y.size * a.shape[-1], tuple([x.data.ptr for x in arrays]))
+
+
 _ufunc = ndarray.__array_ufunc__
 
 
@@ -170,6 +185,7 @@ def install() -> None:
     host_cudnn.Graph.execute = _execute
     stand_in._work = _work
     ndarray.dot, ndarray.__array_ufunc__ = _dot, _array_ufunc
+    cublaslt.is_there, cublaslt._Product, cublaslt._run = lambda: True, _Planned, _multiplied
     stand_in.module.matmul = np.matmul
     clocks.touch, clocks.allocate = _touch, _allocated
     stand_in._fresh = lambda a: a

@@ -9,7 +9,11 @@ typedef int status;
 enum { SUCCESS = 0, INVALID = 7, UNSUPPORTED = 15 };
 enum { R_32F = 0, R_64F = 1, R_16F = 2, R_16BF = 14 };
 
-struct Desc { int compute, scale; int32_t transa = 0, transb = 0; };
+struct Desc {
+    int compute, scale;
+    int32_t transa = 0, transb = 0, epilogue = 1, bias_type = -1;
+    uint64_t bias = 0;
+};
 struct Layout { int type; uint64_t rows, cols; int64_t ld; int32_t batch = 1; int64_t stride = 0; };
 // alignments: of A, B, C and D, which algorithms may rely on
 struct Preference { uint64_t workspace = 0; uint32_t alignments[4] = {256, 256, 256, 256}; };
@@ -46,7 +50,10 @@ static status check(const Desc* d, const Layout* a, const Layout* b, const Layou
     if (!d || !a || !b || !c || !y || !fits(a) || !fits(b) || !fits(c) || !fits(y)) return INVALID;
     const bool wide = a->type == R_64F;
     if (d->compute != (wide ? 70 : 68) || d->scale != (wide ? R_64F : R_32F)) return UNSUPPORTED;
-    if (a->type != b->type || b->type != c->type || c->type != y->type) return UNSUPPORTED;
+    if (a->type != b->type || c->type != y->type) return UNSUPPORTED;
+    const bool narrow = a->type == R_16F || a->type == R_16BF;
+    if (y->type != a->type && !(narrow && y->type == R_32F)) return UNSUPPORTED;
+    if (d->epilogue != 1 && (d->epilogue != 512 || d->bias_type != R_32F || y->batch != 1)) return UNSUPPORTED;
     const uint64_t m = d->transa ? a->cols : a->rows, k = d->transa ? a->rows : a->cols;
     const uint64_t k2 = d->transb ? b->cols : b->rows, n = d->transb ? b->rows : b->cols;
     if (k != k2 || y->rows != m || y->cols != n || c->rows != m || c->cols != n) return INVALID;
@@ -64,9 +71,16 @@ status cublasLtMatmulDescCreate(Desc** d, int compute, int scale) {
 }
 
 status cublasLtMatmulDescSetAttribute(Desc* d, int attribute, const void* value, size_t size) {
+    if (attribute == 8) {
+        if (size != 8) return INVALID;
+        std::memcpy(&d->bias, value, 8);
+        return SUCCESS;
+    }
     if (size != 4) return INVALID;
     int32_t v;
     std::memcpy(&v, value, 4);
+    if (attribute == 7) { d->epilogue = v; return SUCCESS; }
+    if (attribute == 26) { d->bias_type = v; return SUCCESS; }
     if (v != 0 && v != 1) return INVALID;
     if (attribute == 3) d->transa = v;
     else if (attribute == 4) d->transb = v;
@@ -125,7 +139,15 @@ status cublasLtMatmul(void* handle, Desc* d, const void* alpha, const void* a, L
     const double one = wide ? *static_cast<const double*>(alpha) : *static_cast<const float*>(alpha);
     const double old = wide ? *static_cast<const double*>(beta) : *static_cast<const float*>(beta);
     const uint64_t m = ly->rows, n = ly->cols, k = d->transa ? la->rows : la->cols;
-    std::memset(workspace, 255, workspace_bytes);
+    if (d->epilogue == 512) {  // the sums of b over what is multiplied away, one for each column of the result
+        if (!d->bias || d->bias % 4) return INVALID;
+        for (uint64_t j = 0; j < n; ++j) {
+            float sum = 0;
+            for (uint64_t t = 0; t < k; ++t) sum += float(get(lb->type, b, d->transb ? t * lb->ld + j : j * lb->ld + t));
+            reinterpret_cast<float*>(d->bias)[j] = sum;
+        }
+    }
+    if (workspace_bytes) std::memset(workspace, 255, workspace_bytes);
     for (int32_t batch = 0; batch < ly->batch; ++batch) {
         for (uint64_t j = 0; j < n; ++j) {
             for (uint64_t i = 0; i < m; ++i) {

@@ -24,7 +24,7 @@ import numpy as np
 
 from dbrdist.core.array import backend, memory
 from dbrdist.kernels import keys
-from dbrdist.kernels.gpu import cuda_source
+from dbrdist.kernels.gpu import cublaslt, cuda_source
 
 HERE = Path(__file__).parent
 _folder = tempfile.TemporaryDirectory()
@@ -252,8 +252,13 @@ def why_not():
     return None if shutil.which("g++") else "there is no g++"
 
 
+def _no_library():
+    raise cublaslt.Unsupported("cuBLASLt multiplies nothing in host memory")
+
+
 def install():
     """Let dbrdist take this for CuPy and its compiler."""
+    cublaslt._load = _no_library
     sys.modules["cupy"] = _module()
     sys.modules["cudnn"] = host_cudnn.module
     cuda_source._compiled = compiled

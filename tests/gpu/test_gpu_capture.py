@@ -269,6 +269,30 @@ def test_a_product_writes_into_an_array(xp, rng):
         np.testing.assert_allclose(out.get(), a @ b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("factor", [1.0, 0.125])
+def test_products_of_16_bits_are_stored_in_float32_with_the_sums_of_rows(dtype, factor, xp, rng):
+    """As for gradients of weights and biases: gy^T x and the sums of gy."""
+    gy, x = (xp.asarray(rng.standard_normal(s).astype(backend.as_dtype(dtype))) for s in ((33, 5), (33, 7)))
+    flat = xp.zeros(64, np.float32)
+    out, sums = flat[3:38].reshape(5, 7), flat[41:46]
+    assert cublaslt.product(gy.T, x, out, factor, sums) is out
+    wide, right = gy.get().astype("d"), x.get().astype("d")
+    np.testing.assert_allclose(out.get(), factor * wide.T @ right, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(sums.get(), wide.sum(0), rtol=1e-5, atol=1e-5)
+    assert not flat.get()[[0, 1, 2, 38, 39, 40, *range(46, 64)]].any()
+
+
+def test_what_cublaslt_refused_once_it_is_not_asked_again(xp):
+    a, sums = xp.ones((3, 4), np.float16), xp.zeros(3, np.float16)  # sums of 16 bits
+    before = cublaslt._library().num_heuristics()
+    for _ in range(2):
+        with pytest.raises(cublaslt.Unsupported, match=r"no algorithm|status"):
+            cublaslt.product(a, a.T, None, 1.0, sums)
+    assert cublaslt._library().num_heuristics() == before
+    assert sum(type(p) is cublaslt.Unsupported for p in cublaslt._local.products.values()) == 1
+
+
 def test_what_cublaslt_lacks_goes_to_cupy(xp):
     a = xp.ones((2, 3), np.int32)
     np.testing.assert_array_equal(cublaslt.serve(a, a.T).get(), [[3, 3], [3, 3]])

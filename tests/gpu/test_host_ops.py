@@ -12,7 +12,7 @@ from support import eps_of, put
 
 from dbrdist.core.array import backend
 from dbrdist.kernels.cpu.onednn import Unsupported
-from dbrdist.kernels.gpu import cuda_ops
+from dbrdist.kernels.gpu import cuda_ops, cuda_products
 
 TYPES = ["float32", "float16", "bfloat16"]
 F32 = np.dtype(np.float32)
@@ -86,7 +86,7 @@ def test_linear_in_its_type_with_biases_of_others(dtype, device, rng):
     x, W = draw(rng, (5, 40), dtype), draw(rng, (70, 40), dtype)
     exact = x.astype("d") @ W.astype("d").T
     xd, Wd = put(device, x, W)
-    plan = cuda_ops.linear(xd, Wd, None)
+    plan = cuda_products.linear(xd, Wd, None)
     y = plan(xd, Wd, None)
     assert y.dtype == x.dtype
     assert_near(y, exact, 8)
@@ -102,16 +102,16 @@ def test_weights_are_narrowed_to_16_bits_alone(device, rng):
     for dtype in ("float16", "bfloat16"):
         narrow = x.astype(backend.as_dtype(dtype))
         there = put(device, narrow, W, b)
-        y = cuda_ops.linear(*there)(*there)
+        y = cuda_products.linear(*there)(*there)
         assert y.dtype == narrow.dtype
         assert_near(y, narrow.astype("d") @ W.astype(narrow.dtype).astype("d").T + b, 8)
     xd, Wd, half, bf16 = put(device, x, W, x.astype("e"), x.astype(backend.as_dtype("bfloat16")))
-    refuses(cuda_ops.linear, xd, Wd.astype("d"), None)
-    refuses(cuda_ops.linear, xd, Wd.astype("e"), None)
-    refuses(cuda_ops.linear, half, Wd.astype("d"), None)
-    refuses(cuda_ops.linear, half, Wd.astype(bf16.dtype), None)
+    refuses(cuda_products.linear, xd, Wd.astype("d"), None)
+    refuses(cuda_products.linear, xd, Wd.astype("e"), None)
+    refuses(cuda_products.linear, half, Wd.astype("d"), None)
+    refuses(cuda_products.linear, half, Wd.astype(bf16.dtype), None)
     for operands in ((x, Wd, None), (xd, W, None), (xd, Wd, b)):  # in host memory
-        refuses(cuda_ops.linear, *operands)
+        refuses(cuda_products.linear, *operands)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -119,16 +119,16 @@ def test_products_of_one_type_go_where_they_are_wanted(dtype, device, rng):
     a, b = draw(rng, (5, 7), dtype), draw(rng, (7, 3), dtype)
     there = put(device, a, b)
     exact = a.astype("d") @ b.astype("d")
-    plan = cuda_ops.matmul(*there)
+    plan = cuda_products.matmul(*there)
     assert_near(plan(*there), exact, 8)
     room = device.xp.empty((5, 3), there[0].dtype)
-    assert cuda_ops.matmul(*there, room)(*there, room) is room
+    assert cuda_products.matmul(*there, room)(*there, room) is room
     assert_near(room, exact, 8)
     if dtype == "float32":
-        refuses(cuda_ops.matmul, *there, room.astype("e"))
-        refuses(cuda_ops.matmul, *there, device.xp.empty((3, 5), room.dtype).T)
-    refuses(cuda_ops.matmul, there[0], there[1].astype("d"))
-    refuses(cuda_ops.matmul, *there, np.empty((5, 3), room.dtype))
+        refuses(cuda_products.matmul, *there, room.astype("e"))
+        refuses(cuda_products.matmul, *there, device.xp.empty((3, 5), room.dtype).T)
+    refuses(cuda_products.matmul, there[0], there[1].astype("d"))
+    refuses(cuda_products.matmul, *there, np.empty((5, 3), room.dtype))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -136,13 +136,13 @@ def test_float32_is_narrowed_beside_16_bits(dtype, device, rng):
     a, b = draw(rng, (5, 7), dtype), draw(rng, (7, 3), "float32")
     narrow, wide, same = put(device, a, b, b.astype(a.dtype))
     exact = a.astype("d") @ b.astype(a.dtype).astype("d")
-    y = cuda_ops.matmul(narrow, wide)(narrow, wide)
+    y = cuda_products.matmul(narrow, wide)(narrow, wide)
     assert y.dtype == a.dtype
     assert_near(y, exact, 8)
-    z = cuda_ops.matmul(wide.T, narrow.T)(wide.T, narrow.T)
+    z = cuda_products.matmul(wide.T, narrow.T)(wide.T, narrow.T)
     assert z.dtype == F32 and np.abs(np.asarray(z).T - exact).max() <= 8 * eps_of(a.dtype) * np.abs(exact).max()
     for room in (device.xp.empty((5, 3), F32), device.xp.empty((3, 5), F32).T):
-        assert cuda_ops.matmul(narrow, same, room)(narrow, same, room) is room
+        assert cuda_products.matmul(narrow, same, room)(narrow, same, room) is room
         assert np.abs(np.asarray(room) - exact).max() <= 8 * eps_of(a.dtype) * np.abs(exact).max()
 
 

@@ -279,15 +279,16 @@ def load_cublaslt() -> Any:
     return ctypes.CDLL(host_cuda.built_once("cublaslt", text, ())._name)
 
 
-def _multiply(planned: Any, a: Any, b: Any, y: Any, room: Any, stream: int) -> None:
+def _multiply(planned: Any, a: Any, b: Any, y: Any, room: Any, stream: int, sums: Any) -> None:
     """In the place of ``cublaslt._run``: looks at clocks first."""
     assert stream == clocks.current_stream().ptr
-    clocks.touch([a.lease, b.lease], [y.lease, *[room.mem] * (room is not None)])
-    at = a.data.ptr, b.data.ptr, y.data.ptr, 0 if room is None else room.ptr, 0
+    written = [y] if sums is None else [y, sums]
+    clocks.touch([a.lease, b.lease], [*[w.lease for w in written], *[room.mem] * (room is not None)])
+    at = a.data.ptr, b.data.ptr, y.data.ptr, 0 if room is None else room.ptr, 0, 0 if sums is None else sums.data.ptr
     planned.run(*at)
     products.append((a.shape, b.shape))
     if clocks.capture is not None:
-        arguments = a, b, y, *[Address.of(room.ptr)] * (room is not None)
+        arguments = a, b, *written, *[Address.of(room.ptr)] * (room is not None)
         clocks.capture.add("cuBLASLt's product", arguments, lambda: planned.run(*at))
 
 

@@ -229,12 +229,17 @@ _LARGE_STACK = 1 << 19  # multiplications from which on a kernel for stacks of m
 def product(a: Array, b: Array, out: Array | None = None) -> Array:
     """16-bit products are summed in float32.
 
-    NumPy has no 16-bit GEMM. CuPy 14 has one for two matrices; stacks it widens too, and bfloat16 stacks it refuses.
+    NumPy has no 16-bit GEMM. CuPy 14 has one for two matrices; stacks it widens too, and bfloat16 stacks it refuses:
+    a kernel takes those.
     """
     if a.dtype.itemsize == 2 or b.dtype.itemsize == 2:
         dtype = np.result_type(a.dtype, b.dtype)
         wide = accumulation_dtype(dtype)
         if wide != dtype and (isinstance(a, np.ndarray) or not a.ndim == b.ndim == 2):
+            if type(a) is not np.ndarray and a.dtype == b.dtype and min(a.ndim, b.ndim) > 1 and np.matmul in kernels:
+                made: Array | None = kernels[np.matmul](a, b)
+                if made is not None:
+                    return made
             return product(a.astype(wide), b.astype(wide)).astype(dtype)
     if type(a) is not np.ndarray and capturing.product is not None and min(a.ndim, b.ndim) > 1:
         return capturing.product(a, b, out)

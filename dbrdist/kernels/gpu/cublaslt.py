@@ -1,7 +1,9 @@
-"""Products of matrices by cuBLASLt, through ctypes: those of captured steps, in which CuPy refuses its own.
+"""Products of matrices by cuBLASLt, through ctypes: those of 16-bit types, and all of captured steps.
 
-CuPy 14 raises NotImplementedError for each call of cuBLAS while a stream is captured. cuBLASLt takes the stream with
-each call, so that nothing has to be set; its algorithm is chosen once for each kind of product, before the capture.
+CuPy 14 raises NotImplementedError for each call of cuBLAS while a stream is captured, widens stacks of 16-bit matrices
+to float32 and rounds 16-bit products before they can be stored in float32. cuBLASLt takes the stream with each call, so
+that nothing has to be set, stores what it sums in float32, and adds up the rows of an operand on the way; its algorithm
+is chosen once for each kind of product, before the capture.
 
 cuBLASLt's matrices are stored by columns. The product Y = A B of matrices that are stored by rows is asked for as
 Y^T = B^T A^T, where each stored matrix is the transpose of what it is here.
@@ -27,7 +29,8 @@ from dbrdist.kernels.unsupported import Unsupported
 _NAMES = "libcublasLt.so.13", "libcublasLt.so.12"
 _TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}  # cudaDataType
 _SUMS_IN_FLOAT32, _SUMS_IN_FLOAT64 = 68, 70  # cublasComputeType_t
-_TRANSPOSE_A, _TRANSPOSE_B = 3, 4  # cublasLtMatmulDescAttributes_t
+_TRANSPOSE_A, _TRANSPOSE_B, _EPILOGUE, _BIAS_POINTER, _BIAS_TYPE = 3, 4, 7, 8, 26  # cublasLtMatmulDescAttributes_t
+_SUMS_OF_B = 512  # cublasLtEpilogue_t: the sums over the axis that is multiplied away, of the second operand
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6  # cublasLtMatrixLayoutAttribute_t
 _WORKSPACE_LIMIT, _ALIGNMENTS = 1, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t; those of A, B, C and D
 _MOST_ALIGNED = 256  # bytes: what cuBLASLt expects of each address where it is not told
@@ -104,7 +107,7 @@ class _Handles(threading.local):
 
     def __init__(self) -> None:
         self.handles: dict[int, c_void_p] = {}
-        self.products: dict[Any, _Product] = {}
+        self.products: dict[Any, _Product | Unsupported] = {}  # or why there is no algorithm
 
     def handle(self, device: int) -> c_void_p:
         """That of a device, which is the current one."""
@@ -152,20 +155,26 @@ class _Product:
 
     def __init__(
         self, device: int, dtype: DType, sizes: tuple[int, int, int], a: _Operand, b: _Operand, y: _Operand,
-        alignments: tuple[int, int, int],
+        alignments: tuple[int, int, int], made: DType, factor: float, sums: DType | None,
     ) -> None:  # fmt: skip
         m, k, n = sizes
         self._handle = _local.handle(device)
         self._description = c_void_p()
         wide = dtype.itemsize == 8
-        sums, kind = (_SUMS_IN_FLOAT64, 1) if wide else (_SUMS_IN_FLOAT32, 0)
-        _call("cublasLtMatmulDescCreate", byref(self._description), sums, kind)
+        adds_in, kind = (_SUMS_IN_FLOAT64, 1) if wide else (_SUMS_IN_FLOAT32, 0)
+        _call("cublasLtMatmulDescCreate", byref(self._description), adds_in, kind)
         for attribute, operand in ((_TRANSPOSE_A, b), (_TRANSPOSE_B, a)):
             _set("cublasLtMatmulDescSetAttribute", self._description, attribute, c_int32(operand.is_by_columns))
+        if sums is not None:
+            _set("cublasLtMatmulDescSetAttribute", self._description, _EPILOGUE, c_uint32(_SUMS_OF_B))
+            _set("cublasLtMatmulDescSetAttribute", self._description, _BIAS_TYPE, c_int32(_TYPES[sums.name]))
         stacked = y.num_stacked
-        self._layouts = [_layout(dtype, *sizes, x, stacked) for x, sizes in ((b, (n, k)), (a, (k, m)), (y, (n, m)))]
+        self._layouts = [
+            _layout(of, *sizes, x, stacked)
+            for of, x, sizes in ((dtype, b, (n, k)), (dtype, a, (k, m)), (made, y, (n, m)))
+        ]
         number = ctypes.c_double if wide else c_float
-        self._one, self._zero = number(1), number(0)
+        self._factor, self._zero = number(factor), number(0)
         self._algorithm = self._chosen(m, k, n, alignments)
         self.workspace_bytes = int(self._algorithm.workspace_bytes)
 
@@ -184,12 +193,14 @@ class _Product:
             raise Unsupported(f"cuBLASLt has no algorithm for ({m}, {k}) times ({k}, {n})")
         return found
 
-    def run(self, a: int, b: int, y: int, workspace: int, stream: int) -> None:
+    def run(self, a: int, b: int, y: int, workspace: int, stream: int, sums: int = 0) -> None:
         """The product of what is at these addresses, on a stream."""
         of_b, of_a, of_y = self._layouts
+        if sums:
+            _set("cublasLtMatmulDescSetAttribute", self._description, _BIAS_POINTER, c_uint64(sums))
         _call(
-            "cublasLtMatmul", self._handle, self._description, byref(self._one), b, of_b, a, of_a, byref(self._zero),
-            y, of_y, y, of_y, byref(self._algorithm), workspace, self.workspace_bytes, stream,
+            "cublasLtMatmul", self._handle, self._description, byref(self._factor), b, of_b, a, of_a,
+            byref(self._zero), y, of_y, y, of_y, byref(self._algorithm), workspace, self.workspace_bytes, stream,
         )  # fmt: skip
 
 
@@ -203,6 +214,12 @@ def _layout(dtype: DType, rows: int, columns: int, x: _Operand, num_stacked: int
         _set("cublasLtMatrixLayoutSetAttribute", made, _BATCH_COUNT, c_int32(num_stacked))
         _set("cublasLtMatrixLayoutSetAttribute", made, _BATCH_STRIDE, c_int64(stride))
     return made
+
+
+@functools.cache
+def is_there() -> bool:
+    """Whether products of eager steps may ask for it; looked up once."""
+    return why_not() is None
 
 
 def why_not() -> str | None:
@@ -221,46 +238,77 @@ def serve(a: Array, b: Array, out: Array | None = None) -> Array:
     except Unsupported as e:
         if backend.capturing.is_on:
             raise CaptureError(str(e)) from e
-        return backend.get_array_module(a).matmul(a, b, out=out)
+        if out is None or out.dtype == a.dtype:
+            return backend.get_array_module(a).matmul(a, b, out=out)
+        out[...] = backend.get_array_module(a).matmul(a, b)
+        return out
 
 
-def product(a: Array, b: Array, out: Array | None = None) -> Array:
+def product(
+    a: Array, b: Array, out: Array | None = None, factor: float = 1.0, sums: Array | None = None
+) -> Array:  # fmt: skip
     """a b for matrices or stacks of them of one type, as ``numpy.matmul``; sums run in float32, or in float64.
 
-    ``out`` takes the result, for two matrices, where it has the result's type.
+    ``out`` takes the result, for two matrices, in its type or, of 16-bit ones, in float32. The result is multiplied by
+    ``factor``. ``sums`` (M,), of two matrices a (M, K) and b, takes the sum of each row of a.
     """
     if a.dtype != b.dtype or a.dtype.name not in _TYPES or min(a.ndim, b.ndim) < 2 or not (a.size and b.size):
         raise Unsupported(f"products of {a.dtype} {a.shape} and {b.dtype} {b.shape} by cuBLASLt")
     lead = _lead(a, b)
     (m, k), n = a.shape[-2:], b.shape[-1]
-    y = out if out is not None and out.dtype == a.dtype else backend.get_array_module(a).empty((*lead, m, n), a.dtype)
+    y = out if out is not None and _is_made(a.dtype, out.dtype) else None
+    if y is None:
+        y = backend.get_array_module(a).empty((*lead, m, n), a.dtype)
     a, of_a = _as_operand(a, lead)
     b, of_b = _as_operand(b, lead)
     of_y = _operand(y)
-    if of_y is None or of_y.is_by_columns:
+    if of_y is None or of_y.is_by_columns or (sums is not None and (sums.shape != (m,) or not sums.flags.c_contiguous)):
         raise Unsupported("a result that is not stored by rows")
     cuda = backend.import_cupy().cuda
     device = int(cuda.runtime.getDevice())
-    alignments = _alignment(a, of_a), _alignment(b, of_b), _alignment(y, of_y)
-    key = device, a.dtype, m, k, n, of_a, of_b, of_y, alignments
+    alignments = _alignment(a, of_a), _alignment(b, of_b), _alignment(y, of_y, 0 if sums is None else sums.data.ptr)
+    kinds = y.dtype, factor, None if sums is None else sums.dtype
+    key = device, a.dtype, m, k, n, of_a, of_b, of_y, alignments, kinds
     planned = _local.products.get(key)
-    if planned is None:
-        planned = _local.products[key] = _Product(device, a.dtype, (m, k, n), of_a, of_b, of_y, alignments)
+    if type(planned) is not _Product:
+        planned = _planned(key, device, a.dtype, (m, k, n), of_a, of_b, of_y, alignments, *kinds)
     room = cuda.alloc(planned.workspace_bytes) if planned.workspace_bytes else None
-    _run(planned, a, b, y, room, cuda.get_current_stream().ptr)
+    _run(planned, a, b, y, room, cuda.get_current_stream().ptr, sums)
     if out is not None and out is not y:
         out[...] = y
         return out
     return y
 
 
-def _run(planned: _Product, a: Array, b: Array, y: Array, room: CudaPointer | None, stream: int) -> None:
-    planned.run(a.data.ptr, b.data.ptr, y.data.ptr, 0 if room is None else room.ptr, stream)
+def _is_made(dtype: DType, made: DType) -> bool:
+    """Whether a product of a type is stored in another one as it is made."""
+    return dtype == made or (dtype.itemsize == 2 and made == np.float32)
 
 
-def _alignment(a: Array, operand: _Operand) -> int:
-    """The power of two that divides the address of each matrix of a stack; slices may begin anywhere."""
-    found: int = a.data.ptr | operand.stride * a.itemsize | _MOST_ALIGNED
+def _planned(key: Any, *description: Any) -> _Product:
+    """What is planned once; where cuBLASLt has no algorithm, its refusal is repeated without asking again."""
+    found = _local.products.get(key)
+    if found is None:
+        try:
+            found = _Product(*description)
+        except Unsupported as e:
+            found = e
+        _local.products[key] = found
+    if isinstance(found, Unsupported):
+        raise Unsupported(str(found))
+    return found
+
+
+def _run(
+    planned: _Product, a: Array, b: Array, y: Array, room: CudaPointer | None, stream: int, sums: Array | None
+) -> None:
+    at = 0 if room is None else room.ptr
+    planned.run(a.data.ptr, b.data.ptr, y.data.ptr, at, stream, 0 if sums is None else sums.data.ptr)
+
+
+def _alignment(a: Array, operand: _Operand, also: int = 0) -> int:
+    """The power of two that divides the address of each matrix of a stack, and ``also``; slices may begin anywhere."""
+    found: int = a.data.ptr | operand.stride * a.itemsize | _MOST_ALIGNED | also
     return found & -found
 
 

@@ -1,4 +1,4 @@
-"""The provider ``cuda``: linear, sums, rectified units, cross entropy and updates in own CUDA C++, on arrays of CuPy.
+"""The provider ``cuda``: sums, rectified units, cross entropy and updates in own CUDA C++, on arrays of CuPy.
 
 A launch of CuPy's own elementwise kernels takes the host 10 us and that of a formula several of them; one of these
 takes 5 (H100, CuPy 14.2).
@@ -87,55 +87,7 @@ def relu_backward_of_sum(y: Array, a: Array, b: Array, out: Array | None = None)
     return plan
 
 
-# ---- linear
-
-
-def multiply(a: Array, b: Array, out: Array | None = None) -> Array:
-    """The product of two matrices of one type by cuBLAS, or as a step is captured by cuBLASLt."""
-    product = backend.capturing.product
-    return a.dot(b, out) if product is None else product(a, b, out)
-
-
-def matmul(a: Array, b: Array, out: Array | None = None) -> Plan:
-    """The product of two matrices; CuPy adds 16-bit products in float32. Beside a 16-bit one float32 is narrowed."""
-    require(a, b, out)
-    if a.dtype == b.dtype and (out is None or (out.dtype == a.dtype and out.flags.c_contiguous)):
-        return multiply
-    narrow = [x.dtype for x in (a, b) if x.dtype.itemsize == 2]
-    if not narrow or any(x.dtype not in (narrow[0], np.float32) for x in (a, b)):
-        raise Unsupported("several types")
-    dtype, own = narrow[0], a.dtype
-
-    def plan(a: Array, b: Array, out: Array | None = None) -> Array:
-        y = multiply(a.astype(dtype, copy=False), b.astype(dtype, copy=False))
-        if out is None:
-            return y.astype(own, copy=False)
-        out[...] = y
-        return out
-
-    return plan
-
-
-def linear(x: Array, W: Array, b: Array | None) -> Plan:
-    """x W^T + b in the type of x, to which W is narrowed."""
-    require(x, W, b)
-    dtype, is_same, columns = x.dtype, W.dtype == x.dtype, np.int32(len(W))
-    if not is_same and (dtype.itemsize != 2 or W.dtype != np.float32):
-        raise Unsupported("weights of another type")
-    size = len(x) * len(W)
-    grid, block = over(size)
-    launches: dict[Any, Callable[..., None]] = {}  # by type of the bias
-
-    def plan(x: Array, W: Array, b: Array | None) -> Array:
-        y = multiply(x, W.T if is_same else W.astype(dtype).T)
-        if b is not None:
-            launch = launches.get(b.dtype)
-            if launch is None:
-                launch = launches[b.dtype] = cuda_source.kernel("elementwise", "add_bias", dtype, b.dtype)
-            launch(grid, block, (y, b if b.flags.c_contiguous else b.copy(), size, columns))
-        return y
-
-    return plan
+# ---- sums of columns
 
 
 def column_sums(x: Array, dtype: DType, out: Array | None = None) -> Plan:
@@ -286,6 +238,6 @@ def _tables(layers: tuple[tuple[int, int, bool], ...], device: backend.Device) -
 ROWS: dict[str, Callable[..., Plan]] = {
     planner.__name__: planner
     for planner in (
-        relu_backward_of_sum, matmul, linear, column_sums, cross_entropy, cross_entropy_backward, update,
+        relu_backward_of_sum, column_sums, cross_entropy, cross_entropy_backward, update,
     )
 } | {name: _plan_map(name) for name in ("relu_forward", "relu_backward", "add")}  # fmt: skip

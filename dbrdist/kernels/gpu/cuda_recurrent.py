@@ -13,7 +13,7 @@ import numpy as np
 from dbrdist.core.array import backend
 from dbrdist.core.array.types import Array
 from dbrdist.kernels.gpu import cuda_source
-from dbrdist.kernels.gpu.cuda_ops import multiply
+from dbrdist.kernels.gpu.cuda_products import multiply
 from dbrdist.kernels.unsupported import Unsupported
 
 if TYPE_CHECKING:

@@ -89,15 +89,32 @@ def _plan_ln_forward(x: Array, gamma: Array, beta: Array, eps: float) -> Any:
 
 def _plan_ln_backward(x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float) -> Any:
     """See numpy_normalization.ln_backward."""
+    into = _plan_ln_backward_into(x, gamma, mean, var, gy, eps, None, None)
+    return lambda x, gamma, mean, var, gy, eps: into(x, gamma, mean, var, gy, eps, None, None)
+
+
+def _plan_ln_backward_into(
+    x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, out_gamma: Array | None,
+    out_beta: Array | None,
+) -> Any:  # fmt: skip
+    """See device_dispatch.ln_backward_into."""
     types, sizes, rows = _of_layer(x, gamma, mean, var, gy)
     if gy.dtype != x.dtype or mean.dtype != types[2] or var.dtype != types[2] or rows > _MOST_ROWS:
         raise Unsupported("a gradient of another type, or very many rows")
+    for out in (out_gamma, out_beta):
+        if out is not None:
+            _require_rows(out)
+            if out.dtype != gamma.dtype:
+                raise Unsupported("room of another type")
     run, (grid, block) = cuda_source.kernel(_FILE, "ln_backward", *types), _over_rows(rows)
     add, columns = cuda_source.kernel(_FILE, "ln_columns", *types), ((-(-x.shape[1] // 32),), (32, 32))
     new, new_vector = cuda_source.plain(x.shape, x.dtype), cuda_source.plain((x.shape[1],), gamma.dtype)
 
-    def ln_backward(x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float) -> Any:
-        gx, ggamma, gbeta = new(), new_vector(), new_vector()
+    def ln_backward(
+        x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, out_gamma: Any, out_beta: Any
+    ) -> tuple[Array, Array, Array]:
+        gx = new()
+        ggamma, gbeta = (new_vector() if out is None else out for out in (out_gamma, out_beta))
         run(grid, block, (x, gamma, mean, var, gy, gx, *sizes, float(eps)))
         add(*columns, (x, mean, var, gy, ggamma, gbeta, *sizes, float(eps)))
         return gx, ggamma, gbeta
@@ -161,6 +178,7 @@ ROWS = {
     **{name: _plan_softmax(name) for name in ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")},
     "ln_forward": _plan_ln_forward,
     "ln_backward": _plan_ln_backward,
+    "ln_backward_into": _plan_ln_backward_into,
     "dropout": _plan_dropout,
     "by_table": _plan_by_table,
 }
