@@ -77,11 +77,12 @@ def disturbed(cluster, folder, options):
             stdin=subprocess.DEVNULL, stdout=output, stderr=output,
         )  # fmt: skip
         for kind in kinds:
-            before, tried = newest(folder), attempts(folder)
-            until = time.monotonic() + 60
-            while newest(folder) == before and process.poll() is None and time.monotonic() < until:
-                time.sleep(0.02)  # a snapshot of this start: it makes progress
-            time.sleep(chance.uniform(0.0, 0.5))
+            tried = attempts(folder)
+            for _ in range(chance.choice([1, 2])):  # snapshots of this start: it makes progress
+                before, until = newest(folder), time.monotonic() + 60
+                while newest(folder) == before and process.poll() is None and time.monotonic() < until:
+                    time.sleep(0.005)
+            time.sleep(chance.uniform(0.0, 0.1))
             if process.poll() is not None:
                 break
             if kind == "host":

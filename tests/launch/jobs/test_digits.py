@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.launch_system, pytest.mark.mpiexec]
 def test_digits_killed_three_times_end_with_the_same_weights():
     if fake_cluster.missing():
         pytest.skip(fake_cluster.missing())
-    words = [sys.executable, str(ROOT / "tests" / "launch" / "random_kills.py"), "--kills", "3", "--epochs", "60"]
+    words = [sys.executable, str(ROOT / "tests" / "launch" / "random_kills.py"), "--kills", "3", "--epochs", "25"]
     child = subprocess.run(words, capture_output=True, text=True, timeout=220)
     assert child.returncode == 0, child.stdout + child.stderr
     assert "killed 3 times (0 hosts)" in child.stdout

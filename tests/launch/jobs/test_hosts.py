@@ -128,7 +128,7 @@ def settings(values):
 
 def test_lost_host_is_set_aside_and_used_again_when_it_comes_back(cluster, tmp_path):
     mark = uuid.uuid4().hex
-    env = settings(counting(tmp_path, 700))
+    env = settings(counting(tmp_path, 450))
     process = start(
         cluster,
         "-n",
