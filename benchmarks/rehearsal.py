@@ -1,8 +1,8 @@
 """What `dbrdist-train --rehearse` predicts, and what runs did: time of a step, bytes on the network, memory of a rank.
 
 ResNet-18 on made-up images of 64 pixels, a few for each rank, with and without virtual workers, on one host and on two.
-The speed of a rank is that of runs without communication, as many at the same time as the job has ranks, since ranks of
-a host share cores and memory. Two hosts are namespaces joined by a cable of 1 Gbit/s (two_hosts.py: Linux, root).
+The speed of a rank is what a rehearsal measures here, right before each job, by as many processes at the same time as
+the job has ranks. Two hosts are namespaces joined by a cable of 1 Gbit/s (two_hosts.py: Linux, root).
 Times are medians of steps; bytes are those that the first host's interface counts in the last steps; memory is what the
 largest resident memory of a rank grows by with the batch. Goal: each within 25 % of the prediction. It takes two
 minutes; more ranks with --ranks.
@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -33,7 +31,7 @@ import two_hosts
 from dbrdist.cli.configuration import load
 from dbrdist.cli.running import rehearsal
 
-PER_RANK, NUM_STEPS, NUM_FIRST, NUM_PARAMETERS = 4, 14, 4, 11_689_512
+PER_RANK, NUM_STEPS, NUM_FIRST = 4, 14, 4
 MEMORY_BATCHES = (32, 128)
 RATE, GIGABITS, MICROSECONDS = "1gbit", 1.0, 50.0
 GOAL = 0.25
@@ -68,8 +66,7 @@ def seconds_of(out: Path) -> float:
 def train(start: list[str], folder: Path, out: str, *words: str, steps: int = NUM_STEPS) -> subprocess.Popen[bytes]:
     program = [sys.executable, "-m", "dbrdist.cli.train"]
     more = [f"out={folder / out}", f"data.root={folder / 'data'}", f"iterations={steps}", "--overwrite", *words]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([*start, *program, str(folder / "c.yaml"), *more], env=env, stdout=subprocess.DEVNULL)
+    return subprocess.Popen([*start, *program, str(folder / "c.yaml"), *more], stdout=subprocess.DEVNULL)
 
 
 def finished(*jobs: subprocess.Popen[bytes]) -> None:
@@ -81,18 +78,10 @@ def finished(*jobs: subprocess.Popen[bytes]) -> None:
 
 
 class Place:
-    """One host or two, and the speed of its ranks."""
+    """One host or two."""
 
     def __init__(self, folder: Path, hosts: Any) -> None:
         self.folder, self.hosts = folder, hosts
-        self.rate = functools.cache(self._rate)
-
-    def _rate(self, ranks: int) -> float:
-        """Examples per second of a rank without communication."""
-        alone = [[] if self.hosts is None else self.hosts.inside(rank * 2 // ranks) for rank in range(ranks)]
-        jobs = (train(start, self.folder, f"alone-{k}", f"batch={PER_RANK}") for k, start in enumerate(alone))
-        finished(*jobs)
-        return PER_RANK / statistics.mean(seconds_of(self.folder / f"alone-{k}") for k in range(ranks))
 
     def run(self, ranks: int, words: str, steps: int) -> tuple[float, int]:
         """Seconds of a step, and the bytes that the first host has sent in all."""
@@ -111,12 +100,11 @@ class Place:
 
 def compare(place: Place, ranks: int, is_virtual: bool) -> dict[str, dict[str, float]]:
     """Measured and predicted seconds of a step, and bytes that a host sends in one."""
-    words, rate = batch_of(ranks, is_virtual), place.rate(ranks)
+    words = batch_of(ranks, is_virtual)
+    config, origin = load.load(place.folder / "c.yaml", [words])
+    measured = rehearsal.measure(config, origin, rehearsal.TargetJob(ranks, ranks))  # the cores of both hosts are these
+    job = rehearsal.TargetJob(ranks, ranks if place.hosts is None else ranks // 2, GIGABITS, MICROSECONDS)
     seconds, num_bytes = place.run(ranks, words, NUM_STEPS)
-    config, _ = load.load(place.folder / "c.yaml", [words])
-    per_host = ranks if place.hosts is None else ranks // 2
-    job = rehearsal.TargetJob(ranks, per_host, GIGABITS, MICROSECONDS, rate)
-    measured = rehearsal.Measured(NUM_PARAMETERS, 4 * NUM_PARAMETERS, 1 / rate, None)
     found = {"seconds": {"measured": seconds, "predicted": rehearsal.predict(config, job, measured).step}}
     if place.hosts is not None:
         _, first = place.run(ranks, words, NUM_FIRST)

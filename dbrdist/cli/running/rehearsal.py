@@ -5,28 +5,26 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dbrdist.cli.builders import assemble, build_updates, memory
-from dbrdist.cli.builders.probe import reporter
+from dbrdist.cli.builders import assemble, memory
 from dbrdist.cli.configuration import components as c
 from dbrdist.cli.configuration.load import Origin
 from dbrdist.cli.configuration.schema import Config, VirtualBatch
 from dbrdist.cli.inspection import schedule
 from dbrdist.cli.output.words import counted
+from dbrdist.cli.running import calibration
 from dbrdist.core.array.random import generator
 from dbrdist.datasets.image.images import encode_jpeg
-from dbrdist.datasets.loading.base import get_batch
 from dbrdist.errors import ConfigError
 
 _NUM_CLASSES, _NUM_IMAGES = 4, 8  # of the made-up photographs: classes, and images of each at least
 _NUM_STEPS = 3
-_NUM_TIMED = 4  # examples of the steps whose time is taken
+_MAX_TIMED = 4  # examples of the steps whose time is taken, at most
 _HIDDEN_FRACTION = 2 / 3  # of a step's computation is backward, behind which reductions hide
 _SECONDS_A_BYTE_WITHIN = 1.1e-3 / 2**24 * 2  # to add up a byte within a host: two ranks, 16 MiB, beyond the cache
 
@@ -146,6 +144,7 @@ class Measured(NamedTuple):
     seconds_per_example: float  # at the largest size of the images
     memory_bytes: float | None  # of a step of a rank
     update_seconds: float = 0.0  # of the optimizer, where it is not part of the time of the examples
+    times: calibration.Times | None = None  # of the steps that were timed here
 
 
 def measure(config: Config, origin: Origin, job: TargetJob) -> Measured:
@@ -160,31 +159,18 @@ def measure(config: Config, origin: Origin, job: TargetJob) -> Measured:
         own = Config.model_validate(data)
         made = assemble.parts(own, origin, 0, 1)
         need = memory.measure(own, origin, made)
-        per_example, update = 0.0, 0.0
+        together = _examples_at_once(config, job.ranks)
+        times, per_example, update = None, 0.0, 0.0
         if job.examples_per_second is None:
-            per_example, update = _seconds(own, origin, made)
+            times = calibration.measure(own, origin, made, job.per_host, min(together, _MAX_TIMED))
+            per_example = calibration.of_slowest(times.computation, job.ranks) / times.num_examples
+            update = calibration.of_slowest(times.update, job.ranks)
         else:
             per_example = 1 / job.examples_per_second
         params = list(made.task.params())
         num_bytes = sum(p.array.nbytes for p in params)
-        together = _examples_at_once(config, job.ranks)
         needed = None if need is None else need.of(together) + (1 + _num_copies(config, job.ranks)) * num_bytes
-        return Measured(sum(p.size for p in params), num_bytes, per_example, needed, update)
-
-
-def _seconds(own: Config, origin: Origin, made: assemble.Parts) -> tuple[float, float]:
-    """Of an example, forward and backward, and of an update."""
-    x, t = made.convert(get_batch(made.data.train, np.arange(_NUM_TIMED), 0, 0, []), made.device)
-    optimizer = build_updates.optimizer(own, origin, made.task)
-    for _ in range(2):  # the first one chooses kernels, and makes the optimizer's state
-        began = time.perf_counter()
-        made.task.cleargrads()
-        with reporter(made.task):
-            made.task(x, t).backward()
-        computed = time.perf_counter()
-        optimizer.update()
-        updated = time.perf_counter()
-    return (computed - began) / _NUM_TIMED, updated - computed
+        return Measured(sum(p.size for p in params), num_bytes, per_example, needed, update, times)
 
 
 def _num_copies(config: Config, ranks: int) -> int:
@@ -288,7 +274,7 @@ def describe(config: Config, origin: Origin, job: TargetJob, num_examples: int) 
         need = f"about {measured.memory_bytes / 1e9:.2f} GB per rank beside the process"
         yield f"memory: {need}, {job.per_host} on each host"
     rate = 1 / measured.seconds_per_example
-    source = "given" if job.examples_per_second is not None else f"measured here on {_NUM_TIMED} images"
+    source = "given" if measured.times is None else _source(measured.times, job)
     yield f"computation: {prediction.computation:.4g} s per step, at {rate:,.4g} examples/s per rank ({source})"
     yield (
         f"communication: {prediction.communication:.4g} s per step, at {job.gigabits:g} Gbit/s and "
@@ -297,9 +283,33 @@ def describe(config: Config, origin: Origin, job: TargetJob, num_examples: int) 
     grows = any(isinstance(getattr(t, "size", None), tuple) for t in config.transforms.train)
     at, limit = " with the largest images" if grows else "", " at most" if config.stop is not None else " in all"
     yield (
-        f"step: {prediction.step:.4g} s{at}, {config.batch_size / prediction.step:,.0f} examples/s, "
-        f"efficiency {100 * prediction.efficiency:.0f} %; {_duration(seconds)}{limit}, without evaluations"
+        f"step: {prediction.step:.4g} s{at}{_range(config, job, measured)}, "
+        f"{config.batch_size / prediction.step:,.0f} examples/s, efficiency {100 * prediction.efficiency:.0f} %; "
+        f"{_duration(seconds)}{limit}, without evaluations"
     )
+
+
+def _range(config: Config, job: TargetJob, measured: Measured) -> str:
+    """From the step in which all ranks are as fast as the fastest step measured here to that of the slowest one."""
+    if measured.times is None:
+        return ""
+    number, every = measured.times.num_examples, (measured.times.computation, measured.times.update)
+    least, most = (
+        predict(config, job, measured._replace(seconds_per_example=pick(a) / number, update_seconds=pick(b))).step
+        for pick, (a, b) in ((min, every), (max, every))
+    )
+    return f" ({least:.4g} to {most:.4g} with the fastest and the slowest step measured here)"
+
+
+def _source(times: calibration.Times, job: TargetJob) -> str:
+    """How the speed was measured, and how much the steps differ."""
+    alone = "by one process with all of its threads"
+    if times.num_processes > 1:
+        alone = f"by {times.num_processes} processes at the same time, {counted(times.num_threads, 'thread')} each"
+    fewer = "" if times.num_processes in (1, job.per_host) else f", as this machine has no cores for {job.per_host}"
+    least, most = (times.num_examples / pick(times.computation) for pick in (max, min))
+    steps = f"{len(times.computation)} steps of {counted(times.num_examples, 'image')}"
+    return f"measured here {alone}{fewer}, in {steps}: {least:,.4g} to {most:,.4g}, the slowest rank's counts"
 
 
 def _over_the_run(column: Callable[[float], Any], epochs: list[float]) -> str:

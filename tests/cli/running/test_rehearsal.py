@@ -67,6 +67,17 @@ def test_small_images_take_less_of_the_run():
     assert (steps, seconds) == (100, pytest.approx(100 * 32 * 0.01))
 
 
+def test_the_slowest_rank_counts_and_the_speed_says_how_it_was_measured():
+    times = rehearsal.calibration.Times((0.5, 1.0), (0.1,), 4, 2, 3)
+    job = rehearsal.TargetJob(16, 8)
+    words = (
+        "measured here by 2 processes at the same time, 3 threads each, as this machine has no cores for 8, in 2 steps "
+    )
+    assert rehearsal._source(times, job) == words + "of 4 images: 4 to 8, the slowest rank's counts"
+    alone = rehearsal._source(times._replace(num_processes=1), job)
+    assert alone.startswith("measured here by one process with all of its threads, in 2 steps")
+
+
 @each(**{"workers, ranks, copies": [(8, 8, 1), (8, 4, 1), (8, 2, 2), (8, 1, 3), (9, 1, 4), (None, 1, 0)]})
 def test_sums_over_the_workers_of_a_rank_need_memory(workers, ranks, copies):
     """As many as a binary counter over them has digits, as in the sum itself."""
@@ -75,9 +86,12 @@ def test_sums_over_the_workers_of_a_rank_need_memory(workers, ranks, copies):
     assert rehearsal._num_copies(batch(folder("ema: 0.9"), given), ranks) == copies + 1
 
 
-def test_memory_and_time_are_those_of_the_largest_images():
+def test_memory_and_time_are_those_of_the_largest_images(monkeypatch):
+    monkeypatch.setattr(rehearsal.calibration, "_SECONDS", 0.0)
+
     def measured(size):
-        crop = f"transforms: {{train: [{{name: random_resized_crop, size: {size}}}]}}"
+        normalize = "{name: normalize, mean: [0.5], std: [0.2]}"
+        crop = f"transforms: {{train: [{{name: random_resized_crop, size: {size}}}, {normalize}]}}"
         model = "model: {name: resnet20, num_classes: 10}"
         config, origin = configured(model, "data: {name: image_folder, root: x}", crop, "optimizer: lars")
         return rehearsal.measure(config, origin, rehearsal.TargetJob(1, 1))

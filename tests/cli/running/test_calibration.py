@@ -1,0 +1,54 @@
+"""The speed of ranks that compute at the same time: the slowest of several, and processes of their own."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from dbrdist.cli.builders import assemble
+from dbrdist.cli.running import calibration, rehearsal
+from dbrdist.errors import ConfigError
+from tests.cli.config_helpers import configured
+from tests.each import each
+
+CONFIG = (
+    "model: {name: resnet20, num_classes: 4}",
+    "transforms: {train: [{name: random_resized_crop, size: 8}, {name: normalize, mean: [0.5], std: [0.2]}]}",
+)
+
+
+@each(ranks=[1, 2, 3, 1000])
+def test_the_slowest_of_several_draws(ranks):
+    times = [0.3, 0.1, 0.7, 0.2]
+    if ranks == 1000:
+        expected = 0.7
+    else:
+        expected = np.mean([max(draws) for draws in itertools.product(times, repeat=ranks)])
+    assert calibration.of_slowest(times, ranks) == pytest.approx(expected)
+
+
+def made(folder):
+    rehearsal.make_photographs(str(folder))
+    config, origin = configured(*CONFIG, f"data: {{name: image_folder, root: {folder}, train: train, test: null}}")
+    return config, origin, assemble.parts(config, origin, 0, 1)
+
+
+def test_as_many_processes_as_ranks_or_cores(tmp_path, monkeypatch):
+    config, origin, parts = made(tmp_path)
+    monkeypatch.setattr(calibration, "available_cores", lambda: 2)
+    monkeypatch.setattr(calibration, "_SECONDS", 0.0)
+    alone = calibration.measure(config, origin, parts, 1, 3)
+    assert (alone.num_processes, len(alone.computation), len(alone.update), alone.num_examples) == (1, 5, 5, 3)
+    both = calibration.measure(config, origin, parts, 8, 3)
+    assert (both.num_processes, both.num_threads) == (2, 1)
+    assert len(both.computation) == len(both.update) >= 10
+    assert min(both.computation + both.update) > 0
+
+
+def test_a_process_that_fails_is_named(tmp_path, monkeypatch, capfd):
+    config, origin, parts = made(tmp_path)
+    monkeypatch.setattr(calibration, "available_cores", lambda: 2)
+    gone = config.model_copy(update={"data": config.data.model_copy(update={"root": str(tmp_path / "gone")})})
+    with pytest.raises(ConfigError, match=r"a process that measures has ended with code 1; .*--examples-per-second"):
+        calibration.measure(gone, origin, parts, 2, 3)
+    assert "gone" in capfd.readouterr().err
