@@ -12,14 +12,14 @@ bits: one or two values of a hundred differ, by 1.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import math
 import threading
 from typing import Any
 
 import numpy as np
 
-from dbrdist.core.array.types import Array, Module
+from dbrdist.core.array.types import Array
+from dbrdist.datasets.image.opencv import cv2_or_none, is_installed
 
 _SUPPORT = {"bilinear": 1.0, "bicubic": 2.0}
 _BITS = {"bilinear": 16, "bicubic": 15}  # 255 times the sum of the weights' absolute values takes 24 bits at most
@@ -86,7 +86,7 @@ _rooms = _Rooms()
 
 def _transposed(image: Array, room: _Room) -> Any:
     """An image with rows and columns exchanged."""
-    cv2, (h, w, c) = _cv2(), image.shape
+    cv2, (h, w, c) = cv2_or_none(), image.shape
     made = room.of((w, h, c))
     if cv2 is None or c > 4:
         np.copyto(made, image.transpose(1, 0, 2))
@@ -113,7 +113,7 @@ def _along(pixels: Any, new: int, method: str, out: Any) -> None:
 
 def _round(values: Any, out: Any, method: str) -> None:
     """Values as the nearest bytes, halves upwards."""
-    cv2 = _cv2()
+    cv2 = cv2_or_none()
     if method == "bicubic":
         np.maximum(values, 0, out=values)
     if cv2 is not None:
@@ -166,18 +166,8 @@ def _cubic(x: Array) -> Array:
 @functools.cache
 def _pillow() -> Any:
     """Pillow's module of images; None where it is not installed."""
-    if importlib.util.find_spec("PIL") is None:
+    if not is_installed("PIL"):
         return None
     from PIL import Image
 
     return Image
-
-
-@functools.cache
-def _cv2() -> Module | None:
-    """OpenCV, where it is installed: it exchanges axes and rounds several times as fast as NumPy."""
-    if importlib.util.find_spec("cv2") is None:
-        return None
-    from dbrdist.datasets.image import images
-
-    return images._cv2()

@@ -8,11 +8,9 @@ The turn that a camera's EXIF tag asks for is not applied. Images are (H, W, C) 
 from __future__ import annotations
 
 import functools
-import importlib.util
 import io
 import math
 import struct
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -21,6 +19,8 @@ import numpy as np
 
 from dbrdist.core.array.types import Array, ByteArray, Module
 from dbrdist.datasets.image import filtering
+from dbrdist.datasets.image.opencv import cv2 as _cv2
+from dbrdist.datasets.image.opencv import is_installed
 
 Image: TypeAlias = ByteArray  # (H, W, C)
 PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
@@ -37,34 +37,6 @@ def check_pixels(height: int, width: int, words: str) -> None:
     """Raise ImageDecodeError for more pixels than memory should be taken for; ``words`` say where they come from."""
     if height * width > MAX_PIXELS:
         raise ImageDecodeError(f"{words}, more than the limit of {MAX_PIXELS:,} pixels")
-
-
-# ---- providers ------------------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def _loaded_cv2() -> Any:
-    users_own = "cv2" in sys.modules
-    import cv2
-
-    if not users_own:
-        cv2.setNumThreads(1)  # images are spread over workers; threads inside one image would only get in their way
-    return cv2
-
-
-_loading_cv2 = threading.Lock()
-
-
-def _cv2() -> Module:
-    with _loading_cv2:  # OpenCV imports itself twice, and not for several threads
-        return _loaded_cv2()
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ValueError:  # another thread is importing it
-        return True
 
 
 class _Room(threading.local):
@@ -226,7 +198,7 @@ _DECODERS: dict[str, tuple[str, Callable[[bytes, bool, bool], Image]]] = {
 
 @functools.cache
 def _installed() -> tuple[str, ...]:
-    found = tuple(name for name, (module, _) in _DECODERS.items() if _is_installed(module))
+    found = tuple(name for name, (module, _) in _DECODERS.items() if is_installed(module))
     if not found:
         raise ImportError("expected simplejpeg, OpenCV or Pillow to decode images, found none: install dbrdist[image]")
     return found
@@ -243,7 +215,7 @@ def decoder() -> str:
 @functools.cache
 def resizer() -> str:
     """What resizes images: ``'opencv'``, or ``'numpy'`` (the same formula, slower) where that is missing."""
-    return "opencv" if _is_installed("cv2") else "numpy"
+    return "opencv" if is_installed("cv2") else "numpy"
 
 
 # ---- decoding -------------------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ def test_opencv_parts_and_memory_change_nothing(monkeypatch, image, method):
     with monkeypatch.context() as m:
         m.setattr(filtering, "_PRODUCT", 1)
         np.testing.assert_array_equal(filtering.resize_numpy(large, 40, 50, method), expected)
-        m.setattr(filtering, "_cv2", lambda: None)
+        m.setattr(filtering, "cv2_or_none", lambda: None)
         np.testing.assert_array_equal(filtering.resize_numpy(large, 40, 50, method), expected)
 
 

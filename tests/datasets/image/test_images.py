@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import sys
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dbrdist.datasets.image import images
+from dbrdist.datasets.image import images, opencv
 from dbrdist.datasets.public import pickled
 from tests.each import each
 
@@ -141,13 +140,13 @@ def test_decoders_agree():
 
 def test_the_first_installed_decoder_is_named():
     names = {"simplejpeg": "simplejpeg", "cv2": "opencv", "PIL": "pillow"}
-    expected = next(name for module, name in names.items() if images.importlib.util.find_spec(module))
+    expected = next(name for module, name in names.items() if opencv.importlib.util.find_spec(module))
     assert images.decoder() == expected
 
 
 def test_no_decoder_is_an_error_that_names_the_extra(monkeypatch):
     images._installed.cache_clear()
-    monkeypatch.setattr(images.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(opencv.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"install dbrdist\[image\]"):
         images.decoder()
     monkeypatch.undo()
@@ -355,7 +354,7 @@ def test_images_have_a_limit_of_pixels(monkeypatch):
 @each(is_there=[False, True])
 def test_images_are_resized_by_the_library_that_is_there(is_there):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(images.importlib.util, "find_spec", lambda name: (name == "cv2" and is_there) or None)
+        patch.setattr(opencv.importlib.util, "find_spec", lambda name: (name == "cv2" and is_there) or None)
         assert images.resizer.__wrapped__() == ("opencv" if is_there else "numpy")
 
 
@@ -491,17 +490,3 @@ def test_means_over_areas_of_one_side_or_of_both(size, way):
         patch.setattr(images, "resizer", lambda: way)
         found = images.resize(image, height, width, "area")
     np.testing.assert_allclose(found, expected, atol=0.51)
-
-
-@each(is_there=[True, False])
-def test_threads_of_the_library_are_left_to_a_program_that_has_loaded_it(is_there, tmp_path_factory):
-    folder_of_fake = tmp_path_factory.mktemp("fake")
-    (folder_of_fake / "cv2.py").write_text("threads = []\nsetNumThreads = threads.append\n")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(folder_of_fake))
-        patch.delitem(sys.modules, "cv2", raising=False)
-        if is_there:
-            importlib.import_module("cv2")
-        found = images._loaded_cv2.__wrapped__()
-        del sys.modules["cv2"]
-        assert found.__file__.startswith(str(folder_of_fake)) and found.threads == [1] * (not is_there)
