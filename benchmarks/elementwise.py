@@ -328,6 +328,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES), help="these functions alone")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.08, help="of each sample")
+    parser.add_argument("--cpu-time", action="store_true", help="time of the processor, for a machine with other work")
     parser.add_argument("--record", action="store_true", help="write the result to benchmarks/records")
     parser.add_argument("--worker", choices=list(SIDES), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -346,8 +347,9 @@ def main() -> None:
     ratios: dict[str, dict[str, float]] = {peer: {} for peer in peers}
     for name in args.only:
         measured: dict[str, Any] = harness.compare(
-            workers, "function", num_rounds=args.rounds, min_seconds=args.seconds, arguments={"name": name}
-        )
+            workers, "function", num_rounds=args.rounds, min_seconds=args.seconds, arguments={"name": name},
+            is_cpu_time=args.cpu_time,
+        )  # fmt: skip
         words = [f"{label} {r['median_seconds'] * 1e3:7.2f} ms" for label, r in measured.items()]
         results[name] = measured
         for peer in peers:
@@ -362,6 +364,7 @@ def main() -> None:
         w.close()
     if args.record:
         settings = {"rows": ROWS, "columns": COLUMNS, "num_rounds": args.rounds, "min_seconds": args.seconds}
+        settings["clock"] = "process_time" if args.cpu_time else "perf_counter"
         print(harness.record("elementwise", settings, results, about))
 
 

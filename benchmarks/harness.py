@@ -60,7 +60,8 @@ def _answer(request: dict[str, Any], cases: dict[str, Any], made: dict[int, Any]
         run()
         return {"first_seconds": first}
     if kind == "time":
-        return {"seconds": _sample(made[number], request["min_seconds"], request["calls"])}
+        clock = time.process_time if request.get("is_cpu_time") else time.perf_counter
+        return {"seconds": _sample(made[number], request["min_seconds"], request["calls"], clock)}
     if kind == "free":
         del made[number]
         return {}
@@ -80,7 +81,9 @@ def _ways() -> dict[str, bool]:
     return {} if call is None else {"is_compiled": not str(call.__file__).endswith(".py")}
 
 
-def _sample(run: Callable[[], Any], min_seconds: float, calls: int) -> float:
+def _sample(
+    run: Callable[[], Any], min_seconds: float, calls: int, clock: Callable[[], float] = time.perf_counter
+) -> float:
     """The median over groups of ``calls`` calls, for at least ``min_seconds``, after one call to warm the caches.
 
     A case with a clock of its own, such as a GPU's, brings a method ``sample`` of this meaning.
@@ -89,12 +92,12 @@ def _sample(run: Callable[[], Any], min_seconds: float, calls: int) -> float:
         return float(run.sample(min_seconds, calls))
     run()
     times = []
-    end = time.perf_counter() + min_seconds
-    while not times or time.perf_counter() < end:
-        start = time.perf_counter()
+    end = clock() + min_seconds
+    while not times or clock() < end:
+        start = clock()
         for _ in range(calls):
             run()
-        times.append((time.perf_counter() - start) / calls)
+        times.append((clock() - start) / calls)
     return statistics.median(times)
 
 
@@ -176,14 +179,19 @@ def compare(
     min_seconds: float = 0.2,
     calls: int = 1,
     arguments: dict[str, Any] | None = None,
+    is_cpu_time: bool = False,
 ) -> dict[str, dict[str, Any]]:
-    """Times of one case on each worker: median, least and greatest over the rounds, and all samples, in seconds."""
+    """Times of one case on each worker: median, least and greatest over the rounds, and all samples, in seconds.
+
+    ``is_cpu_time``: time of the processor, which other work on the machine disturbs less.
+    """
     numbers = {label: w.make(case, **(arguments or {})) for label, w in workers.items()}
     samples: dict[str, list[float]] = {label: [] for label in workers}
     for _ in range(num_rounds):
         for label, w in workers.items():
             time.sleep(0.03)  # let the last worker's caches and clocks settle
-            samples[label].append(w.ask("time", number=numbers[label], min_seconds=min_seconds, calls=calls)["seconds"])
+            request = {"min_seconds": min_seconds, "calls": calls, "is_cpu_time": is_cpu_time}
+            samples[label].append(w.ask("time", number=numbers[label], **request)["seconds"])
     for label, w in workers.items():
         w.ask("free", number=numbers[label])
     return {label: summarize(s) for label, s in samples.items()}

@@ -2,19 +2,49 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
+from dbrdist.core.array.backend import Array
 from dbrdist.core.array.chainer_mode import as_chainer
+from dbrdist.core.array.elementwise import elementwise
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import one_of
-from dbrdist.core.tape.elementwise_table import together
+from dbrdist.core.tape.elementwise_table import row, together
 from dbrdist.core.tape.variable import Operand, Variable, as_array
 from dbrdist.core.usage.mistakes import warn
 from dbrdist.functions.loss import bernoulli, same_shapes
-from dbrdist.functions.math import exp
 from dbrdist.functions.scores import see_scores, see_targets
+
+_normal_loss = row(
+    "normal_loss",
+    lambda x, mean, ln_var: (x - mean) ** 2 * 0.5 * np.exp(-ln_var) + (ln_var + math.log(2 * math.pi)) * 0.5,
+    lambda x, mean, ln_var: ops.mul(ops.sub(x, mean), ops.exp(ops.neg(ln_var))),
+    lambda x, mean, ln_var: ops.mul(ops.sub(mean, x), ops.exp(ops.neg(ln_var))),
+    lambda x, mean, ln_var: ops.sub(
+        0.5, ops.mul(ops.mul(ops.power(ops.sub(x, mean), 2), 0.5), ops.exp(ops.neg(ln_var)))
+    ),
+    "(ln 2 pi + ln_var + (x - mean)^2 / exp(ln_var)) / 2",
+    args="x mean ln_var",
+    has_loop_for_each=True,
+)
+_laplace_loss = row(
+    "laplace_loss",
+    lambda x, loc, ln_scale: abs(x - loc) * np.exp(-ln_scale) + ln_scale + math.log(2),
+    lambda x, loc, ln_scale: ops.mul(_sign_of_difference(x, loc), ops.exp(ops.neg(ln_scale))),
+    lambda x, loc, ln_scale: ops.mul(_sign_of_difference(loc, x), ops.exp(ops.neg(ln_scale))),
+    lambda x, loc, ln_scale: ops.sub(1.0, ops.mul(ops.absolute(ops.sub(x, loc)), ops.exp(ops.neg(ln_scale)))),
+    "ln 2 + ln_scale + |x - loc| / exp(ln_scale)",
+    args="x loc ln_scale",
+    domain=((0.3, 1.5), (-1.5, -0.3), (-1.0, 1.0)),
+    has_loop_for_each=True,
+)
+
+
+def _sign_of_difference(a: Operand, b: Operand) -> Array:
+    return elementwise(np.sign, as_array(ops.sub(a, b)))
 
 
 def _reduced(function: str, losses: Variable, reduce: str, choices: tuple[str, ...]) -> Variable:
@@ -76,9 +106,7 @@ def gaussian_nll(x: Operand, mean: Operand, ln_var: Operand, reduce: str = "sum"
         np.float64(0.9189)
     """
     x, mean, ln_var = _outcomes("gaussian_nll", x=x, mean=mean, ln_var=ln_var)
-    scaled = ops.mul(ops.power(ops.sub(x, mean), 2), exp(ops.neg(ln_var)))
-    losses = ops.mul(ops.add(ops.add(scaled, ln_var), float(np.log(2 * np.pi))), 0.5)
-    return _reduced("gaussian_nll", losses, reduce, ("sum", "mean", "no"))
+    return _reduced("gaussian_nll", _normal_loss(x, mean, ln_var), reduce, ("sum", "mean", "no"))
 
 
 def gaussian_kl_divergence(mean: Operand, ln_var: Operand, reduce: str = "sum") -> Variable:
@@ -94,7 +122,7 @@ def gaussian_kl_divergence(mean: Operand, ln_var: Operand, reduce: str = "sum") 
         array([0., 2.])
     """
     mean, ln_var = _outcomes("gaussian_kl_divergence", mean=mean, ln_var=ln_var)
-    losses = ops.mul(ops.sub(ops.sub(ops.add(ops.power(mean, 2), exp(ln_var)), ln_var), 1.0), 0.5)
+    losses = ops.mul(ops.sub(ops.sub(ops.add(ops.power(mean, 2), ops.exp(ln_var)), ln_var), 1.0), 0.5)
     return _reduced("gaussian_kl_divergence", losses, reduce, ("sum", "mean", "no"))
 
 
@@ -112,6 +140,4 @@ def laplace_nll(x: Operand, loc: Operand, ln_scale: Operand, reduce: str = "sum"
         np.float64(1.6931)
     """
     x, loc, ln_scale = _outcomes("laplace_nll", x=x, loc=loc, ln_scale=ln_scale)
-    scaled = ops.mul(ops.absolute(ops.sub(x, loc)), exp(ops.neg(ln_scale)))
-    losses = ops.add(ops.add(scaled, ln_scale), float(np.log(2)))
-    return _reduced("laplace_nll", losses, reduce, ("sum", "mean", "no"))
+    return _reduced("laplace_nll", _laplace_loss(x, loc, ln_scale), reduce, ("sum", "mean", "no"))

@@ -135,10 +135,15 @@ bernoulli = row(
 )
 _focal = row(
     "focal",
-    lambda x, gamma: softplus.primitive(-x, 1.0) * np.exp(softplus.primitive(x, 1.0) * -gamma),
-    lambda x, gamma: _focal_slope(x, gamma),
-    "-(1 - p)^gamma ln p, p = sigmoid(x).",
+    lambda x, t, gamma, of_ones, of_zeros: _focal_of(x, t, gamma, of_ones, of_zeros),
+    lambda x, t, gamma, of_ones, of_zeros: _focal_slope(x, t, gamma, of_ones, of_zeros),
+    None,
+    "-a (1 - p)^gamma ln p; where t is 1, p = sigmoid(x), a = of_ones, where t is 0, sigmoid(-x), of_zeros.",
+    args="x t",
+    domain=((-1.0, 1.0), (0.2, 0.8)),
     gamma=2.0,
+    of_ones=0.25,
+    of_zeros=0.75,
 )
 _distance = row(
     "distance",
@@ -161,13 +166,28 @@ _huber = row(
 )
 
 
-def _focal_slope(x: Operand, gamma: float) -> Operand:
+def _signs_and_weights(x: Operand, t: Array, of_ones: float, of_zeros: float) -> tuple[Array, Array, Array]:
+    """Where a label is ignored, 1 or -1 by label, and the weight, in the type of x."""
+    number, is_one, is_ignored = x.dtype.type, t == 1, t == -1
+    weight = ops.where(is_one, number(of_ones), number(of_zeros))
+    return is_ignored, ops.where(is_one, number(1), number(-1)), ops.where(is_ignored, number(0), weight)
+
+
+def _focal_of(x: Array, t: Array, gamma: float, of_ones: float, of_zeros: float) -> Array:
+    is_ignored, sign, weight = _signs_and_weights(x, t, of_ones, of_zeros)
+    score = ops.where(is_ignored, x.dtype.type(0), x) * sign  # whatever stands where the label is ignored
+    return softplus.primitive(-score, 1.0) * np.exp(softplus.primitive(score, 1.0) * -gamma) * weight
+
+
+def _focal_slope(x: Operand, t: Array, gamma: float, of_ones: float, of_zeros: float) -> Operand:
     """d/dx of -q^gamma ln p, p = sigmoid(x), q = 1 - p: q^gamma (gamma p ln p - q)."""
-    minus = ops.neg(x)
+    is_ignored, sign, weight = _signs_and_weights(x, as_array(t), of_ones, of_zeros)
+    score = ops.mul(ops.where(is_ignored, 0.0, x), sign)
+    minus = ops.neg(score)
     ln_p = ops.neg(softplus.primitive(minus, 1.0))
-    power_of_q = ops.exp(ops.mul(softplus.primitive(x, 1.0), -gamma))  # finite at each order, which q**gamma is not
-    inner = ops.sub(ops.mul(ops.mul(sigmoid.primitive(x), ln_p), gamma), sigmoid.primitive(minus))
-    return ops.mul(power_of_q, inner)
+    power_of_q = ops.exp(ops.mul(softplus.primitive(score, 1.0), -gamma))  # finite at each order, which q**gamma is not
+    inner = ops.sub(ops.mul(ops.mul(sigmoid.primitive(score), ln_p), gamma), sigmoid.primitive(minus))
+    return ops.mul(ops.mul(power_of_q, inner), ops.mul(sign, weight))
 
 
 def _huber_of(a: Array, delta: float) -> Array:
@@ -274,10 +294,7 @@ def sigmoid_focal_loss(
     check_labels("sigmoid_focal_loss", "t", t, -1)
     wide = accumulation_dtype(x.dtype)
     of_ones, of_zeros = (1, 1) if alpha is None else (alpha, 1 - alpha)
-    weight = (t == 1) * wide.type(of_ones) + (t == 0) * wide.type(of_zeros)
-    sign = (t == 1) * wide.type(2) - wide.type(1)
-    scores = ops.where(t == -1, 0.0, ops.cast(x, wide))  # whatever stands where the label is ignored
-    losses = ops.mul(_focal(ops.mul(scores, sign), gamma), weight)
+    losses = _focal(ops.cast(x, wide), t.astype(wide), gamma, of_ones, of_zeros)
     if reduce != "no":
         losses = ops.sum(losses)
     if reduce == "mean":

@@ -144,6 +144,7 @@ linear_interpolate = function(
     lambda p: ops.sub(1.0, p),
     "p x + (1 - p) y, elementwise.",
     args="p x y",
+    has_loop_for_each=True,
 )
 
 exp, log, sqrt, absolute = (public(r) for r in (ops.exp, ops.log, ops.sqrt, ops.absolute))

@@ -106,17 +106,19 @@ class Row:
         is_one_pass: whether the formula is one pass over memory, though no ufunc: of whole arrays it takes least time.
         of_difference: whether it is a function of the first operand minus the second: then the derivative by the second
             is minus that by the first, and is not given.
+        has_loop_for_each: whether a kernel may compute the gradients of all operands in one pass.
     """
 
     def __init__(
         self, name: str, formula: Formula, partials: tuple[Derivative, ...], doc: str, args: tuple[str, ...],
         kind: str, domain: Domain, numbers: dict[str, Any], has_steps: bool | None, is_one_pass: bool,
-        of_difference: bool,
+        of_difference: bool, has_loop_for_each: bool,
     ) -> None:  # fmt: skip
         self.name = name
         self.formula = formula
         self.is_one_pass = is_one_pass
         self.of_difference = of_difference
+        self.has_loop_for_each = has_loop_for_each
         self.partials = tuple(Partial(p) for p in (*partials, *partials[:of_difference]))
         self.doc = doc
         self.args = args
@@ -192,10 +194,22 @@ class Elementwise(FunctionNode):
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         gy, nodes = gys[0], self.inputs
+        if self.row.has_loop_for_each and len(wanted) == len(nodes):
+            gxs = self._pulled_at_once(gy)
+            if gxs is not None:
+                return gxs
         if self.row.of_difference and len(wanted) == 2:
             gx = self.pulled(0, gy)
             return operators.sum_to(gx, nodes[0].shape), operators.sum_to(operators.neg(gx), nodes[1].shape)
         return tuple([operators.sum_to(self.pulled(i, gy), nodes[i].shape) for i in wanted])
+
+    def _pulled_at_once(self, gy: Operand) -> tuple[Array, ...] | None:
+        """The gradients of all operands by one loop; None where there is none, or operands are broadcast."""
+        key = (self.row.name, "each")
+        if key not in kernels or type(gy) is not np.ndarray or any(node.shape != gy.shape for node in self.inputs):
+            return None
+        arrays = (*self.retained_inputs(), gy)
+        return from_kernel(key, (*self.row.kept_names, "gy"), arrays, self.values)  # type: ignore[return-value]
 
     def pulled(self, i: int, gy: Operand) -> Any:
         """gy times the derivative by operand ``i``: back towards it, or forward from its tangent."""
@@ -228,14 +242,14 @@ class Elementwise(FunctionNode):
 def row(
     name: str, formula: Formula, *rest: Any, args: str = "x", kind: str = "float",
     domain: Domain = (-1.0, 1.0), has_steps: bool | None = None, is_one_pass: bool = False,
-    of_difference: bool = False, **numbers: Any,
+    of_difference: bool = False, has_loop_for_each: bool = False, **numbers: Any,
 ) -> RowPrimitive:  # fmt: skip
     """Declare a row, and return its primitive; see :class:`Row`. ``rest``: a derivative by each operand, and the
     docstring."""
     *partials, doc = rest
     entry = Row(
         name, formula, tuple(partials), doc, tuple(args.split()), kind, domain, numbers, has_steps, is_one_pass,
-        of_difference,
+        of_difference, has_loop_for_each,
     )  # fmt: skip
     ROWS[name] = entry
     return _primitive_of(entry)
@@ -322,7 +336,7 @@ def _bound(
 
 
 def from_kernel(
-    key: str | tuple[str, int], names: tuple[str, ...], arrays: tuple[Array, ...], values: tuple[float, ...]
+    key: str | tuple[str, int | str], names: tuple[str, ...], arrays: tuple[Array, ...], values: tuple[float, ...]
 ) -> Array | None:
     """What a faster kernel makes of large arrays on the host; None where there is none for them."""
     for a in arrays:

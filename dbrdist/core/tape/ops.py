@@ -110,7 +110,7 @@ class Where(FunctionNode):
 class Cast(FunctionNode):
     """y = x in another type"""
 
-    is_linear = True
+    is_linear = gives_new = True
 
     def __init__(self, dtype: DType) -> None:
         self.dtype = dtype

@@ -104,6 +104,14 @@ LOOP(root_gradient, OUT(0, gx) IN(1, x) IN(2, gy), , {
     gx[i] = gy[i] * slope;
 })
 
+LOOP(interpolated, OUT(0, out) IN(1, p) IN(2, x) IN(3, y), , out[i] = p[i] * x[i] + (1 - p[i]) * y[i];)
+
+LOOP(interpolated_gradients, OUT(0, gp) OUT(1, gx) OUT(2, gy) IN(3, p) IN(4, x) IN(5, y) IN(6, gout), NOTHING_OVERLAPS, {
+    gp[i] = gout[i] * (x[i] - y[i]);
+    gx[i] = gout[i] * p[i];
+    gy[i] = gout[i] * (1 - p[i]);
+})
+
 /* ---- sums of several arrays in order, to another array or over the first */
 
 LOOP(sum_of_2, OUT(0, y) IN(1, a) IN(2, b), , y[i] = a[i] + b[i];)
@@ -256,4 +264,57 @@ FLOAT_LOOP(box_muller, OUT(0, y) IN(1, radius_bits) IN(2, angle_bits), , {
     double u = ((double)bits_of(radius_bits[i]) + 0.5) * 2.3283064365386963e-10;
     double v = ((double)(int32_t)bits_of(angle_bits[i]) + 0.5) * 4.6566128730773926e-10;
     y[i] = (float)(sqrt(-2.0 * wide_log(u)) * cos_of_half_turns(v));
+})
+
+/* ---- losses of several operands; what ends in gradients writes one of each operand */
+
+#define LN_2_PI 1.83787707f
+FLOAT_LOOP(gaussian_nll, OUT(0, y) IN(1, x) IN(2, mean) IN(3, ln_var), , {
+    float d = x[i] - mean[i];
+    y[i] = ((d * d) * 0.5f) * exp_of(-ln_var[i]) + (ln_var[i] + LN_2_PI) * 0.5f;
+})
+
+FLOAT_LOOP(gaussian_nll_gradients,
+           OUT(0, gx) OUT(1, gmean) OUT(2, gln_var) IN(3, x) IN(4, mean) IN(5, ln_var) IN(6, gy), NOTHING_OVERLAPS, {
+    float d = x[i] - mean[i], e = exp_of(-ln_var[i]);
+    float slope = gy[i] * (d * e);
+    gx[i] = slope;
+    gmean[i] = -slope;
+    gln_var[i] = gy[i] * (0.5f - ((d * d) * 0.5f) * e);
+})
+
+#define LN_2 0.693147182f
+#define SIGN_OF(x) ((x) != (x) ? (x) : (float)(((x) > 0.0f) - ((x) < 0.0f)))
+FLOAT_LOOP(laplace_nll, OUT(0, y) IN(1, x) IN(2, loc) IN(3, ln_scale), , {
+    y[i] = fabsf(x[i] - loc[i]) * exp_of(-ln_scale[i]) + ln_scale[i] + LN_2;
+})
+
+FLOAT_LOOP(laplace_nll_gradients,
+           OUT(0, gx) OUT(1, gloc) OUT(2, gln_scale) IN(3, x) IN(4, loc) IN(5, ln_scale) IN(6, gy), NOTHING_OVERLAPS, {
+    float d = x[i] - loc[i], e = exp_of(-ln_scale[i]);
+    float slope = gy[i] * (SIGN_OF(d) * e);
+    gx[i] = slope;
+    gloc[i] = -slope;
+    gln_scale[i] = gy[i] * (1.0f - fabsf(d) * e);
+})
+
+/* -q^gamma ln p with p the probability of the label t, 0, 1 or -1 for none, and q = 1 - p; times the label's weight */
+#define FOCAL_NUMBERS NUMBER(0, gamma) NUMBER(1, of_ones) NUMBER(2, of_zeros)
+#define FOCAL_PARTS                                                                        \
+    float sign = t[i] == 1.0f ? 1.0f : -1.0f;                                              \
+    float score = x[i] * sign;                                                             \
+    float rest = softplus_rest(score);                                                     \
+    float minus_ln_p = LARGER(-score, 0.0f) + rest;                                        \
+    float power = exp_of((LARGER(score, 0.0f) + rest) * -gamma);                           \
+    float weight = t[i] == 1.0f ? of_ones : of_zeros;
+
+FLOAT_LOOP(focal_loss, OUT(0, y) IN(1, x) IN(2, t), FOCAL_NUMBERS, {
+    FOCAL_PARTS
+    y[i] = chosen(t[i] == -1.0f, 0.0f, (minus_ln_p * power) * weight);
+})
+
+FLOAT_LOOP(focal_loss_gradient, OUT(0, gx) IN(1, x) IN(2, t) IN(3, gy), FOCAL_NUMBERS, {
+    FOCAL_PARTS
+    float inner = sigmoid_of(score) * -minus_ln_p * gamma - sigmoid_of(-score);
+    gx[i] = gy[i] * chosen(t[i] == -1.0f, 0.0f, (power * inner) * (sign * weight));
 })

@@ -39,8 +39,6 @@ _OF_FLOAT_ALONE: set[str] = set() if _found is None else _found.OF_FLOAT_ALONE
 _REAL = np.dtype(np.float32), np.dtype(np.float64)
 _FEW = 1 << 13  # elements of an array up to which the call costs as much as it saves
 
-_SHORT = 32  # elements of a row, of which shorter ones take oneDNN less time
-
 _ERF_SLOPE, _NORMAL_HEIGHT = 2 / math.sqrt(math.pi), 1 / math.sqrt(2 * math.pi)
 
 
@@ -52,12 +50,14 @@ class CompiledLoop(NamedTuple):
         operands: the names of the row's arrays that it takes, in order.
         numbers: what it takes of the row's numbers; None for others than it is meant for.
         beyond: computes the elements that the loop leaves out, for which it gives NaN; None if there are none.
+        num_out: how many arrays it writes, the gradients of as many operands; then the result is a tuple.
     """
 
     name: str
     operands: tuple[str, ...]
     numbers: Callable[..., tuple[float, ...] | None] = lambda *numbers: numbers
     beyond: Callable[..., HostArray] | None = None
+    num_out: int = 1
 
 
 def _scipy(name: str) -> Callable[..., HostArray]:
@@ -69,8 +69,8 @@ def _when(holds: bool, *numbers: float) -> tuple[float, ...] | None:
     return numbers if holds else None
 
 
-# By the name of a row; by that name and the place of an operand, for the gradient of that operand. Of several loops,
-# the first that is meant for the numbers.
+# By the name of a row; by that name and the place of an operand, for the gradient of that operand; by that name and
+# "each", for those of all operands at once. Of several loops, the first that is meant for the numbers.
 TABLE: dict[Any, CompiledLoop | tuple[CompiledLoop, ...]] = {
     "hard_sigmoid": CompiledLoop("hard_sigmoid", ("x",)),
     ("hard_sigmoid", 0): CompiledLoop("hard_sigmoid_gradient", ("x", "gy")),
@@ -123,6 +123,14 @@ TABLE: dict[Any, CompiledLoop | tuple[CompiledLoop, ...]] = {
         CompiledLoop("reciprocal_gradient", ("x", "gy"), lambda c: _when(c == -1)),
         CompiledLoop("root_gradient", ("x", "gy"), lambda c: _when(c == 0.5)),
     ),
+    "linear_interpolate": CompiledLoop("interpolated", ("p", "x", "y")),
+    ("linear_interpolate", "each"): CompiledLoop("interpolated_gradients", ("p", "x", "y", "gy"), num_out=3),
+    "normal_loss": CompiledLoop("gaussian_nll", ("x", "mean", "ln_var")),
+    ("normal_loss", "each"): CompiledLoop("gaussian_nll_gradients", ("x", "mean", "ln_var", "gy"), num_out=3),
+    "laplace_loss": CompiledLoop("laplace_nll", ("x", "loc", "ln_scale")),
+    ("laplace_loss", "each"): CompiledLoop("laplace_nll_gradients", ("x", "loc", "ln_scale", "gy"), num_out=3),
+    "focal": CompiledLoop("focal_loss", ("x", "t")),
+    ("focal", 0): CompiledLoop("focal_loss_gradient", ("x", "t", "gy")),
     "box_muller": CompiledLoop("box_muller", ("radius_bits", "angle_bits")),
     "fmod": CompiledLoop("fmod", ("a", "b"), beyond=np.fmod),
     "remainder": CompiledLoop("remainder", ("a", "b"), beyond=np.remainder),
@@ -143,7 +151,8 @@ def _elementwise_loop(name: str, *arrays: HostArray) -> tuple[Callable[..., bool
     first = arrays[0]
     are_images = first.ndim == 4 and backend.lies_as_images(first)
     lies_well = backend.is_channels_last if are_images else _is_in_c_order
-    if first.size < _FEW or any(a.shape != first.shape or not lies_well(a) for a in arrays):
+    is_large = first.size >= _FEW and lies_well(first)
+    if not is_large or any(a.shape != first.shape or not (lies_well(a) or _is_repeated(a)) for a in arrays):
         raise onednn.Unsupported("small arrays, or layouts that differ")
     new = (backend.allocator if are_images else backend.plain_allocator)(first.shape, first.dtype)
     return _loop(name, *arrays), new
@@ -151,6 +160,16 @@ def _elementwise_loop(name: str, *arrays: HostArray) -> tuple[Callable[..., bool
 
 def _is_in_c_order(a: HostArray) -> bool:
     return bool(a.flags.c_contiguous)
+
+
+def _is_repeated(a: HostArray) -> bool:
+    """Whether an array is a broadcast view, such as the gradients that sums hand on; of images, of one value."""
+    return not any(a.strides) or (a.ndim < 4 and 0 in a.strides)
+
+
+def _as_operand(a: HostArray) -> HostArray:
+    """As a loop takes it: in a row, but for a broadcast view."""
+    return a if 0 in a.strides and not a.flags.c_contiguous else memory_row(a)
 
 
 def _plan_update(rule: str, arrays: tuple[HostArray, ...], numbers: tuple[float, ...], before: Before = ()) -> Plan:
@@ -185,12 +204,14 @@ def _plan_row(key: Any, names: tuple[str, ...], arrays: tuple[HostArray, ...], n
     loop, values = _chosen_loop(key, names, numbers)
     run, new = _elementwise_loop(loop.name, *arrays)
     beyond = loop.beyond
+    if loop.num_out > 1:
+        return _plan_each(run, new, loop.num_out, values)
 
     def row(
         key: Hashable, names: tuple[str, ...], arrays: tuple[HostArray, ...], numbers: tuple[float, ...],
     ) -> HostArray | None:  # fmt: skip
         y = new()
-        rows = memory_row(y), *map(memory_row, arrays)
+        rows = memory_row(y), *map(_as_operand, arrays)
         if not run(rows, values):
             return None
         if beyond is not None and math.isnan(rows[0].max()):
@@ -198,6 +219,18 @@ def _plan_row(key: Any, names: tuple[str, ...], arrays: tuple[HostArray, ...], n
         return y
 
     return row
+
+
+def _plan_each(run: Callable[..., bool], new: Callable[[], HostArray], num_out: int, values: tuple[float, ...]) -> Plan:
+    """Of a loop that writes the gradients of all operands."""
+
+    def gradients(
+        key: Hashable, names: tuple[str, ...], arrays: tuple[HostArray, ...], numbers: tuple[float, ...],
+    ) -> tuple[HostArray, ...] | None:  # fmt: skip
+        made = tuple([new() for _ in range(num_out)])
+        return made if run((*map(memory_row, made), *map(_as_operand, arrays)), values) else None
+
+    return gradients
 
 
 def _complete(beyond: Callable[..., HostArray], y: HostArray, *xs: HostArray) -> None:
@@ -262,8 +295,8 @@ def _plan_softmax(name: str, reference: Callable[..., HostArray]) -> Callable[..
         *arrays, axis = arguments
         x = arrays[0]
         is_image = x.ndim == 4 and backend.lies_as_images(x)
-        if axis != (1 if is_image else x.ndim - 1) or x.shape[axis] < _SHORT:
-            raise onednn.Unsupported("another axis, or short rows")
+        if axis != (1 if is_image else x.ndim - 1):
+            raise onednn.Unsupported("another axis")
         run, new = _elementwise_loop(name, *arrays)
         numbers = (x.shape[axis],)
 

@@ -4,14 +4,26 @@ before. */
 
 enum { LANES = 32 }; /* a sum is one of so many parts, whatever the processor; fewer would be no loop, but steps one by one */
 
+/* one of all lanes, half of them at a time */
+#define HALVED(k, ...)                               \
+    for (int half = LANES / 2; half > 0; half /= 2)  \
+        for (int k = 0; k < half; ++k) { __VA_ARGS__ }
+
+INSIDE double sum_of_lanes(const float *restrict lanes) {
+    double wide[LANES];
+    for (int k = 0; k < LANES; ++k) wide[k] = lanes[k];
+    HALVED(k, wide[k] += wide[k + half];)
+    return wide[0];
+}
+
 INSIDE float row_max(const float *restrict x, ptrdiff_t n, ptrdiff_t whole) {
     float lanes[LANES], largest = -INFINITY;
     for (int k = 0; k < LANES; ++k) lanes[k] = -INFINITY;
     for (ptrdiff_t j = 0; j < whole; j += LANES)
         for (int k = 0; k < LANES; ++k) lanes[k] = LARGER(x[j + k], lanes[k]);
     for (ptrdiff_t j = whole; j < n; ++j) largest = LARGER(x[j], largest);
-    for (int k = 0; k < LANES; ++k) largest = LARGER(lanes[k], largest);
-    return largest;
+    HALVED(k, lanes[k] = LARGER(lanes[k + half], lanes[k]);)
+    return LARGER(lanes[0], largest);
 }
 
 INSIDE float row_sum(const float *restrict x, ptrdiff_t n, ptrdiff_t whole) {
@@ -20,8 +32,7 @@ INSIDE float row_sum(const float *restrict x, ptrdiff_t n, ptrdiff_t whole) {
     for (ptrdiff_t j = 0; j < whole; j += LANES)
         for (int k = 0; k < LANES; ++k) lanes[k] += x[j + k];
     for (ptrdiff_t j = whole; j < n; ++j) sum += x[j];
-    for (int k = 0; k < LANES; ++k) sum += lanes[k];
-    return (float)sum;
+    return (float)(sum + sum_of_lanes(lanes));
 }
 
 /* the sum of y[j] for all j, each computed first; the same sums as row_sum's */
@@ -38,12 +49,99 @@ INSIDE float row_sum(const float *restrict x, ptrdiff_t n, ptrdiff_t whole) {
         __VA_ARGS__                                                                \
         wide += y;                                                                 \
     }                                                                              \
-    for (int k = 0; k < LANES; ++k) wide += lanes[k];                              \
-    float sum = (float)wide;
+    float sum = (float)(wide + sum_of_lanes(lanes));
+
+/* Rows of fewer than SHORT elements: GROUP of them side by side, element j of the r-th at j * GROUP + r, so that each has
+the same result whatever is beside it. */
+enum { GROUP = LANES, SHORT = 64 };
+#define FOR_GROUP for (int r = 0; r < GROUP; ++r)
+
+INSIDE void gather_rows(float *restrict to, const float *restrict x, ptrdiff_t count, const ptrdiff_t n) {
+    if (count < GROUP)
+        for (ptrdiff_t k = 0; k < n * GROUP; ++k) to[k] = 0.0f;
+    for (ptrdiff_t r = 0; r < count; ++r)
+        for (ptrdiff_t j = 0; j < n; ++j) to[j * GROUP + r] = x[r * n + j];
+}
+
+INSIDE void scatter_rows(float *restrict y, const float *restrict from, ptrdiff_t count, const ptrdiff_t n) {
+    for (ptrdiff_t r = 0; r < count; ++r)
+        for (ptrdiff_t j = 0; j < n; ++j) y[r * n + j] = from[j * GROUP + r];
+}
+
+/* powers of the elements less the largest of their row, which is subtracted from x; and their sums */
+INSIDE void exp_of_group(float *restrict powers, float *restrict x, double *restrict sums, const ptrdiff_t n) {
+    float largest[GROUP];
+    FOR_GROUP largest[r] = -INFINITY;
+    for (ptrdiff_t j = 0; j < n; ++j) FOR_GROUP largest[r] = LARGER(x[j * GROUP + r], largest[r]);
+    FOR_GROUP sums[r] = 0;
+    for (ptrdiff_t j = 0; j < n; ++j)
+        FOR_GROUP {
+            float below = x[j * GROUP + r] - largest[r];
+            float power = exp_of(below);
+            x[j * GROUP + r] = below;
+            powers[j * GROUP + r] = power;
+            sums[r] += power;
+        }
+}
+
+INSIDE void log_softmax_of_group(float *restrict y, const float *restrict from, ptrdiff_t count, const ptrdiff_t n) {
+    float x[SHORT * GROUP], powers[SHORT * GROUP], log_of_sum[GROUP];
+    double sums[GROUP];
+    gather_rows(x, from, count, n);
+    exp_of_group(powers, x, sums, n);
+    FOR_GROUP {
+        float sum = (float)sums[r], log = (float)wide_log(sum);
+        log_of_sum[r] = sum == sum ? log : sum;
+    }
+    for (ptrdiff_t j = 0; j < n; ++j) FOR_GROUP x[j * GROUP + r] -= log_of_sum[r];
+    scatter_rows(y, x, count, n);
+}
+
+INSIDE void softmax_of_group(float *restrict y, const float *restrict from, ptrdiff_t count, const ptrdiff_t n) {
+    float x[SHORT * GROUP], powers[SHORT * GROUP], share[GROUP];
+    double sums[GROUP];
+    gather_rows(x, from, count, n);
+    exp_of_group(powers, x, sums, n);
+    FOR_GROUP share[r] = 1.0f / (float)sums[r];
+    for (ptrdiff_t j = 0; j < n; ++j) FOR_GROUP powers[j * GROUP + r] *= share[r];
+    scatter_rows(y, powers, count, n);
+}
+
+/* Of each row the sum of ELEMENT, for each of its elements. */
+#define SPREAD_SUMS(spread, ELEMENT)                                          \
+    for (ptrdiff_t r = 0; r < count; ++r) {                                   \
+        double sum = 0;                                                       \
+        for (ptrdiff_t j = r * n; j < r * n + n; ++j) sum += ELEMENT;         \
+        for (ptrdiff_t j = r * n; j < r * n + n; ++j) spread[j] = (float)sum; \
+    }
+
+INSIDE void log_softmax_backward_of_group(float *restrict gx, const float *restrict y, const float *restrict gy,
+                                          ptrdiff_t count, const ptrdiff_t n) {
+    float sums[SHORT * GROUP];
+    SPREAD_SUMS(sums, gy[j])
+    for (ptrdiff_t j = 0; j < count * n; ++j) gx[j] = gy[j] - exp_of(y[j]) * sums[j];
+}
+
+INSIDE void softmax_backward_of_group(float *restrict gx, const float *restrict y, const float *restrict gy,
+                                      ptrdiff_t count, const ptrdiff_t n) {
+    float sums[SHORT * GROUP];
+    SPREAD_SUMS(sums, y[j] * gy[j])
+    for (ptrdiff_t j = 0; j < count * n; ++j) gx[j] = y[j] * (gy[j] - sums[j]);
+}
+
+/* All rows from i to stop if they are short; the compiler knows how many a whole group has. */
+#define IF_SHORT(f, ...)                                                     \
+    if (n < SHORT) {                                                         \
+        for (; i + GROUP <= stop; i += GROUP) f(__VA_ARGS__, GROUP, n);      \
+        if (i < stop) f(__VA_ARGS__, stop - i, n);                           \
+        i = stop - 1;                                                        \
+        continue;                                                            \
+    }
 
 #define ROW_LENGTH const ptrdiff_t n = (ptrdiff_t)numbers[0]; const ptrdiff_t whole = n - n % LANES;
 
 FLOAT_LOOP(log_softmax, OUT(0, to) IN(1, from), ROW_LENGTH, {
+    IF_SHORT(log_softmax_of_group, to + i * n, from + i * n)
     const float *restrict x = from + i * n;
     float *restrict y = to + i * n;
     float largest = row_max(x, n, whole);
@@ -53,8 +151,8 @@ FLOAT_LOOP(log_softmax, OUT(0, to) IN(1, from), ROW_LENGTH, {
     for (ptrdiff_t j = 0; j < n; ++j) y[j] = (x[j] - largest) - log_of_sum;
 })
 
-FLOAT_LOOP(log_softmax_backward, OUT(0, to) IN(1, of_y) IN(2, of_gy),
-           ROW_LENGTH, {
+FLOAT_LOOP(log_softmax_backward, OUT(0, to) IN(1, of_y) IN(2, of_gy), ROW_LENGTH, {
+    IF_SHORT(log_softmax_backward_of_group, to + i * n, of_y + i * n, of_gy + i * n)
     const float *restrict y = of_y + i * n;
     const float *restrict gy = of_gy + i * n;
     float *restrict gx = to + i * n;
@@ -63,6 +161,7 @@ FLOAT_LOOP(log_softmax_backward, OUT(0, to) IN(1, of_y) IN(2, of_gy),
 })
 
 FLOAT_LOOP(softmax, OUT(0, to) IN(1, from), ROW_LENGTH, {
+    IF_SHORT(softmax_of_group, to + i * n, from + i * n)
     const float *restrict x = from + i * n;
     float *restrict y = to + i * n;
     float largest = row_max(x, n, whole);
@@ -72,6 +171,7 @@ FLOAT_LOOP(softmax, OUT(0, to) IN(1, from), ROW_LENGTH, {
 })
 
 FLOAT_LOOP(softmax_backward, OUT(0, to) IN(1, of_y) IN(2, of_gy), ROW_LENGTH, {
+    IF_SHORT(softmax_backward_of_group, to + i * n, of_y + i * n, of_gy + i * n)
     const float *restrict y = of_y + i * n;
     const float *restrict gy = of_gy + i * n;
     float *restrict gx = to + i * n;
@@ -160,8 +260,8 @@ INSIDE float row_min(const float *restrict x, ptrdiff_t n, ptrdiff_t whole) {
     for (ptrdiff_t j = 0; j < whole; j += LANES)
         for (int k = 0; k < LANES; ++k) lanes[k] = SMALLER(x[j + k], lanes[k]);
     for (ptrdiff_t j = whole; j < n; ++j) smallest = SMALLER(x[j], smallest);
-    for (int k = 0; k < LANES; ++k) smallest = SMALLER(lanes[k], smallest);
-    return smallest;
+    HALVED(k, lanes[k] = SMALLER(lanes[k + half], lanes[k]);)
+    return SMALLER(lanes[0], smallest);
 }
 
 FLOAT_LOOP(max_of_rows, OUT(0, to) IN(1, from), ROW_LENGTH, {
@@ -279,37 +379,45 @@ FLOAT_LOOP(prod_of_columns_backward, OUT(0, gx) IN(1, x) IN(2, gy), LENGTH_AND_W
 
 /* ---- sums in NumPy's order: of up to 128 elements in 8 lanes, of more as the sum of two halves */
 
-INSIDE float short_sum(const float *restrict x, ptrdiff_t n) {
-    float lanes[8], sum = -0.0f;
-    const ptrdiff_t whole = n - n % 8;
-    if (whole) {
-        for (int k = 0; k < 8; ++k) lanes[k] = x[k];
-        for (ptrdiff_t j = 8; j < whole; j += 8)
-            for (int k = 0; k < 8; ++k) lanes[k] += x[j + k];
-        sum = ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
-    }
-    for (ptrdiff_t j = whole; j < n; ++j) sum += x[j];
-    return sum;
-}
-
 INSIDE ptrdiff_t first_half(ptrdiff_t n) { return n / 2 - n / 2 % 8; }
 
-INSIDE float pairwise_sum(const float *restrict x, ptrdiff_t n) {
-    ptrdiff_t right[64]; /* lengths of second halves; 0: the first one's sum stands in left */
-    float left[64];
-    for (int depth = 0;;) {
-        for (; n > 128; n = first_half(n)) right[depth++] = n - first_half(n);
-        float sum = short_sum(x, n);
-        x += n;
-        while (depth && !right[depth - 1]) sum = left[--depth] + sum;
-        if (!depth) return sum;
-        left[depth - 1] = sum;
-        n = right[depth - 1];
-        right[depth - 1] = 0;
+/* of ELEMENT(j), which PARAMETERS give; NEXT moves them on by n */
+#define PAIRWISE(name, PARAMETERS, NAMES, NEXT, ELEMENT)                                                           \
+    INSIDE float short_##name(PARAMETERS, ptrdiff_t n) {                                                           \
+        float lanes[8], sum = -0.0f;                                                                               \
+        const ptrdiff_t whole = n - n % 8;                                                                         \
+        if (whole) {                                                                                               \
+            for (int k = 0; k < 8; ++k) lanes[k] = ELEMENT(k);                                                     \
+            for (ptrdiff_t j = 8; j < whole; j += 8)                                                               \
+                for (int k = 0; k < 8; ++k) lanes[k] += ELEMENT(j + k);                                            \
+            sum = ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7])); \
+        }                                                                                                          \
+        for (ptrdiff_t j = whole; j < n; ++j) sum += ELEMENT(j);                                                   \
+        return sum;                                                                                                \
+    }                                                                                                              \
+    INSIDE float pairwise_##name(PARAMETERS, ptrdiff_t n) {                                                        \
+        ptrdiff_t right[64]; /* lengths of second halves; 0: the first one's sum stands in left */                 \
+        float left[64];                                                                                            \
+        for (int depth = 0;;) {                                                                                    \
+            for (; n > 128; n = first_half(n)) right[depth++] = n - first_half(n);                                 \
+            float sum = short_##name(NAMES, n);                                                                    \
+            NEXT                                                                                                   \
+            while (depth && !right[depth - 1]) sum = left[--depth] + sum;                                          \
+            if (!depth) return sum;                                                                                \
+            left[depth - 1] = sum;                                                                                 \
+            n = right[depth - 1];                                                                                  \
+            right[depth - 1] = 0;                                                                                  \
+        }                                                                                                          \
     }
-}
+#define TOGETHER(...) __VA_ARGS__
+#define OF_X(j) x[j]
+#define OF_PRODUCT(j) (a[j] * b[j])
+PAIRWISE(sum, const float *restrict x, x, x += n;, OF_X)
+PAIRWISE(dot, TOGETHER(const float *restrict a, const float *restrict b), TOGETHER(a, b), a += n; b += n;, OF_PRODUCT)
 
 FLOAT_LOOP(sum_of_rows, OUT(0, y) IN(1, x), LENGTH, y[i] = 0.0f + pairwise_sum(x + i * n, n);)
+
+FLOAT_LOOP(dot_of_rows, OUT(0, y) IN(1, a) IN(2, b), LENGTH, y[i] = 0.0f + pairwise_dot(a + i * n, b + i * n, n);)
 
 /* The same in PARTS parts of each row, which result when halves are halved 5 times: i counts the parts of all rows, and
 whoever adds the parts two by two gets the row's sum. So several threads share a long row, with the same result. */

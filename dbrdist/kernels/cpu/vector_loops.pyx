@@ -7,6 +7,7 @@ cdef extern from "../array_fields.h":
         char *data
         int nd
         Py_ssize_t *dimensions
+        Py_ssize_t *strides
         int flags
 
 cdef extern from "vector_loops.h" nogil:
@@ -29,16 +30,20 @@ cdef extern from "vector_loops.h" nogil:
         double numbers[MOST_NUMBERS]
         ptrdiff_t *bounds
         ptrdiff_t num_spans
+    ctypedef struct Broadcast:
+        Py_ssize_t each, count, step
+    enum: MOST_ARRAYS
+    enum: MOST_BROADCAST
     Py_ssize_t length_of(const Entry *entry, const Py_ssize_t *sizes, const double *numbers)
     void run_loop(
-        const Entry *entry, bint is_double, void **arrays, Py_ssize_t length, Py_ssize_t size, const double *numbers,
-        const Before *before, int num_before
+        const Entry *entry, bint is_double, void **arrays, const Broadcast *broadcasts, Py_ssize_t length,
+        Py_ssize_t size, const double *numbers, const Before *before, int num_before
     )
 
 cdef enum:
-    MOST_ARRAYS = 5
     MOST_BEFORE = 8
-    IN_C_ORDER = 0x1 | 0x100  # and aligned
+    ALIGNED = 0x100
+    IN_C_ORDER = 0x1 | ALIGNED
     WRITEABLE = 0x400
 
 cdef object ndarray = np.ndarray
@@ -67,26 +72,28 @@ def use_level(int number):
 
 def run(int place, bint is_double, tuple arrays, tuple numbers, tuple before=()):
     """Run a loop, by its place, over dense arrays of the sizes that it needs, all float64 or all float32; False if they
-    are not such.
+    are not such. One or two that an elementwise loop reads may be broadcast views of that size, in C order.
 
     ``before`` are loops over the first two arrays that run within the same pass, each before the next: their places,
     numbers, and the first and last + 1 element of the stretches that they are for, or None for all. The caller has
-    looked at the types of the arrays. Arrays that share memory are refused: the loops read ahead.
+    looked at the types of the arrays. What is written may share no memory with others: the loops read ahead.
     """
     cdef void *starts[MOST_ARRAYS]
     cdef double values[MOST_NUMBERS]
     cdef Before befores[MOST_BEFORE]
+    cdef Broadcast broadcasts[MOST_ARRAYS]
     cdef const Entry *entry = &ENTRIES[place]
     cdef Py_ssize_t sizes[MOST_ARRAYS]
     cdef Py_ssize_t length, size = 0
-    cdef int i, written = entry.written, count = len(before)
+    cdef int i, num_broadcast, written = entry.written, count = len(before)
     if len(arrays) != entry.num_arrays:
         raise TypeError(f"{entry.name.decode()}: expected {entry.num_arrays} arrays, got {len(arrays)}")
     if count > MOST_BEFORE:
         return False
     for i in range(count):
         written |= ENTRIES[<int> before[i][0]].written
-    if not _are_separate(arrays, written, 8 if is_double else 4, starts, sizes):
+    num_broadcast = _look_at(arrays, written, 8 if is_double else 4, starts, sizes, broadcasts)
+    if num_broadcast < 0 or num_broadcast and (count or entry.rows is not NULL or num_broadcast > MOST_BROADCAST):
         return False
     _take(entry, numbers, values)
     length = length_of(entry, sizes, values)
@@ -98,34 +105,67 @@ def run(int place, bint is_double, tuple arrays, tuple numbers, tuple before=())
     for i in range(count):
         _take_before(&befores[i], before[i], is_double, kept)
     with nogil:
-        run_loop(entry, is_double, starts, length, size, values, befores, count)
+        run_loop(
+            entry, is_double, starts, broadcasts if num_broadcast else NULL, length, size, values, befores, count
+        )
     return True
 
 
-cdef bint _are_separate(tuple arrays, int written, int itemsize, void **starts, Py_ssize_t *sizes):
-    """Whether the arrays are dense, do not overlap, and may be written where a loop does so."""
+cdef int _look_at(
+    tuple arrays, int written, int itemsize, void **starts, Py_ssize_t *sizes, Broadcast *broadcasts
+):
+    """How many arrays are broadcast; -1 unless the others are dense, and those that a loop writes may be written and
+    overlap no other."""
     cdef ArrayFields *a
     cdef Py_ssize_t n
-    cdef int i, k, wanted, count = len(arrays)
+    cdef Py_ssize_t extents[MOST_ARRAYS]
+    cdef int i, k, wanted, found = 0, count = len(arrays)
     for i in range(count):
         if type(arrays[i]) is not ndarray:
-            return False
+            return -1
         a = <ArrayFields *> <void *> arrays[i]
-        wanted = IN_C_ORDER | WRITEABLE * (written >> i & 1)
-        if a.flags & wanted != wanted:
-            return False
         n = 1
         for k in range(a.nd):
             n *= a.dimensions[k]
-        sizes[i], starts[i] = n, a.data
+        sizes[i], starts[i], extents[i] = n, a.data, n * itemsize
+        broadcasts[i].each = 0
+        wanted = IN_C_ORDER | WRITEABLE * (written >> i & 1)
+        if a.flags & wanted != wanted:
+            if written >> i & 1 or not a.flags & ALIGNED or not n or not _as_broadcast(a, &broadcasts[i]):
+                return -1
+            extents[i] = (broadcasts[i].count - 1) * broadcasts[i].step + itemsize
+            found += 1
     for i in range(count):
         for k in range(i):
             if (
-                <char *> starts[i] < <char *> starts[k] + sizes[k] * itemsize
-                and <char *> starts[k] < <char *> starts[i] + sizes[i] * itemsize
+                <char *> starts[i] < <char *> starts[k] + extents[k]
+                and <char *> starts[k] < <char *> starts[i] + extents[i]
+                and (written >> i & 1 or written >> k & 1)
             ):
+                return -1
+    return found
+
+
+cdef bint _as_broadcast(ArrayFields *a, Broadcast *b):
+    """Whether an array is a row of values, each repeated, and all of that repeated."""
+    cdef int k = a.nd - 1
+    cdef Py_ssize_t stride = 0
+    b.each, b.count, b.step = 1, 1, 0
+    while k >= 0 and (a.strides[k] == 0 or a.dimensions[k] == 1):
+        b.each *= a.dimensions[k]
+        k -= 1
+    while k >= 0 and (a.strides[k] != 0 or a.dimensions[k] == 1):
+        if a.dimensions[k] > 1:
+            if b.step == 0:
+                b.step = stride = a.strides[k]
+            if a.strides[k] != stride or stride < 0:
                 return False
-    return True
+            stride *= a.dimensions[k]
+            b.count *= a.dimensions[k]
+        k -= 1
+    while k >= 0 and (a.strides[k] == 0 or a.dimensions[k] == 1):
+        k -= 1
+    return k < 0
 
 
 cdef int _take(const Entry *entry, tuple numbers, double *values) except -1:

@@ -202,9 +202,29 @@ def _bernoulli(g: OnnxGraph, c: Conversion) -> str:
 
 @converts("focal")
 def _focal(g: OnnxGraph, c: Conversion) -> str:
-    (x,) = c.names
-    damped = g.op("Exp", g.op("Mul", softplus(g, c, x), c.number(-value(c, "gamma"))))
-    return g.op("Mul", softplus(g, c, g.op("Neg", x)), damped)
+    x, t = c.names
+    zero, is_one, is_ignored = c.number(0), g.op("Equal", t, c.number(1)), g.op("Equal", t, c.number(-1))
+    weight = g.op("Where", is_one, c.number(value(c, "of_ones")), c.number(value(c, "of_zeros")))
+    score = g.op("Where", is_ignored, zero, g.op("Where", is_one, x, g.op("Neg", x)))
+    damped = g.op("Exp", g.op("Mul", softplus(g, c, score), c.number(-value(c, "gamma"))))
+    loss = g.op("Mul", softplus(g, c, g.op("Neg", score)), damped)
+    return g.op("Mul", loss, g.op("Where", is_ignored, zero, weight))
+
+
+@converts("normal_loss")
+def _normal_loss(g: OnnxGraph, c: Conversion) -> str:
+    x, mean, ln_var = c.names
+    d = g.op("Sub", x, mean)
+    scaled = g.op("Mul", g.op("Mul", d, d), g.op("Exp", g.op("Neg", ln_var)))
+    total = g.op("Add", g.op("Add", scaled, ln_var), c.number(math.log(2 * math.pi)))
+    return g.op("Mul", total, c.number(0.5))
+
+
+@converts("laplace_loss")
+def _laplace_loss(g: OnnxGraph, c: Conversion) -> str:
+    x, loc, ln_scale = c.names
+    scaled = g.op("Mul", g.op("Abs", g.op("Sub", x, loc)), g.op("Exp", g.op("Neg", ln_scale)))
+    return g.op("Add", g.op("Add", scaled, ln_scale), c.number(math.log(2)))
 
 
 @converts("leaky_relu")

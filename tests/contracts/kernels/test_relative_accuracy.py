@@ -27,7 +27,8 @@ SCALES = {
     "exp_difference": 0.5, "scaled_exp_difference": 0.4, "bernoulli": 0.3,
 }  # fmt: skip
 NUMBERS = {"silu": [(2.5,)], "leaky_relu": [(0.01,)], "elu": [(0.5,)], "selu": [(1.0, 1.0)], "softplus": [(3.0,)],
-           "huber": [(2.5,)], "focal": [(0.5,)], "clipped_relu": [(1.5,)], "pow_number": [(2,), (0.5,)]}  # fmt: skip
+           "huber": [(2.5,)], "focal": [(0.5, 0.25, 0.75)],
+           "clipped_relu": [(1.5,)], "pow_number": [(2,), (0.5,)]}  # fmt: skip
 CALLS = [(name, v) for name, row in ROWS.items() for v in (tuple(row.numbers.values()), *NUMBERS.get(name, ()))]
 SIZES = (1000, KERNEL_ELEMENTS - 1, KERNEL_ELEMENTS, 1 << 15, _AT_ONCE_ELEMENTS + 1)
 # In units in the last place, of the value and of what a rounding of the operands makes of it.

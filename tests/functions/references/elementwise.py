@@ -55,9 +55,17 @@ def _elu_slope(x, alpha):
     return np.where(x >= 0, 1, alpha * np.exp(np.minimum(x, 0)))
 
 
-def _focal_slope(x, gamma):
-    q = sigmoid(-x)
-    return q**gamma * (-gamma * sigmoid(x) * softplus(-x) - q)
+def _focal(x, t, gamma, of_ones, of_zeros):
+    """A label that is neither 1 nor -1 counts as 0."""
+    score = np.where(t == 1, x, -x)
+    return np.where(t == -1, 0, np.where(t == 1, of_ones, of_zeros) * softplus(-score) * sigmoid(-score) ** gamma)
+
+
+def _focal_slope(x, t, gamma, of_ones, of_zeros):
+    sign = np.where(t == 1, 1, -1)
+    q = sigmoid(-sign * x)
+    slope = sign * q**gamma * (-gamma * sigmoid(sign * x) * softplus(-sign * x) - q)
+    return np.where(t == -1, 0, np.where(t == 1, of_ones, of_zeros) * slope)
 
 
 def _hazard(x):
@@ -152,7 +160,19 @@ VALUES = {
     "gelu": (lambda x: x * _ndtr(x), lambda x: _ndtr(x) + x * _density(x)),
     "gelu_by_tanh": (lambda x: x * sigmoid(2 * _B * x * (1 + _A * x * x)), _gelu_by_tanh_slope),
     "bernoulli": (lambda p, x: softplus(x) - p * x, lambda p, x: -x, lambda p, x: sigmoid(x) - p),
-    "focal": (lambda x, gamma: softplus(-x) * sigmoid(-x) ** gamma, _focal_slope),
+    "focal": (_focal, _focal_slope, None),
+    "normal_loss": (
+        lambda x, m, s: (np.log(8 * np.arctan(L(1))) + s + (x - m) ** 2 / np.exp(s)) / 2,
+        lambda x, m, s: (x - m) / np.exp(s),
+        lambda x, m, s: (m - x) / np.exp(s),
+        lambda x, m, s: (1 - (x - m) ** 2 / np.exp(s)) / 2,
+    ),
+    "laplace_loss": (
+        lambda x, m, s: np.log(L(2)) + s + abs(x - m) / np.exp(s),
+        lambda x, m, s: np.sign(x - m) / np.exp(s),
+        lambda x, m, s: np.sign(m - x) / np.exp(s),
+        lambda x, m, s: 1 - abs(x - m) / np.exp(s),
+    ),
     "distance": (lambda a, b: abs(a - b), lambda a, b: np.sign(a - b), lambda a, b: np.sign(b - a)),
     "huber": (
         lambda x, t, d: np.where(abs(x - t) <= d, (x - t) ** 2 / 2, d * (abs(x - t) - d / 2)),

@@ -114,7 +114,7 @@ def test_every_set_of_instructions_gives_the_same_bits():
     run, place_of = loops._found.run, loops._PLACES
     before = loops._found.use_level(0)
     arrays = [
-        np.abs(numbers(np.float32, seed))[:2000] if seed % 2 else numbers(np.float32, seed)[:2000] for seed in range(5)
+        np.abs(numbers(np.float32, seed))[:2000] if seed % 2 else numbers(np.float32, seed)[:2000] for seed in range(8)
     ]
     try:
         for name, place in place_of.items():
@@ -158,14 +158,6 @@ def test_the_logarithm_of_softmax_row_by_row(shape):
     with kernels.use("columns"):
         wanted = kernels.log_softmax(x, axis)
     np.testing.assert_allclose(kernels.log_softmax(x, axis), wanted, rtol=3e-7, atol=1e-6)
-
-
-@compiled
-def test_short_rows_are_left_to_onednn():
-    x = np.ones((10_000, 10), "f")
-    assert kernels.provider_of("log_softmax", x, 1) != "loops"
-    x = np.ones((64, 500), "f")
-    assert kernels.provider_of("log_softmax", x, 0) != "loops"
 
 
 @compiled
