@@ -26,10 +26,10 @@ from dbrdist.core.array.types import Array, HostArray
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.errors import CommunicatorError
 
-_FIRST = 4  # updates after which some elements of all parameters are looked at, then of some parameters
-_EVERY = 8
+FIRST = 4  # updates after which some elements of all parameters are looked at, then of some parameters
+EVERY = 8
 _EVERY_ON_DEVICE = 64  # a look waits for the device
-_PAUSE = 64  # updates without a look where the ranks' processors round differently: their checksums always differ
+_PAUSE = 8  # looks that are left out where the ranks' processors round differently: their checksums always differ
 _NUM_PARAMS, _NUM_ELEMENTS = 4, 4
 
 
@@ -41,7 +41,7 @@ class Drift:
         self.is_suspected = False  # some ranks have other checksums
         self._named: list[tuple[str, Parameter]] = []
         self._scales: dict[str, float] = {}  # the largest magnitudes that were compared so far
-        self._pause = 0  # updates until the next look may be
+        self._pause = 0  # looks to leave out
         self._looked: Sequence[tuple[str, Parameter]] = ()  # at the last look
         self._turn = 0  # which elements of them
 
@@ -50,15 +50,15 @@ class Drift:
         self._named = [(name, p) for name, p in named if p.is_initialized and p.array.size]
 
     def look(self, t: int) -> None:
-        """Take the checksum after update ``t`` if it is time to."""
+        """Take the checksum after update ``t`` if it is time to; never but after the first updates and each 8th."""
+        named, turn = self._named, t
+        if t > FIRST and (t % EVERY or not named):
+            return
         if self._pause:
             self._pause -= 1
             return
-        named, turn = self._named, t
-        if t > _FIRST:
-            if t % _EVERY or not named:
-                return
-            every = _EVERY if isinstance(named[0][1].array, np.ndarray) else _EVERY_ON_DEVICE
+        if t > FIRST:
+            every = EVERY if isinstance(named[0][1].array, np.ndarray) else _EVERY_ON_DEVICE
             if t % every:
                 return
             turn = t // every

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 _NUM_SAME = 7
 _WHAT = "the same step"
 # Runs, samples, works, stop, place, encloses: these may differ; the checksum before them is of rounded numbers.
-_checksum = operator.itemgetter(payload_bytes(_NUM_SAME, 1))
-_own_words = operator.itemgetter(payload_bytes(_NUM_SAME + 1, 6))
+_differing = operator.itemgetter(payload_bytes(_NUM_SAME, 7))
+_checksum = operator.itemgetter(slice(8))  # of these bytes
+_own_words = operator.itemgetter(slice(8, None))
 STALE = 2  # of a rank whose forward pass came before the parameters that all ranks have in common
 
 
@@ -64,6 +65,8 @@ class Steps:
         self._said: tuple[Any, ...] = ()  # what the words of the last header are made of
         self._header: Header | None = None
         self._last: Header | None = None
+        self._heard_last: list[bytes] = []  # the words that may differ, of all ranks
+        self._have_drifted = False  # their checksums did
         self._small_plan: ReductionPlan | None = None  # the last whose gradients fit into the header,
         self._small_config: str | None = None  # and with which configuration
         self._is_refused = False  # waiting for it has raised on all ranks
@@ -83,7 +86,8 @@ class Steps:
         with self._gate.call("update") as call:
             self.look()
             row = self._row(num_samples, works, zero_fill, new, False)
-            call.post(row, self._taken_error(), num_same=_NUM_SAME, what=_WHAT, detail=self._in_words)
+            error, self.error = self.error, None
+            call.post(row, error, num_same=_NUM_SAME, what=_WHAT, detail=self._in_words)
             self._passage, self._header, self._is_refused = call, None, False
 
     def exchange(self, call: Passage, num_samples: int | None, works: int, zero_fill: bool) -> Header:
@@ -93,13 +97,9 @@ class Steps:
         enclosed = plan.collect() if plan is not None and self.is_small() else ()
         row = self._row(num_samples, works, zero_fill, (), bool(enclosed))
         self._passage = None
-        error = self._taken_error()
-        options: Any = {"num_same": _NUM_SAME, "what": _WHAT, "detail": self._in_words, "enclosed": enclosed}
-        return self._heard(call.exchange(row, error, **options))
-
-    def _taken_error(self) -> Exception | None:
         error, self.error = self.error, None
-        return error
+        rows = call.exchange(row, error, num_same=_NUM_SAME, what=_WHAT, detail=self._in_words, enclosed=enclosed)
+        return self._heard(rows)
 
     def _row(
         self, num_samples: int | None, works: int, zero_fill: bool, new: Sequence[str], encloses: bool
@@ -144,12 +144,15 @@ class Steps:
 
     def _heard(self, rows: list[bytes]) -> Header:
         """What these rows say; mostly what those of the last step said."""
-        checksums = [*map(_checksum, rows)]
-        if checksums.count(checksums[0]) != len(checksums):
+        differing, last = [*map(_differing, rows)], self._last
+        if last is None or differing != self._heard_last:
+            checksums, own = [*map(_checksum, differing)], [*map(_own_words, differing)]
+            self._have_drifted = checksums.count(checksums[0]) != len(checksums)
+            self._heard_last = differing
+            if last is None or last.rows != own:
+                last = self._last = Header(own)
+        if self._have_drifted:
             self.drift.is_suspected = True
-        own, last = [*map(_own_words, rows)], self._last
-        if last is None or last.rows != own:
-            last = self._last = Header(own)
         if self._comm.stop.answers is not last.stops:
             self._comm.stop.answers = last.stops
         return last
@@ -157,10 +160,11 @@ class Steps:
     def is_small(self) -> bool:
         """Whether the gradients fit into the header, as far as :meth:`look` knows them."""
         plan, config = self._plan, self._gate.config
-        if plan is not self._small_plan or config is not self._small_config or config is None:
-            is_small = plan is not None and self._comm.reducer.encloses(plan.grads)
-            self._small_plan, self._small_config = plan if is_small else None, config
-        return self._small_plan is not None
+        if plan is self._small_plan and config is self._small_config and config is not None:
+            return plan is not None
+        is_small = plan is not None and self._comm.reducer.encloses(plan.grads)
+        self._small_plan, self._small_config = plan if is_small else None, config
+        return is_small
 
     def poll(self) -> Header | None:
         """The headers of all ranks if they are there already."""

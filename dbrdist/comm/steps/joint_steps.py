@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.gradients import model as models
 from dbrdist.comm.steps.delegation import HandsOn
+from dbrdist.comm.steps.drift import EVERY, FIRST
 from dbrdist.comm.steps.header import Steps
 from dbrdist.comm.steps.introduction import Introduction
 from dbrdist.comm.steps.policies.accumulation import Accumulation
@@ -127,12 +128,13 @@ class JointSteps(HandsOn):
             CommunicatorError: on every rank, if steps, parameters, hyperparameters or configurations differ between
                 ranks, or no rank has an example.
         """
-        target, policy, carried = self.actual_optimizer.target, self._policy, self._carried
+        optimizer, policy, carried = self.actual_optimizer, self._policy, self._carried
+        target, accumulation = optimizer.target, self._accumulation
         if target is None:
             raise RuntimeError("the multi-node optimizer has no target yet; call setup(link) first")
         if num_samples is not None and type(num_samples) is not int:
             num_samples = policy.counted(num_samples)
-        if policy.needs_constant_loss_scale and self.actual_optimizer.has_dynamic_loss_scale:
+        if policy.needs_constant_loss_scale and optimizer.has_dynamic_loss_scale:
             self._way.check_with(dynamic_loss_scale="a dynamic loss scale")
         is_first = not self._is_in_step(target) and self._synchronize(args, kwds)
         if carried.loaded is not None and carried.take_up(target):
@@ -141,14 +143,14 @@ class JointSteps(HandsOn):
         if num_samples == 0 and not carried.gathered:
             target.cleargrads()
         work = lossfun, args, kwds, num_samples
-        if self._accumulation is not None and not self._accumulation.ends_step(work):
+        if accumulation is not None and not accumulation.ends_step(work):
             return
         is_whole = policy.gradients(work, is_first)
-        if self._accumulation is not None:
-            self._accumulation.begin_anew()
+        if accumulation is not None:
+            accumulation.begin_anew()
         if is_whole:
             began = time.perf_counter() if spans.recorders else None
-            self.actual_optimizer.update()
+            optimizer.update()
             if began is not None:
                 spans.note("update", began)
             if policy.has_more_to_do:
@@ -156,8 +158,8 @@ class JointSteps(HandsOn):
             drift = self._steps.drift
             if drift.is_suspected:  # looked at here: during the step a program may have perturbed them on purpose
                 self._steps.compare_parameters()
-            elif self._has_means:
-                drift.look(self.actual_optimizer.t)
+            elif self._has_means and (not (t := optimizer.t) % EVERY or t <= FIRST):
+                drift.look(t)
 
     # ---- parameters that all ranks have in common ----
 

@@ -188,7 +188,7 @@ _MANY = 1 << 15  # elements of each piece, from which on a compiled loop takes l
 def _sum_by_loop(pieces: Sequence[Array], out: Any) -> Array | None:
     """The sum of pieces in order, by a compiled loop; None where NumPy has to do."""
     first = pieces[0]
-    if type(first) is not np.ndarray or first.size < _MANY:
+    if type(first) is not np.ndarray:
         return None
     total = backend.plain_allocator(first.shape, first.dtype)() if out is None else out
     return total if kernels.sum_of(tuple(pieces), total) else None
@@ -203,7 +203,7 @@ def weighted_sum(
     """
     dtype = pieces[0].dtype
     if factors is None and dtype.itemsize > 2 and dtype.kind in "fc" and len(pieces) > 1:
-        total = _sum_by_loop(pieces, out)
+        total = _sum_by_loop(pieces, out) if pieces[0].size >= _MANY else None
         if total is None:
             total = np.add(pieces[0], pieces[1], out)
             for piece in pieces[2:]:

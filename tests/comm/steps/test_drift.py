@@ -117,12 +117,12 @@ def test_processors_that_round_differently_compare_once_in_a_while(monkeypatch):
         model = Linear(3, 2, initialW=1.0)
         optimizer = create_multi_node_optimizer(SGD(0.001).setup(model), comm)
         optimizer.add_hook(another_processor)
-        for _ in range(2 * drift._PAUSE):
+        for _ in range(2 * drift._PAUSE * drift.EVERY):
             optimizer.update(lambda: F.sum(model(np.ones((1, 3), "f"))))
         compared_before = len(compared)
         model.W.array[...] *= 1 + comm.rank
         with pytest.raises(CommunicatorError, match="/W on rank 1"):
-            for _ in range(2 * drift._PAUSE):
+            for _ in range(2 * drift._PAUSE * drift.EVERY):
                 optimizer.update(lambda: F.sum(model(np.ones((1, 3), "f"))))
         return compared_before
 

@@ -5,6 +5,8 @@ The numbers may only fall: lower them here when they have.
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from pathlib import Path
 
@@ -21,12 +23,13 @@ HERE = str(Path(dbrdist.__file__).parent)
 is_compiled = not str(call.__file__).endswith(".py")
 
 
-def own_calls(step):
-    """How many functions of dbrdist a call of ``step`` enters."""
+def own_calls(step, within=""):
+    """How many functions of dbrdist a call of ``step`` enters, in files whose path matches ``within``."""
     names = []
 
     def note(frame, event, _):
-        if event == "call" and frame.f_code.co_filename.startswith(HERE):
+        path = frame.f_code.co_filename
+        if event == "call" and path.startswith(HERE) and re.search(within, path.replace(os.sep, "/")):
             names.append(frame.f_code.co_name)
 
     before = sys.getprofile()
@@ -38,7 +41,7 @@ def own_calls(step):
     return len(names)
 
 
-def small_step(make, hooks=()):
+def small_step(make, hooks=(), num_first=6):
     """A step of three layers of 8 units on 8 examples, after the first ones, in which more is looked at."""
     model = dbrdist.Sequential(L.Linear(8, 8), F.relu, L.Linear(8, 8), F.relu, L.Linear(8, 8))
     optimizer = make().setup(model)
@@ -50,7 +53,7 @@ def small_step(make, hooks=()):
     def step():
         optimizer.update(lambda x, t: F.softmax_cross_entropy(model(x), t), x, t)
 
-    for _ in range(6):
+    for _ in range(num_first):
         step()
     return step
 
@@ -72,6 +75,24 @@ def test_a_small_step_calls_no_more_functions(name):
     found = own_calls(make())
     assert found <= most, f"{found} calls; before, it were {most}"
     assert is_compiled or found > most - 5, f"{found} calls are fewer than {most}: lower the number"
+
+
+ABOVE_THE_TRANSPORT = "comm/(steps|gradients|protocol)/"
+MOST_OF_TWO_RANKS = 63
+
+
+def test_the_ranks_part_of_a_step_calls_no_more_functions():
+    """Of two ranks: the loop, the header with the gradients, the gate; how ranks wait for each other is not counted."""
+
+    def body(ranks):
+        def make():
+            return comm.create_multi_node_optimizer(optimizers.MomentumSGD(0.01), ranks)
+
+        return own_calls(small_step(make, num_first=9), ABOVE_THE_TRANSPORT)
+
+    found = max(comm.run_threads(2, body))
+    assert 10 < found <= MOST_OF_TWO_RANKS, f"{found} calls; before, it were {MOST_OF_TWO_RANKS}"
+    assert found > MOST_OF_TWO_RANKS - 5, f"{found} calls are fewer than {MOST_OF_TWO_RANKS}: lower the number"
 
 
 def test_calls_are_counted():

@@ -31,7 +31,7 @@ class AllRanks(StepPolicy):
     may_enclose = True  # short gradients in the header
 
     def gradients(self, work: Work, is_first: bool) -> bool:
-        headers, listener, is_done = self.headers, None, False
+        headers, is_done = self.headers, False
         lossfun, _, _, num_samples = work
         works = int(lossfun is not None and num_samples != 0)
         if self.is_sum:
@@ -39,23 +39,22 @@ class AllRanks(StepPolicy):
         if is_first and lossfun is not None and not (self.is_sum or headers.late):
             works, is_done = works and self._backward_after_broadcast(work), True
         encloses = self.may_enclose and self.zero_fill and headers.is_small()
-        if not encloses:
+        if encloses:
+            if works and not is_done:
+                self.backward(work)
+            began = time.perf_counter()
+            is_whole = self._reduce_with_header(num_samples, works)
+        else:
             headers.post(num_samples, works, self.zero_fill)
             if headers.late:
                 self._work_together(work, works)
                 self.reduce_anew(num_samples)
                 return self.is_whole_anew()
             listener = None if is_done else self.listener()
-        if works and not is_done:
-            try:
-                self.backward(work, None, listener)
-            except BaseException as e:
-                if listener is not None and listener.may_have_started:
-                    listener.give_up()
-                    headers.break_off(e)
-                raise
-        began = time.perf_counter()
-        is_whole = self._reduce_with_header(num_samples, works) if encloses else self._reduce(listener, num_samples)
+            if works and not is_done:
+                self._backward_with(listener, work)
+            began = time.perf_counter()
+            is_whole = self._reduce(listener, num_samples)
         self.exposed_seconds += time.perf_counter() - began
         if spans.recorders:
             spans.note("exposed wait", began)
@@ -124,6 +123,16 @@ class AllRanks(StepPolicy):
         is_agreed = header is not None and header.is_placed and self.headers.plan() is not None
         return self.weights(header) if header is not None and is_agreed else None
 
+    def _backward_with(self, listener: Overlap | None, work: Work) -> None:
+        """Forward and backward, during which the listener sends gradients."""
+        try:
+            self.backward(work, None, listener)
+        except BaseException as e:
+            if listener is not None and listener.may_have_started:
+                listener.give_up()
+                self.headers.break_off(e)
+            raise
+
     def _backward_after_broadcast(self, work: Work) -> int:
         """Forward and backward of the first step, whose loss may come from a forward pass before the broadcast.
 
@@ -157,10 +166,10 @@ class AllRanks(StepPolicy):
             if header.stale and self._is_stale(header):
                 return False
             if header.is_enclosed:
-                began = time.perf_counter()
-                found = self.weights(header) if self.is_sum else header.weights()
-                headers.shown_plan.add_up(call, call.enclosed, *found)
-                if spans.recorders:
+                began = time.perf_counter() if spans.recorders else None
+                factors, divisor = self.weights(header) if self.is_sum else header.weights()
+                headers.shown_plan.add_up(call, call.enclosed, factors, divisor)
+                if began is not None:
                     spans.note("reduce", began)
                 return True
             plan = headers.plan()

@@ -101,7 +101,10 @@ class StepPolicy:
         if self.is_sum and num_samples is not None:
             scale = num_samples * (1.0 if scale is None else scale)
         began = time.perf_counter() if spans.recorders else None
-        backprop.backward([loss], loss_scale=scale, listener=listener)
+        if type(loss) is Variable:  # as nearly always
+            backprop.backward_of_variables([loss], None, False, False, scale, listener)
+        else:
+            backprop.backward([loss], loss_scale=scale, listener=listener)
         if began is not None:
             spans.note("backward", began)
 
