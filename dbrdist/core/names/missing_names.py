@@ -61,7 +61,8 @@ def absent(
         words += f"; {foreign}"
     elif any(name in names for path, names in chainer_names().items() if _is_within(chainers, path)):
         words += f"; {name} is a name of Chainer that dbrdist does not have yet"
-    names = {public.lower(): public for public in here if not public.startswith("_")}
+    ordered = sorted(here, key=str.swapcase)  # of a class and a module of one name the class counts
+    names = {public.lower(): public for public in ordered if not public.startswith("_")}
     import difflib  # loaded for errors alone
 
     close = difflib.get_close_matches(name.lower(), names, 1)

@@ -18,6 +18,7 @@ import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import comm, optimizers
 from dbrdist.core.tape import call
+from dbrdist.core.tape.backprop import watching_backward
 
 HERE = str(Path(dbrdist.__file__).parent)
 is_compiled = not str(call.__file__).endswith(".py")
@@ -53,6 +54,7 @@ def small_step(make, hooks=(), num_first=6):
     def step():
         optimizer.update(lambda x, t: F.softmax_cross_entropy(model(x), t), x, t)
 
+    watching_backward.clear()  # optimizers of other tests that were set up and made no step yet
     for _ in range(num_first):
         step()
     return step

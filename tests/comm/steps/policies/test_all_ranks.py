@@ -80,7 +80,7 @@ def test_what_is_reduced_after_backward(monkeypatch, same_runs, plan, zero_fill,
     settled, waited = [], []
     plan = plan and SimpleNamespace(settle=lambda *args: settled.append(args))
     policy.headers = Headers(policy.comm, header_of(False, same_runs, overlap == "placed"), plan)
-    started = None if overlap == "none" else SimpleNamespace(wait=lambda *args: waited.append(args))
+    started = None if overlap == "none" else SimpleNamespace(wait=lambda *args: waited.append(args[:2]))
     assert policy._reduce(started, 3) is True
     names = [name for name, *_ in done]
     if not (plan and same_runs and zero_fill):
@@ -134,7 +134,12 @@ def test_gradients_are_averaged_anew_where_headers_could_not_know(monkeypatch, a
 def test_a_failure_in_backward_breaks_off_what_was_begun(has_overlap, may_have_started, is_first):
     """Where no gradient has left this rank, the ranks can go on; in the first step none is sent during backward."""
     policy, opened = policy_of(AllRanks), []
-    overlap = SimpleNamespace(may_have_started=may_have_started, open=lambda *args: opened.append(args))
+    given_up: list[bool] = []
+    overlap = SimpleNamespace(
+        may_have_started=may_have_started,
+        open=lambda *args: opened.append(args),
+        give_up=lambda: given_up.append(True),
+    )
     headers = policy.headers = Headers(policy.comm, overlap=overlap if has_overlap else None)
     error = ValueError("on purpose")
 
@@ -145,6 +150,7 @@ def test_a_failure_in_backward_breaks_off_what_was_begun(has_overlap, may_have_s
         policy.gradients(work(fails), is_first)
     opens = has_overlap and not is_first
     assert headers.broken == ([error] if opens and may_have_started else [])
+    assert given_up == [True] * len(headers.broken)
     assert headers.posted == ([] if is_first else [(3, True, True)]) and len(opened) == opens
 
 
