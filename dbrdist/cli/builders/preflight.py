@@ -54,12 +54,14 @@ def _parts(config: Config, origin: Origin, made: Parts) -> Iterator[str]:
                 look = Look(config, origin, part, dataset, made.convert, made.device)
                 _look_at(look, made)
                 if part == "test":
-                    _best(look, config.snapshot.best)
+                    for place, key in _wanted(config):
+                        _evaluated(look, ".".join(place), key)
             except ConfigError as mistake:
                 yield str(mistake)
-        elif (config.snapshot.best or "").startswith("validation/"):
-            where = origin.where(("snapshot", "best"))
-            yield f"{where}: snapshot.best: there is no test data that {config.snapshot.best} could come from"
+        elif part == "test":
+            for place, key in _wanted(config):
+                words = f"there is no test data that {key} could come from"
+                yield f"{origin.where(place)}: {'.'.join(place)}: {words}"
 
 
 def _look_at(look: Look, made: Parts) -> None:
@@ -72,11 +74,17 @@ def _look_at(look: Look, made: Parts) -> None:
     look.through(made.task, *args, **named)
 
 
-def _best(look: Look, key: str | None) -> None:
+def _wanted(config: Config) -> Iterator[tuple[tuple[str, str], str]]:
+    """Keys of the configuration that name a value of evaluations, and that value."""
+    keys = {("snapshot", "best"): config.snapshot.best, ("stop", "metric"): config.stop and config.stop.metric}
+    yield from ((place, key) for place, key in keys.items() if key and key.startswith("validation/"))
+
+
+def _evaluated(look: Look, place: str, key: str) -> None:
     """What an evaluation reports is known now."""
     names = sorted(f"validation/{name}" for name in look.observed)
-    if key is not None and key.startswith("validation/") and names and key not in names:
-        raise look.mistake("snapshot.best", f"no evaluation reports {key!r}; it reports {', '.join(names)}")
+    if names and key not in names:
+        raise look.mistake(place, f"no evaluation reports {key!r}; it reports {', '.join(names)}")
 
 
 def _labels(look: Look, made: Parts, inputs: Array | None, labels: Array) -> None:

@@ -371,6 +371,14 @@ def test_the_best_is_saved(run, mode, best):
             "there is no test data",
         ),
         (
+            ["stop={metric: validation/main/acuracy, target: 0.9}"],
+            "stop.metric: no evaluation reports 'validation/main/acuracy'; it reports validation/main/acc",
+        ),
+        (
+            ["stop={target: 0.9}", "data={name: 'usernet:few', args: {n: 200}}", "transforms.train=[]"],
+            "stop.metric: there is no test data that validation/main/accuracy could come from",
+        ),
+        (
             ["snapshot.every=1 or 2"],
             "snapshot.every: expected a period such as '1 epoch', '200 iterations', '30 minutes'",
         ),
