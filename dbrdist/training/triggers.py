@@ -73,7 +73,7 @@ _UNITS = {
 }  # fmt: skip
 
 
-def _check_unit(unit: str, period: object = None) -> None:
+def _check_unit(unit: str, period: float | str | None = None) -> None:
     if unit not in ("epoch", "iteration"):
         words = f"expected a trigger's unit 'epoch' or 'iteration', got {unit!r}"
         meant = _UNITS.get(unit.lower()) if isinstance(unit, str) else None

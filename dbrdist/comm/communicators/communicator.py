@@ -7,6 +7,7 @@ the gate (``gate.py``), on which all ranks agree or raise the same error, and ha
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,9 +26,10 @@ from dbrdist.comm.transport import message
 from dbrdist.comm.transport.call_log import CallLog
 from dbrdist.core.array import backend
 from dbrdist.core.array.backend import Array
+from dbrdist.core.model.link import Link
+from dbrdist.errors import CommunicatorError
 
 if TYPE_CHECKING:
-    from dbrdist.core.model.link import Link
     from dbrdist.core.model.parameter import Parameter
 
 SETTINGS: dict[str, Any] = {"allreduce_grad_dtype": None, "batched_copy": True}  # of every communicator
@@ -209,7 +211,7 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
     def split(self, color: int | None, key: int) -> Any:
         """A communicator of the ranks with the same ``color``, ranked by (key, rank), with this one's configuration.
 
-        A rank whose color is None gets None.
+        A rank whose color is None, or MPI.UNDEFINED, gets None.
 
         Args:
             color: the number of the new communicator that this rank joins, or None for none.
@@ -230,9 +232,21 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
         """A communicator of these ranks of this one, in this order; None where there are none. Collective."""
 
     def finalize(self) -> None:
-        """Free what the communicator holds. Collective. It must not be used afterwards."""
+        """Free what the communicator holds. Collective. It must not be used afterwards.
+
+        Where an exception is on its way, as in ``finally:``, other ranks may be elsewhere: that exception goes on.
+        """
         if self._finalized_at or self.ranks.refusal():
             return
+        failure = sys.exc_info()[1]
+        try:
+            self._finalize()
+        except CommunicatorError:
+            if failure is None:
+                raise
+            self.gate.closed = self.gate.closed or f"this communicator was given up after {type(failure).__name__}"
+
+    def _finalize(self) -> None:
         with self.gate.call("finalize") as call:
             call.agree()
             self._finalized_at = call.where()
@@ -255,6 +269,7 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
         Raises:
             CommunicatorError: on every rank, if the models differ in names, shapes or types.
         """
+        _check_model("bcast_data", model)
         with self.gate.call("bcast_data"):
             models.bcast_data(self, model)
 
@@ -280,6 +295,7 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
         Raises:
             CommunicatorError: on every rank, if the parameters differ in name, shape or type.
         """
+        _check_model("multi_node_mean_grad", model)
         self.weighted_mean_grad(list(model.namedparams()), zero_fill, None)
 
     def allreduce_grad(self, model: Link, zero_fill: bool = False) -> None:
@@ -302,6 +318,11 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
         """
         with self.gate.call("weighted_mean_grad") as call:
             models.mean_grad(self, call, params, zero_fill, num_samples)
+
+
+def _check_model(verb: str, model: Link) -> None:
+    if not isinstance(model, Link):
+        raise TypeError(f"{verb} expected a link, got {type(model).__name__}")
 
 
 def _flat(x: Array) -> Array:

@@ -13,7 +13,8 @@ import numpy as np
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.protocol import agree
-from dbrdist.comm.protocol.arguments import whole_number
+from dbrdist.comm.protocol.agree import raise_together
+from dbrdist.comm.protocol.arguments import attempt, rank_of, whole_number
 from dbrdist.comm.protocol.shares import ranks_with_others
 from dbrdist.comm.transport.disagreement import name_ranks
 from dbrdist.core.array.backend import Array
@@ -38,6 +39,16 @@ class Shard(SubDataset):
         super().__init__(dataset, start, finish, order)
         self.num_padding = num_padding
         self.is_one_ranks = len(self) - num_padding < len(dataset)
+
+    @property
+    def whole(self) -> Dataset:
+        """The dataset of which this is a part."""
+        return self._dataset
+
+    @property
+    def order(self) -> Array | None:
+        """The permutation of the whole dataset that is divided; None for the order of indices."""
+        return self._order
 
     def without_padding(self) -> SubDataset:
         """The examples that are this rank's own."""
@@ -79,6 +90,11 @@ def scatter_dataset(
         >>> dbrdist.comm.run_threads(2, lambda comm: dbrdist.comm.scatter_dataset([10, 11, 12, 13], comm)[:])
         [[10, 11], [12, 13]]
     """
+    if not isinstance(comm, CommunicatorBase):
+        raise TypeError(
+            f"scatter_dataset: expected a communicator, got {type(comm).__name__}; write scatter_dataset(dataset, comm)"
+        )
+    raise_together(comm, attempt(rank_of, root, comm.size, "scatter_dataset: root")[1])
     dataset = _for_all(dataset, comm, root, max_buf_len)
     length: int | None = None
     with agree.together(comm):

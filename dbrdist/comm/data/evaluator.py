@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import itertools
 import sys
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.data import virtual_evaluator
@@ -16,12 +19,13 @@ from dbrdist.comm.protocol import agree
 from dbrdist.comm.protocol.agree import raise_together
 from dbrdist.comm.protocol.arguments import attempt, rank_of
 from dbrdist.comm.protocol.roster import RosterEntry, are_same, roster_of
-from dbrdist.comm.protocol.shares import check_shares
+from dbrdist.comm.protocol.shares import check_shares, checksum_of
 from dbrdist.core.array.backend import DeviceSpec, is_array, to_cpu
 from dbrdist.core.array.config import no_backprop_mode, using_config
 from dbrdist.core.model.reporter import Reporter, Summary, report
 from dbrdist.core.tape.variable import Variable
 from dbrdist.core.usage.mistakes import warn
+from dbrdist.datasets.loading.contents import known_examples
 from dbrdist.datasets.loading.convert import call_converter, concat_examples
 from dbrdist.datasets.loading.serial import SerialIterator
 from dbrdist.errors import CommunicatorError
@@ -63,6 +67,14 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
         >>> sorted(dbrdist.comm.create_multi_node_evaluator(evaluator, comm)())
         ['main/accuracy', 'main/loss']
     """
+    if not hasattr(actual_evaluator, "evaluate"):
+        raise TypeError(
+            f"create_multi_node_evaluator: expected an evaluator, got {type(actual_evaluator).__name__}; write "
+            "create_multi_node_evaluator(Evaluator(iterator, model), comm)"
+        )
+    if not isinstance(communicator, CommunicatorBase):
+        kind = type(communicator).__name__
+        raise TypeError(f"create_multi_node_evaluator: expected a communicator, got {kind}")
     evaluator = copy.copy(actual_evaluator)
     entry = roster_of(communicator, "evaluators").enter(sys._getframe(1))
     is_plain = isinstance(actual_evaluator, Evaluator) and type(actual_evaluator).evaluate is Evaluator.evaluate
@@ -203,7 +215,7 @@ def _of_one_network(
             mine = means(called)
             communicates = comm.gate.record.num_entered > num_verbs  # as the parts of one network do
         found = comm.allgather_obj((mine, communicates, entry))
-        _check_is_one([theirs for *_, theirs in found])
+        _check_is_one(comm, evaluator, [theirs for *_, theirs in found])
         everyone = [(theirs, does) for theirs, does, _ in found]
     is_of_several = sum(any(weight for _, weight in theirs.values()) for theirs, _ in everyone) > 1
     if difference and is_of_several and comm.rank == 0 and not any(does for _, does in everyone):
@@ -215,14 +227,33 @@ def _of_one_network(
     return _merged([theirs for theirs, _ in everyone])
 
 
-def _check_is_one(entries: list[RosterEntry]) -> None:
+def _check_is_one(comm: CommunicatorBase, evaluator: Any, entries: list[RosterEntry]) -> None:
     """Raise CommunicatorError on every rank where their evaluators are not the same one."""
     if not are_same(entries):
+        contents = comm.allgather_obj(_content(evaluator))
+        if contents[0] is not None and contents.count(contents[0]) == len(contents):
+            return  # one rank has made it once more
         made = "; ".join(f"evaluator {e.ordinal} (made at {e.place}) on rank {r}" for r, e in enumerate(entries[:8]))
         raise CommunicatorError(
             f"expected the same evaluator on every rank, by the order in which they were made, got {made}: the ranks "
             "call their evaluators in different orders, and means over two networks or datasets belong to none"
         )
+
+
+def _content(evaluator: Any) -> list[Any] | None:
+    """What is evaluated: the name, the parameters, and examples of the whole dataset; None where that is not known."""
+    try:
+        dataset = evaluator.get_iterator("main").dataset
+        order, whole = (dataset.order, dataset.whole) if isinstance(dataset, Shard) else (None, dataset)
+        examples = known_examples(whole)
+        params = [p for target in evaluator.get_all_targets().values() for p in target.namedparams()]
+    except (AttributeError, KeyError, TypeError):  # an evaluator or a dataset of the program's own
+        return None
+    if not examples:
+        return None
+    values = [0 if p.array is None else zlib.crc32(np.ascontiguousarray(to_cpu(p.array)).tobytes()) for _, p in params]
+    crc_of_order = 0 if order is None else zlib.crc32(np.asarray(order).tobytes())
+    return [evaluator.name, agree.describe_params(params), values, len(whole), checksum_of(examples), crc_of_order]
 
 
 def _weighted_means(evaluator: Any) -> Means:

@@ -10,6 +10,7 @@ from dbrdist import kernels
 from dbrdist.comm.functions.collective import AllReduce
 from dbrdist.comm.functions.graph import applied, going_back_through, in_order, number_of_call
 from dbrdist.comm.protocol import agree
+from dbrdist.comm.protocol.roster import RosterName, are_same
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, to_cpu
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected
@@ -53,10 +54,13 @@ class MultiNodeBatchNormalization(SharedBatchNormalization):
     v_k of rank k, mu = sum n_k mu_k / N and v = sum n_k (v_k + (mu_k - mu)^2) / N.
     """
 
-    def __init__(self, comm: CommunicatorBase, eps: float, axis: tuple[int, ...], settings: str = "") -> None:
+    def __init__(
+        self, comm: CommunicatorBase, eps: float, axis: tuple[int, ...], settings: str = "", name: str | RosterName = ""
+    ) -> None:
         super().__init__(eps, axis, comm.allreduce)
         self.comm = comm
         self.settings = settings
+        self.name = name  # which the link of a batch normalization in no chain shares
         self.number: int  # of the call, once it has passed the gate
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -65,11 +69,13 @@ class MultiNodeBatchNormalization(SharedBatchNormalization):
         xp = get_array_module(x)
         own, var = (v.astype("d").reshape(-1) for v in kernels.bn_statistics(x, self.axis))
         m = prod(x.shape[i] for i in self.axis)
-        settings = f"eps {self.eps:.6g}, {x.dtype.name}, {self.settings}"
+        settings = f"name {self.name or None}, eps {self.eps:.6g}, {x.dtype.name}, {self.settings}"
         mark = float(zlib.crc32(settings.encode()) & _MARKS)
         total = self.share(xp.concatenate((xp.array((m, mark, mark * mark)), m * own)))
         self.num_averaged, sum_of_marks, sum_of_squares = to_cpu(total[:3]).tolist()
         if sum_of_marks != mark * self.comm.size or sum_of_squares != mark * mark * self.comm.size:
+            self._settle_name(settings.removeprefix(f"name {self.name or None}, "))
+            settings = f"name {self.name or None}, eps {self.eps:.6g}, {x.dtype.name}, {self.settings}"
             agree.same_everywhere(self.comm, settings, "the same batch normalization")
         self.count = max(self.num_averaged, 1.0)
         mean = total[3:] / self.count
@@ -77,6 +83,15 @@ class MultiNodeBatchNormalization(SharedBatchNormalization):
         wide = accumulation_dtype(x.dtype)
         self.mean, self.var = mean.astype(wide).reshape(gamma.shape), var.astype(wide).reshape(gamma.shape)
         return (kernels.bn_inference(x, gamma, beta, self.mean, self.var, self.eps, False, self.axis),)
+
+    def _settle_name(self, settings: str) -> None:
+        """Where ranks number one batch normalization differently, but made it at one line, all take one name."""
+        own = self.name if isinstance(self.name, RosterName) else None
+        everyone = self.comm.allgather_obj((settings, None if own is None else (own.entry, own.words)))
+        entries = [made[0] for _, made in everyone if made is not None]
+        is_one = len(entries) == len(everyone) and are_same(entries) and len({words for words, _ in everyone}) == 1
+        if own is not None and is_one:
+            own.words = f"{everyone[0][1][1]} of rank 0"
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...], out: Destinations = None) -> tuple[Array, ...]:
         with going_back_through(self.comm, self.number):
@@ -111,7 +126,7 @@ class MultiNodeBatchNormalization(SharedBatchNormalization):
 def multi_node_batch_normalization(
     comm: CommunicatorBase, x: Array, gamma: Operand, beta: Operand, *, eps: float = 2e-5,
     running_mean: Array | None = None, running_var: Array | None = None, decay: float = 0.9, axis: Any = None,
-    name: str = "",
+    name: str | RosterName = "",
 ) -> Any:  # fmt: skip
     """:func:`dbrdist.functions.batch_normalization` over the batches of all ranks together.
 
@@ -124,8 +139,7 @@ def multi_node_batch_normalization(
     if (running_mean is None) != (running_var is None):
         raise expected("multi_node_batch_normalization", "running_mean, running_var", "both or neither", "one of them")
     axis = checked_axis("multi_node_batch_normalization", x, gamma, axis, beta=beta)
-    settings = f"name {name or None}, decay {decay:.6g}"
-    node = MultiNodeBatchNormalization(comm, eps, axis, settings)
+    node = MultiNodeBatchNormalization(comm, eps, axis, f"decay {decay:.6g}", name)
     ys = node.apply((x, gamma, beta))
     node.number = number_of_call(comm)
     in_order(node, ys)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import DTypeLike
 
 from dbrdist.comm.functions.normalization import get_communication_backend, multi_node_batch_normalization
-from dbrdist.comm.protocol.roster import roster_of
+from dbrdist.comm.protocol.roster import RosterName, roster_of
 from dbrdist.core.array.config import config
 from dbrdist.core.model.link import Link
 from dbrdist.core.tape.checks import expected
@@ -55,9 +55,9 @@ class MultiNodeBatchNormalization(BatchNormalization):
         get_communication_backend(comm, communication_backend)
         super().__init__(size, decay, eps, dtype, use_gamma, use_beta, initial_gamma, initial_beta)
         self.comm = comm
-        self._number = f"number {roster_of(comm, 'batch normalizations').enter(sys._getframe(1)).ordinal}"
+        self._number = RosterName(roster_of(comm, "batch normalizations").enter(sys._getframe(1)))
 
-    _number = ""  # of one that is in no chain, by which it is told from others
+    _number: str | RosterName = ""  # of one that is in no chain, by which it is told from others
 
     @property
     def ignores_one_value(self) -> bool:

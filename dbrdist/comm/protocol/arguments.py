@@ -14,6 +14,7 @@ from dbrdist.core.array.backend import Array
 
 T = TypeVar("T")
 MAX_TAG = 2**15 - 1  # the largest that every MPI has
+_UNDEFINED = -32766  # MPI.UNDEFINED of MPICH and of Open MPI
 _ERRORS = (TypeError, ValueError, MemoryError)
 
 
@@ -79,6 +80,8 @@ def num_samples(value: float | np.generic | str | None, what: str) -> int | None
 
 def color_and_key(color: int | np.generic | None, key: int) -> tuple[int, int, int]:
     """The arguments of ``split``: (is there a colour, the colour, the key)."""
+    if type(color) is int and color == _UNDEFINED:
+        color = None
     return int(color is not None), _word(0 if color is None else color, "color"), _word(key, "key")
 
 

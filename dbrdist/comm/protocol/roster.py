@@ -20,6 +20,17 @@ class RosterEntry(NamedTuple):
     place: str  # the line where it was made, and how many were made there before it
 
 
+class RosterName:
+    """What a thing without a name of its own is called when ranks compare it: at first by its number."""
+
+    def __init__(self, entry: RosterEntry) -> None:
+        self.entry = entry
+        self.words = f"number {entry.ordinal}"
+
+    def __str__(self) -> str:
+        return self.words
+
+
 class Roster:
     """What one rank has made of a kind with one communicator."""
 

@@ -56,14 +56,15 @@ def ranks_with_others(comm: CommunicatorBase, dataset: Any) -> list[int]:
     with contextlib.suppress(Exception):  # what a program's own dataset raises here: nothing can be told of it
         if not getattr(dataset, "is_one_ranks", False):  # a rank's part has examples of its own
             known = known_examples(dataset)
-    if agree.are_equal(comm, _checksum(known)):
+    if agree.are_equal(comm, checksum_of(known)):
         return []
     everyone = comm.allgather_obj(known)
     expected = next(theirs for theirs in everyone if theirs)
     return [rank for rank, theirs in enumerate(everyone) if theirs and not are_alike(expected, theirs)]
 
 
-def _checksum(known: list[Known]) -> int:
+def checksum_of(known: list[Known]) -> int:
+    """A checksum of what is known of examples."""
     found = 0
     for one in known:
         found = zlib.crc32(one.encode() if isinstance(one, str) else one.tobytes(), found)

@@ -13,6 +13,7 @@ from dbrdist.comm.steps.delegation import HandsOn, class_for
 from dbrdist.comm.steps.joint_steps import JointSteps
 from dbrdist.comm.steps.step_options import checked_way
 from dbrdist.core.update.optimizer import GradientMethod, Optimizer
+from dbrdist.core.usage.mistakes import given_a_class
 
 if TYPE_CHECKING:
     from dbrdist.core.files.serializer import AbstractSerializer
@@ -61,10 +62,17 @@ def create_multi_node_optimizer(
         >>> comm = dbrdist.comm.create_communicator("single")
         >>> optimizer = dbrdist.comm.create_multi_node_optimizer(optimizers.SGD(0.1), comm).setup(L.Linear(2, 1))
     """
+    if isinstance(actual_optimizer, type):
+        raise given_a_class("create_multi_node_optimizer", actual_optimizer, "an optimizer")
     if not isinstance(actual_optimizer, Optimizer):
-        raise TypeError(f"expected an optimizer, got {type(actual_optimizer).__name__}")
+        hint = "write create_multi_node_optimizer(optimizer, comm)"
+        hint = "it is a multi-node optimizer already" if hasattr(actual_optimizer, "actual_optimizer") else hint
+        raise TypeError(f"expected an optimizer, got {type(actual_optimizer).__name__}; {hint}")
     if not isinstance(communicator, CommunicatorBase):
-        raise TypeError(f"expected a communicator, got {type(communicator).__name__}")
+        kind, hint = type(communicator).__name__, "write comm = create_communicator(), and pass comm"
+        raise TypeError(f"expected a communicator, got {kind}; {hint}")
+    if isinstance(double_buffering, str):
+        raise TypeError(f"double_buffering: expected True or False, got the text {double_buffering!r}")
     way = checked_way(double_buffering, zero, compression, accumulate, local_steps, zero_fill)
     if way.zero and not isinstance(actual_optimizer, GradientMethod):
         raise TypeError(f"zero={zero}: expected an optimizer with update rules, got {type(actual_optimizer).__name__}")

@@ -211,16 +211,16 @@ class Variable(Arithmetic):
             return False
         raise not_compared("!=")
 
-    def __lt__(self, other: object) -> bool:
+    def __lt__(self, other: Operand) -> bool:
         raise not_compared("<")
 
-    def __le__(self, other: object) -> bool:
+    def __le__(self, other: Operand) -> bool:
         raise not_compared("<=")
 
-    def __gt__(self, other: object) -> bool:
+    def __gt__(self, other: Operand) -> bool:
         raise not_compared(">")
 
-    def __ge__(self, other: object) -> bool:
+    def __ge__(self, other: Operand) -> bool:
         raise not_compared(">=")
 
     def __format__(self, spec: str) -> str:
@@ -441,7 +441,7 @@ class Variable(Arithmetic):
         """The axes reversed."""
         return operators.transpose(self)
 
-    def sum(self, axis: Axes = None, keepdims: bool = False, *, out: None = None, **unknown: object) -> Variable:
+    def sum(self, axis: Axes = None, keepdims: bool = False, *, out: None = None, **unknown: int) -> Variable:
         """The sum over ``axis`` (None: all), kept as length 1 with ``keepdims``; ``numpy.sum`` passes ``out``, None.
 
         Other names (``unknown``) are refused.
@@ -452,7 +452,7 @@ class Variable(Arithmetic):
 
     def mean(
         self, axis: Axes = None, *, weights: Operand | None = None, keepdims: bool = False, dtype: None = None,
-        out: None = None, **unknown: object,
+        out: None = None, **unknown: int,
     ) -> Variable:  # fmt: skip
         """The mean over ``axis`` (None: all), kept as length 1 with ``keepdims``; ``weights`` has its shape.
         ``numpy.mean`` passes ``dtype`` and ``out``, None. Other names (``unknown``) are refused.

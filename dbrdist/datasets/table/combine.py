@@ -27,11 +27,11 @@ def _check_lengths(named: list[tuple[str, Any]], owner: str) -> None:
         raise ValueError(f"expected datasets of one length for {owner}, got {lengths}")
 
 
-def _are_datasets(values: Sequence[object]) -> bool:
+def _are_datasets(values: Sequence[Any]) -> bool:
     return len(values) > 0 and all(hasattr(x, "get_batch") or hasattr(x, "get_example") for x in values)
 
 
-def _explain_transform(transform: Callable[..., object], example: object) -> None:
+def _explain_transform(transform: Callable[..., Any], example: Any) -> None:
     """Raise a better error where a function that takes the entries of an example was called with the example."""
     try:
         needed = [

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import dbrdist.core.array.config as core_config
-from dbrdist.comm import run_threads
+from dbrdist.comm import run_threads, scatter_dataset
 from dbrdist.comm.communicators import threads
 from dbrdist.comm.communicators.threads import ThreadCommunicator
 from dbrdist.errors import CommunicatorError
@@ -93,3 +93,46 @@ def test_a_message_of_64_kib_waits_for_nobody(num_bytes, waits):
     comm.ranks.send_parts(call, "head", [part])
     ((got, key, (head, (copy,)), waited),) = seen
     assert (got, key, head, waited) == (call, (0, 3, 4), "head", waits) and not np.shares_memory(copy, part)
+
+
+@pytest.mark.parametrize("waits_on", ["part", "whole"])
+def test_an_exception_goes_on_through_finalize(waits_on):
+    """``finally: part.finalize()`` on a rank that failed meets others that are elsewhere; its error is what counts."""
+
+    def program(comm):
+        part = comm.split(0, comm.rank)
+        try:
+            if comm.rank == 1:
+                raise KeyError("what went wrong")
+            (part if waits_on == "part" else comm).barrier()
+        finally:
+            part.finalize()
+
+    with pytest.raises(KeyError, match="what went wrong"):
+        run_threads(2, program, timeout_seconds=30)
+
+
+def test_finalize_of_one_rank_is_an_error_without_another():
+    with pytest.raises(CommunicatorError, match=r"different verbs: finalize on rank 0.*barrier on rank 1"):
+        run_threads(2, lambda comm: comm.barrier() if comm.rank else comm.finalize(), timeout_seconds=30)
+
+
+def test_a_rank_whose_color_is_undefined_is_in_no_part():
+    parts = run_threads(3, lambda comm: comm.split(-32766 if comm.rank else 0, 0))  # MPI.UNDEFINED
+    assert [part is None for part in parts] == [False, True, True]
+
+
+def test_models_and_datasets_are_checked_by_name():
+    def program(comm):
+        with pytest.raises(TypeError, match="bcast_data expected a link, got int"):
+            comm.bcast_data(3)
+        with pytest.raises(TypeError, match="multi_node_mean_grad expected a link, got NoneType"):
+            comm.allreduce_grad(None)
+        with pytest.raises(TypeError, match="expected a communicator, got list; write scatter_dataset"):
+            scatter_dataset(comm, [1, 2])
+        with pytest.raises(TypeError, match="scatter_dataset: root expected a whole number, got str"):
+            scatter_dataset([1, 2], comm, "shuffle")
+        with pytest.raises(ValueError, match="scatter_dataset: root expected a rank from 0 to 1, got 7"):
+            scatter_dataset([1, 2], comm, 7)
+
+    run_threads(2, program)

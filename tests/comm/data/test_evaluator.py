@@ -16,7 +16,9 @@ from dbrdist.comm.data import evaluator
 from dbrdist.comm.data.datasets import Shard
 from dbrdist.comm.run import trace
 from dbrdist.core.array.config import config
+from dbrdist.datasets import SubDataset, TupleDataset
 from dbrdist.datasets.loading.serial import SerialIterator
+from dbrdist.errors import CommunicatorError
 from dbrdist.links import BatchNormalization, Classifier, Linear
 from dbrdist.training import extensions
 from tests.each import each
@@ -255,3 +257,60 @@ def test_an_evaluation_of_different_networks_is_warned_of(make, words):
         run_threads(2, lambda comm: loss_of(Classifier(make(comm)), examples, comm))
     texts = [str(one.message) for one in seen]
     assert len(texts) == bool(words) and all(words in text and "belong to none" in text for text in texts), texts
+
+
+class Program:
+    """Evaluators that a function makes at one line, so that ranks tell them apart by number and content alone."""
+
+    def __init__(self, is_scattered, num_more=0, order=(0, 1), has_two_networks=False):
+        self.is_scattered, self.num_more = is_scattered, num_more
+        self.order, self.has_two_networks = order, has_two_networks
+
+    def __call__(self, comm):
+        random.set_seed(1)
+        x = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
+        t = np.arange(12) % 3
+        first, second = Classifier(Linear(4, 3)), Classifier(Linear(4, 3))
+        what = [(first, TupleDataset(x, t)), (first, TupleDataset(x + 1, t))]
+        if self.has_two_networks:
+            what[1] = (second, what[0][1])
+        if comm.rank == 0:
+            for _ in range(self.num_more):
+                self.made(comm, first, SubDataset(what[0][1], 0, 6), False)
+        made = [self.made(comm, *each, self.is_scattered) for each in what]
+        return [made[k]()["main/loss"] for k in (self.order if comm.rank == 0 else (0, 1))]
+
+    @staticmethod
+    def made(comm, model, data, is_scattered):
+        if is_scattered:
+            iterator = SerialIterator(scatter_dataset(data, comm), 4, repeat=False, shuffle=False)
+        else:
+            iterator = SerialIterator(data, 4, repeat=False, shuffle=False, rank=comm.rank, size=comm.size)
+        return create_multi_node_evaluator(extensions.Evaluator(iterator, model), comm)
+
+
+@pytest.mark.parametrize("is_scattered", [False, True])
+def test_a_rank_may_make_one_evaluator_more(is_scattered):
+    expected = run_threads(2, Program(is_scattered), timeout_seconds=30)
+    assert run_threads(2, Program(is_scattered, num_more=1), timeout_seconds=30) == expected
+
+
+@pytest.mark.parametrize("num_more", [0, 1])
+@pytest.mark.parametrize("is_scattered", [False, True])
+@pytest.mark.parametrize("has_two_networks", [False, True])
+def test_evaluators_in_another_order_are_refused(is_scattered, num_more, has_two_networks):
+    with pytest.raises(CommunicatorError, match="expected the same eval"):
+        run_threads(2, Program(is_scattered, num_more, (1, 0), has_two_networks), timeout_seconds=30)
+
+
+def test_what_is_no_evaluator_is_refused():
+    def program(comm):
+        iterator = SerialIterator([1, 2], 1, repeat=False)
+        with pytest.raises(TypeError, match=r"got SerialIterator; write create_multi_node_evaluator\(Evaluator"):
+            create_multi_node_evaluator(iterator, comm)
+        with pytest.raises(TypeError, match="expected an evaluator, got ThreadCommunicator"):
+            create_multi_node_evaluator(comm, extensions.Evaluator(iterator, Classifier(Linear(4, 3))))
+        with pytest.raises(TypeError, match="expected a communicator, got str"):
+            create_multi_node_evaluator(extensions.Evaluator(iterator, Classifier(Linear(4, 3))), "flat")
+
+    run_threads(1, program)

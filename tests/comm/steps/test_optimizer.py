@@ -75,6 +75,14 @@ def test_bad_arguments():
         create_multi_node_optimizer(3, comm)
     with pytest.raises(TypeError, match="expected a communicator, got str"):
         create_multi_node_optimizer(optimizers.SGD(), "flat")
+    with pytest.raises(TypeError, match=r"the class SGD; write SGD\("):
+        create_multi_node_optimizer(optimizers.SGD, comm)
+    with pytest.raises(TypeError, match="got MultiNodeSGD; it is a multi-node optimizer already"):
+        create_multi_node_optimizer(create_multi_node_optimizer(optimizers.SGD(), comm), comm)
+    with pytest.raises(TypeError, match=r"write create_multi_node_optimizer\(optimizer, comm\)"):
+        create_multi_node_optimizer(comm, optimizers.SGD())
+    with pytest.raises(TypeError, match="double_buffering: expected True or False, got the text 'no'"):
+        create_multi_node_optimizer(optimizers.SGD(), comm, double_buffering="no")
     with pytest.raises(RuntimeError, match="no target yet"):
         make().update()
 
