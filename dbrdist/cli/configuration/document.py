@@ -24,6 +24,7 @@ KeyPath = tuple[str | int, ...]
 _STR, _SEQ, _MAP = (f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))
 _NULL, _BOOL, _INT, _FLOAT = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float"))
 _MERGE = "tag:yaml.org,2002:merge"
+_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
 class _Resolver(BaseResolver):
@@ -52,6 +53,12 @@ class _Loader(Reader, Scanner, Parser, Composer, _Resolver):
         Parser.__init__(self)
         Composer.__init__(self)
         _Resolver.__init__(self)
+
+    def compose_scalar_node(self, anchor: Any) -> ScalarNode:
+        """JSON writes a letter beyond U+FFFF as two escapes; PyYAML takes each for a letter of its own."""
+        node = Composer.compose_scalar_node(self, anchor)
+        node.value = _PAIR.sub(lambda pair: pair[0].encode("utf-16", "surrogatepass").decode("utf-16"), node.value)
+        return node
 
 
 @dataclass

@@ -103,7 +103,7 @@ def seems_held(path: str) -> bool:
     return bool(holder) and time.time() - status.st_mtime < 2 * WAIT_SECONDS  # clocks of hosts differ
 
 
-def _may_have_open(pid: object, status: os.stat_result) -> bool:
+def _may_have_open(pid: int | str, status: os.stat_result) -> bool:
     """Whether a process of this host has a file open; True where nobody but its user may know."""
     found = True
     with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as files:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 
+from dbrdist.cli.configuration import document
 from dbrdist.cli.configuration.document import read
 
 
@@ -107,3 +109,13 @@ def test_a_hundred_thousand_entries_are_enough(more, is_taken):
 def test_mistakes_of_yaml_have_their_context_and_what_to_do(text, sentence):
     (problem,) = read(text, "f").problems
     assert problem.partition(": ")[2] == sentence
+
+
+@pytest.mark.parametrize("words", ["é😀", "\U00010000\U0010ffff", "a\\b😀c", "\U0001d4b3" * 3])
+def test_letters_that_json_writes_as_two_escapes_are_one(words):
+    """A configuration that a program wrote by `json.dumps` had other texts, and was refused."""
+    for value in (words, {words: [words]}):
+        text = json.dumps(value)
+        assert document.read(text, "f").data == value
+        assert document.read(f"# a comment\n{text}", "f").data == value
+    assert document.read(document.write({"a": words}), "f").data == {"a": words}

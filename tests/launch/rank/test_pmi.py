@@ -59,7 +59,7 @@ def test_both_sides_hear_each_other_unchanged(relayed):
         relayed.server.send(data[::-1])
         relayed.loop.turn(1.0)
         assert relayed.program.recv(1 << 16) == data[::-1]
-    assert relayed.order == []  # nothing else is told
+    assert relayed.order == []  # the launcher hears nothing
     relayed.server.close()
     relayed.loop.turn(1.0)
     assert relayed.program.recv(10) == b""
