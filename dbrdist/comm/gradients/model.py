@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dbrdist.core.model.link import Link
 
 _PIECE_BYTES = 1 << 20  # of parameters at a time
+_FEW = 1024  # elements that are compared first
 _MAX_PLANS = 8  # of models that take turns
 
 
@@ -97,9 +98,14 @@ def _receive(comm: Any, call: Passage, flat: Array, scratch: Array) -> bool:
         comm.ranks.bcast_bytes(raw, call.root)
         if not np.array_equal(_in_words(raw), _in_words(message.as_bytes(own))):  # while both are in the cache
             values = raw.view(flat.dtype)
-            is_changed = not np.array_equal(own, values, equal_nan=True)  # zeros may differ by their signs
+            is_changed = _differ(own[:_FEW], values[:_FEW]) or _differ(own, values)
             own[...] = values
     return is_changed
+
+
+def _differ(old: Array, new: Array) -> bool:
+    """Whether values differ: zeros may by their signs, NaN by its bits. It takes longer than to receive them."""
+    return not np.array_equal(old, new, equal_nan=True)
 
 
 def _in_words(raw: Array) -> Array:

@@ -137,3 +137,23 @@ def test_long_parameters_layouts_and_odd_values_are_broadcast():
         np.testing.assert_array_equal(found["/long"], long)
         np.testing.assert_array_equal(found["/odd"].view(np.int32), odd.view(np.int32))
         assert not found["/axes"].any() and found["/same"].tolist() == [0.0, 1.0, 2.0]
+
+
+@each(at=[0, 1023, 1024, 5000, 300_000], value=[2.0, -0.0, np.nan], old=[0.0, np.nan])
+def test_a_broadcast_assigns_what_has_another_value(at, value, old):
+    """Wherever the first element lies that differs. Zeros of another sign and NaN of other bits are the same values."""
+
+    def body(comm):
+        p = Parameter(np.zeros(300_001, np.float32))
+        p.array[at] = old
+        if np.isnan(old):
+            p.array.view(np.int32)[at] |= 1 << comm.rank
+        if comm.rank == 0:
+            p.array[at] = value
+        before = p.node.assigned
+        models.bcast_named(comm, [("/p", p)], 0)
+        return p.array.view(np.int32)[at], p.node.assigned != before
+
+    (bits, _), (received, is_assigned) = run_threads(2, body, timeout_seconds=60)
+    assert received == bits == np.float32(value).view(np.int32)
+    assert is_assigned == (not np.array_equal(np.float32(value), np.float32(old), equal_nan=True))
