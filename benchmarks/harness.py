@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-RECORDS = ROOT / "benchmarks" / "records"
+RECORDS = Path(os.environ.get("DBRDIST_RECORDS") or ROOT / "benchmarks" / "records")  # the folder of records
 
 
 # ---- worker ---------------------------------------------------------------------------------------------------------
@@ -58,7 +58,8 @@ def _answer(request: dict[str, Any], cases: dict[str, Any], made: dict[int, Any]
         run()
         first = time.perf_counter() - start
         run()
-        return {"first_seconds": first}
+        more = {"device_peak_bytes": run.peak_bytes()} if hasattr(run, "peak_bytes") else {}
+        return {"first_seconds": first, **more}
     if kind == "time":
         clock = time.process_time if request.get("is_cpu_time") else time.perf_counter
         return {"seconds": _sample(made[number], request["min_seconds"], request["calls"], clock)}
@@ -129,6 +130,7 @@ class Worker:
         first = [str(ROOT / "benchmarks")] if installed else [str(ROOT), str(ROOT / "benchmarks")]
         paths = os.pathsep.join([*first, os.environ.get("PYTHONPATH", "")]).rstrip(":")
         self.side = side
+        self.made: dict[str, Any] = {}  # the answer to the last make
         self._count = 0
         self._process = subprocess.Popen(
             [python, os.path.abspath(script), "--worker", side],
@@ -155,7 +157,7 @@ class Worker:
     def make(self, case: str, **arguments: Any) -> int:
         """Build a case and run it twice; its number."""
         self._count += 1
-        self.ask("make", number=self._count, case=case, arguments=arguments)
+        self.made = self.ask("make", number=self._count, case=case, arguments=arguments)
         return self._count
 
     def close(self) -> None:
@@ -186,6 +188,7 @@ def compare(
     ``is_cpu_time``: time of the processor, which other work on the machine disturbs less.
     """
     numbers = {label: w.make(case, **(arguments or {})) for label, w in workers.items()}
+    more = {label: {k: v for k, v in w.made.items() if k == "device_peak_bytes" and v} for label, w in workers.items()}
     samples: dict[str, list[float]] = {label: [] for label in workers}
     for _ in range(num_rounds):
         for label, w in workers.items():
@@ -194,7 +197,7 @@ def compare(
             samples[label].append(w.ask("time", number=numbers[label], **request)["seconds"])
     for label, w in workers.items():
         w.ask("free", number=numbers[label])
-    return {label: summarize(s) for label, s in samples.items()}
+    return {label: {**summarize(s), **more[label]} for label, s in samples.items()}
 
 
 def summarize(samples: list[float]) -> dict[str, Any]:

@@ -42,6 +42,13 @@ class Cuda:
         import cupy
 
         self._cuda = cupy.cuda
+        cupy.get_default_memory_pool().free_all_blocks()  # of the case before
+
+    def peak_bytes(self) -> int:
+        """What the pools hold, which keep all that was in use at a time."""
+        from dbrdist.core.array.gpu import device_memory
+
+        return device_memory.held_bytes()
 
     def synchronize(self) -> None:
         """Wait until the device is idle."""
@@ -65,6 +72,12 @@ class TorchCuda:
         import torch
 
         self._torch = torch
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+    def peak_bytes(self) -> int:
+        """What the allocator has reserved at most."""
+        return int(self._torch.cuda.max_memory_reserved())
 
     def synchronize(self) -> None:
         """Wait until the device is idle."""
@@ -106,6 +119,10 @@ class Timed:
         self.step = step
         self.clock = clock
         self.launch = launch
+
+    def peak_bytes(self) -> int:
+        """The most memory that the device has had for this case; 0 where the clock does not know."""
+        return int(self.clock.peak_bytes()) if hasattr(self.clock, "peak_bytes") else 0
 
     def __call__(self) -> None:
         self.step()

@@ -32,7 +32,7 @@ from dbrdist.cli.output.refuse import WRONG, Refused, RefusedHere, code_of, refu
 from dbrdist.cli.output.warned import Warned
 from dbrdist.cli.output.words import columns_of, folded, said
 from dbrdist.cli.running import evaluation, rehearsal, resume, run
-from dbrdist.comm import create_communicator
+from dbrdist.comm.communicators.create import create
 from dbrdist.comm.failure import abort
 from dbrdist.comm.transport import environment, mpi
 from dbrdist.core.array import thread_pools
@@ -304,7 +304,8 @@ def _dry_run(settings: Config, origin: Origin) -> int:
 def _run(settings: Config, origin: Origin, mode: str, evaluate: str | None, trace: bool, profile: bool = False) -> int:
     try:
         is_alone = settings.communicator == "auto" and not environment.is_launched() and mpi.started() is None
-        comm = create_communicator("single" if is_alone else settings.communicator)  # named, it says nothing of itself
+        name = "single" if is_alone else settings.communicator  # named, it says nothing of itself
+        comm = create(name, None, {}, may_use_gpus=settings.device != "cpu")
     except CommunicatorError:
         raise
     except (ValueError, RuntimeError) as error:  # it does not fit these hosts or devices, which every rank finds

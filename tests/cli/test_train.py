@@ -497,14 +497,15 @@ def begin(monkeypatch):
             happened.append(("trained", traces))
             return 75
 
-    def make(name):
+    def make(name, mpi_comm, settings, may_use_gpus):
+        assert (mpi_comm, settings, may_use_gpus) == (None, {}, False)
         happened.append(name)
         if one.refused is not None:
             raise one.refused
         return SimpleNamespace(rank=one.rank)
 
     warned = SimpleNamespace(listening=contextlib.nullcontext, gather=lambda comm: happened.append("gathered"))
-    monkeypatch.setattr(train, "create_communicator", make)
+    monkeypatch.setattr(train, "create", make)
     monkeypatch.setattr(train, "Warned", lambda rank, console: warned)
     monkeypatch.setattr(train.thread_pools, "use_one", lambda: happened.append("one thread"))
     monkeypatch.setattr(train.resume, "compare_ranks", lambda *arguments: happened.append("compared"))
@@ -517,7 +518,7 @@ def begin(monkeypatch):
 
     def call(mode="new", evaluate=None, trace=False, reproducible=False):
         happened.clear()
-        settings = SimpleNamespace(communicator="flat", reproducible=reproducible)
+        settings = SimpleNamespace(communicator="flat", reproducible=reproducible, device="cpu")
         return train._run(settings, ORIGIN, mode, evaluate, trace), happened
 
     one.call = call

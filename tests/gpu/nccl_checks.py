@@ -11,7 +11,7 @@ from support import assert_same, put
 import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist.comm import create_communicator, create_multi_node_optimizer
-from dbrdist.comm.communicators import two_levels
+from dbrdist.comm.communicators import nccl, two_levels
 from dbrdist.comm.gradients import stream_overlap
 from dbrdist.core.array import backend, random
 from dbrdist.core.model.chain import Chain
@@ -163,6 +163,21 @@ def check_overlap(comm, device):
     comm.set_config("allreduce_grad_dtype", None)
 
 
+def check_auto(comm):
+    """'auto' is NCCL where each rank has a GPU of its own, and flat where they would share one."""
+    nccl.driver_cuda = lambda: (13, 0)
+    backend.import_cupy().cuda.nccl = stand_in_nccl
+    own, size = os.environ["STAND_IN_BUS"], comm.size
+    for bus, is_nccl in ((own, size > 1), ("0000", size == 2)):  # the stand-in has two devices
+        os.environ["STAND_IN_BUS"] = bus
+        backend.get_device("@cupy:0").use()
+        found = create_communicator()
+        assert type(found).__name__ == ("NcclCommunicator" if is_nccl else "FlatCommunicator"), (bus, found)
+        assert (type(found.reducer).__name__ == "NcclReducer") == is_nccl
+        found.finalize()
+    os.environ["STAND_IN_BUS"] = own
+
+
 def check_parts(comm, device):
     part = comm.split(comm.rank % 2, -comm.rank)
     assert type(part) is type(comm)
@@ -177,7 +192,7 @@ def refused():
     backend.get_device("@cupy:0").use()
     if comm.size > 1:
         x = put(backend.get_device("@cupy:0"), np.ones(3, np.float32))
-        text = f"expected a GPU for each rank, but rank 0 uses that of rank {1}"
+        text = f"expected a GPU for each rank, but rank 0 uses that of rank {1} (0000:0)"
         for _ in range(2):
             contract.raises(ValueError, text, lambda: comm.allreduce(x))
     comm.finalize()
@@ -223,6 +238,8 @@ def main():
     check_gradients(comm, device)
     check_gradients_that_are_missing(comm, device)
     check_overlap(comm, device)
+    check_auto(comm)
+    device.use()
     check_parts(comm, device)
     check_staged(device)
     trained = test_gpu_comm.train(comm, device)

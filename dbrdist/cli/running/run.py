@@ -55,6 +55,7 @@ from dbrdist.cli.running.rank_state import RankState, empty_states
 from dbrdist.cli.running.shown_examples import ShowTestExamples
 from dbrdist.cli.running.table import columns, percent
 from dbrdist.comm import VirtualUpdater
+from dbrdist.comm.communicators.nccl import NcclCommunicator, cost_of_staging
 from dbrdist.comm.data.audit import AuditLog
 from dbrdist.comm.protocol.agree import on_root
 from dbrdist.comm.protocol.shares import check_shares
@@ -126,6 +127,8 @@ class TrainingRun:
         self.plan = describe(planned(config), self.parts, comm.size)
         if sharing:
             self.plan.append(sharing)
+        if on_gpu and comm.size > 1 and not isinstance(comm, NcclCommunicator):
+            self.plan.append(cost_of_staging(sum(p.array.nbytes for p in self.parts.task.params(include_uninit=False))))
         if comm.rank == 0:
             self.plan += memory.sentence(self.need, config, comm.size, comm.intra_size, self.parts.device)
 

@@ -61,6 +61,7 @@ PROVIDERS: dict[str, Maker] = {
     "threads": _of_this_thread,
     "single": _alone,
 }
+_AUTO = _over_mpi(nccl.AutoCommunicator)
 NAMES = ("auto", *PROVIDERS)
 # what a run can train with: over MPI, and gradients are averaged
 FOR_TRAINING = tuple(name for name, kind in OVER_MPI.items() if not kind.reducer_type.leaves_gradients)
@@ -72,10 +73,11 @@ def create_communicator(
     """The communicator of this process (or thread), and from now on abort on failure.
 
     Args:
-        communicator_name: ``'auto'`` (or None) picks one, and rank 0 says on stderr which one and why. By
-            name: ``'naive'``, ``'flat'``, ``'hierarchical'``, ``'two_dimensional'``, ``'single_node'``,
-            ``'non_cuda_aware'``, ``'pure_nccl'``, ``'dummy'`` (MPI processes, which add gradients in different ways:
-            see docs/communicators.md), ``'threads'`` (inside :func:`run_threads`), ``'single'`` (one rank, no MPI).
+        communicator_name: ``'auto'`` (or None) picks one, and rank 0 says on stderr which one and why: of several ranks
+            ``'pure_nccl'`` where each has a GPU of its own, else ``'flat'``. By name: ``'naive'``, ``'flat'``,
+            ``'hierarchical'``, ``'two_dimensional'``, ``'single_node'``, ``'non_cuda_aware'``, ``'pure_nccl'``,
+            ``'dummy'`` (MPI processes, which add gradients in different ways: see docs/communicators.md),
+            ``'threads'`` (inside :func:`run_threads`), ``'single'`` (one rank, no MPI).
         mpi_comm: an mpi4py communicator; None is all ranks.
         **kwargs: configuration, as for :meth:`CommunicatorBase.set_config`.
 
@@ -94,15 +96,23 @@ def create_communicator(
         >>> comm.rank, comm.size
         (0, 1)
     """
+    return create(communicator_name, mpi_comm, kwargs)
+
+
+def create(
+    communicator_name: str | None, mpi_comm: Comm | None, kwargs: dict[str, bool | str], may_use_gpus: bool = True
+) -> CommunicatorBase:
+    """As :func:`create_communicator`; ``may_use_gpus=False`` where arrays are known to be in host memory."""
     is_auto = communicator_name in (None, "auto")
     name, reason = _what_fits(mpi_comm) if is_auto else (communicator_name, "")
     if name not in PROVIDERS:
         raise _told_to_all(ValueError(_unknown(name)), mpi_comm)
     if mpi_comm is not None and name not in OVER_MPI:
         raise ValueError(f"the communicator {name!r} does not use MPI, so it expected no mpi_comm")
-    comm = PROVIDERS[name](mpi_comm, kwargs)
+    make = _AUTO if is_auto and name == "flat" and may_use_gpus else PROVIDERS[name]
+    comm = make(mpi_comm, kwargs)
     if is_auto and comm.rank == 0:
-        print(f"dbrdist: {_description(name, reason, comm)}", file=stderr)
+        print(f"dbrdist: {_description(name_of(comm), reason, comm)}", file=stderr)
     if name != "threads":  # ranks that are threads have one process's threads together
         cores.share_out(comm)
     return comm
@@ -134,6 +144,7 @@ def _description(name: str, reason: str, comm: CommunicatorBase) -> str:
         is_shared = comm.get_config("shared_memory") is not False
         shares = "gradients are added in memory that its ranks share" if is_shared else "gradients are sent as messages"
         reason = f"one host: {shares}" if comm.inter_size == 1 else f"{comm.inter_size} hosts: within each, {shares}"
+    reason = "; ".join(filter(None, (reason, getattr(comm, "why", ""))))
     return f"communicator {name!r}, {ranks}" + (f" ({reason})" if reason else "")
 
 

@@ -316,16 +316,28 @@ class MpiCommunicator(CommunicatorBase):
         ranks = self.ranks
         ranks.connect(call)
         try:
-            self.gate.name = ranks.agree_on_name(call, type(self).__name__, error)
+            self.gate.name = ranks.agree_on_name(call, self._kind, error)
             mpi.unlink_segments()
             with call.moving():
                 ranks.find_hosts(call)
-            call.agree((), self.reducer.misfit())
+            self._settle(call.agree(self._facts(), self.reducer.misfit()))
         except Exception:
             ranks.free_duplicates()
             raise
         with call.moving():
             self.reducer.prepare()
+
+    @property
+    def _kind(self) -> str:
+        """What must be the same on all ranks."""
+        return type(self).__name__
+
+    def _facts(self) -> Sequence[int]:
+        """What other ranks are told of this one when the communicator is made."""
+        return ()
+
+    def _settle(self, rows: Row) -> None:
+        """Take what all ranks have told, a row for each."""
 
     def _configure(self, settings: dict[str, Any]) -> None:
         for name, value in settings.items():

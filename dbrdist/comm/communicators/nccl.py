@@ -6,9 +6,11 @@ Written against CuPy 14 and tested on a stand-in and on one GPU, never on severa
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import math
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,11 +24,13 @@ from dbrdist.comm.gradients.reduction_plan import ReductionPlan
 from dbrdist.comm.gradients.stream_overlap import SideStream, StreamOverlap
 from dbrdist.comm.protocol.arguments import attempt
 from dbrdist.comm.protocol.gate import Passage, digest
+from dbrdist.comm.protocol.primitives import Row
 from dbrdist.comm.protocol.wire_type import Scaled, codec_for, growth, largest_number
 from dbrdist.comm.transport import message
 from dbrdist.comm.transport.call_log import Call
 from dbrdist.core.array import backend
 from dbrdist.core.array.backend import Array
+from dbrdist.core.array.gpu.presence import driver_cuda
 from dbrdist.core.array.types import DType
 from dbrdist.errors import CommunicatorError
 
@@ -305,7 +309,7 @@ class NcclReducer(FlatReducer):
         words = np.frombuffer(unique_id or bytes(8 * _ID_WORDS), np.int64)
         rows = call.agree([self.ranks.inter_rank, digest(backend.bus_id_of_device()), *words], error)
         places = [tuple(row) for row in rows[:, :2].tolist()]
-        call.agree((), _shared_device(places, self.ranks.rank))
+        call.agree((), _shared_device(places, self.ranks.rank, backend.bus_id_of_device()))
         with call.moving():
             return NcclRing(nccl, self.ranks.size, rows[0, 2 : 2 + _ID_WORDS].tobytes(), self.ranks.rank)
 
@@ -323,12 +327,86 @@ class NcclCommunicator(FlatCommunicator):
     reducer_type = NcclReducer
 
 
-def _shared_device(places: Sequence[tuple[int, int]], rank: int) -> Exception | None:
+def _shared_device(places: Sequence[tuple[int, int]], rank: int, bus_id: str) -> Exception | None:
     """What is wrong where two ranks use one GPU, which NCCL allows only if it is told to (from version 2.30 on)."""
     if places.count(places[rank]) == 1 or os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1":
         return None
     others = [k for k, place in enumerate(places) if place == places[rank] and k != rank]
     return ValueError(
-        f"the communicator 'pure_nccl' expected a GPU for each rank, but rank {rank} uses that of rank {others[0]}; "
-        "call dbrdist.get_device(comm.intra_rank).use() before you move the model to the device"
+        f"the communicator 'pure_nccl' expected a GPU for each rank, but rank {rank} uses that of rank {others[0]} "
+        f"({bus_id}); call dbrdist.get_device(comm.intra_rank).use() before you move the model to the device, or take "
+        "the communicator 'flat', which adds gradients in host memory"
+    )
+
+
+# ---- auto -----------------------------------------------------------------------------------------------------------
+
+# An allreduce of 102 MB of a GPU took 64 ms on one H100, of one rank: copies to pageable host memory and back.
+STAGING_SECONDS_PER_BYTE = 0.64e-9
+
+
+class AutoCommunicator(FlatCommunicator):
+    """What ``auto`` makes: once the ranks know whether each of them can have a GPU of its own, it is pure_nccl or flat.
+
+    ``why``: in a few words, what was chosen for device arrays; empty where this process has no GPU.
+    """
+
+    why = ""
+    _reason = ""
+
+    @property
+    def _kind(self) -> str:
+        return FlatCommunicator.__name__  # ranks that ask for 'flat' by name go along
+
+    def _facts(self) -> Sequence[int]:
+        self._reason, bus_id = own_gpu(self.ranks.intra_rank)
+        return [int(bool(bus_id)), digest(bus_id), int(not self._reason)]
+
+    def _settle(self, rows: Row) -> None:
+        leaders = self.ranks.leaders
+        has_gpu, bus_ids, can = rows[:, 0].tolist(), rows[:, 1].tolist(), rows[:, 2].tolist()
+        are_alone = len(set(zip(leaders, bus_ids))) == len(bus_ids)
+        is_nccl = self.ranks.size > 1 and all(can) and are_alone
+        self.why = "" if self.ranks.size == 1 or not has_gpu[self.ranks.rank] else _words(can, are_alone, self._reason)
+        self.__class__ = NcclCommunicator if is_nccl else FlatCommunicator
+        if is_nccl:
+            self.reducer = NcclReducer(self)
+
+
+def own_gpu(intra_rank: int) -> tuple[str, str]:
+    """(why NCCL cannot be used here, the bus id of the GPU that this rank uses or will use), both perhaps empty.
+
+    That is the current one if the program has chosen another than the first, else the one with the number of the rank
+    in its host.
+    """
+    is_installed = "cupy" in sys.modules or importlib.util.find_spec("cupy") is not None
+    if not is_installed or not driver_cuda():
+        return "there is no GPU", ""
+    try:
+        reason = backend.why_no_nccl()
+        runtime = backend.import_cupy().cuda.runtime
+        count = backend.num_gpus()
+        if not count:
+            return reason, ""
+        return reason, str(runtime.deviceGetPCIBusId(runtime.getDevice() or intra_rank % count))
+    except Exception as error:  # CuPy's errors have classes of their own
+        return f"{type(error).__name__}: {error}", ""
+
+
+def _words(can: list[int], are_alone: bool, reason: str) -> str:
+    if all(can) and are_alone:
+        return "each rank has a GPU of its own: device arrays are added by NCCL, host arrays as flat does"
+    if not all(can):
+        where = reason or f"rank {can.index(0)} cannot use it"
+    else:
+        where = "there are fewer GPUs than ranks"
+    milliseconds = f"{STAGING_SECONDS_PER_BYTE * 1e12:.0f} ms for each GB"
+    return f"device arrays go through host memory, {milliseconds} on an H100; NCCL is not used: {where}"
+
+
+def cost_of_staging(num_bytes: int) -> str:
+    """What a run on GPUs is told whose gradients are not added by NCCL."""
+    return (
+        f"gradients: {num_bytes / 1e6:,.3g} MB go through host memory in each step, which takes about "
+        f"{STAGING_SECONDS_PER_BYTE * num_bytes * 1e3:,.2g} ms by the copies of an H100; NCCL needs a GPU for each rank"
     )

@@ -211,9 +211,9 @@ def test_means_are_divided_by_nccl_itself(ring):
 ]})  # fmt: skip
 def test_two_ranks_do_not_share_a_gpu(monkeypatch, places, rank, allowed, other):
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", allowed)
-    error = nccl._shared_device(places, rank)
+    error = nccl._shared_device(places, rank, "0000:17")
     assert (error is None) == (other is None)
-    text = f"expected a GPU for each rank, but rank {rank} uses that of rank {other}; call dbrdist.get_device"
+    text = f"expected a GPU for each rank, but rank {rank} uses that of rank {other} (0000:17); call dbrdist.get_device"
     assert error is None or (type(error) is ValueError and text in str(error))
 
 
@@ -366,3 +366,90 @@ def test_nobody_asks_after_the_end(monkeypatch):
     ring = NcclRing(fake, 3, b"id", 1)
     ring.free()
     assert not ring._errors._thread.is_alive() and fake.looks == 0 and fake.log[-1] == ("destroy",)
+
+
+# ---- auto
+
+
+class Auto(nccl.AutoCommunicator):
+    """One of several ranks, without MPI."""
+
+    def __init__(self, leaders, rank=0):
+        self.ranks = SimpleNamespace(
+            leaders=leaders, rank=rank, size=len(leaders), intra_rank=leaders[:rank].count(leaders[rank])
+        )
+        self.config = {**nccl.FlatReducer.settings}
+        self.reducer = "flat"
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A function that says what a rank has: GPUs, the current one, and why there is no NCCL."""
+    monkeypatch.setattr(nccl.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(nccl, "driver_cuda", lambda: (13, 0))
+    monkeypatch.setattr(nccl, "NcclReducer", lambda comm: "nccl")
+
+    def has(count, current=0, why=""):
+        runtime = SimpleNamespace(getDevice=lambda: current, deviceGetPCIBusId=lambda n: f"0000:{n}")
+        cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
+        monkeypatch.setattr(backend, "import_cupy", lambda: cupy)
+        monkeypatch.setattr(backend, "num_gpus", lambda: count)
+        monkeypatch.setattr(backend, "why_no_nccl", lambda: why)
+
+    return has
+
+
+def settled(machine, ranks, leaders=None, rank=0):
+    """The communicator of a rank, after each has told what it has: (GPUs, current one, why no NCCL)."""
+    leaders = leaders or [0] * len(ranks)
+    rows = []
+    for k, what in enumerate(ranks):
+        machine(*what)
+        rows.append(Auto(leaders, k)._facts())
+    machine(*ranks[rank])
+    comm = Auto(leaders, rank)
+    comm._facts()
+    comm._settle(np.array(rows, np.int64))
+    return comm
+
+
+@each(**{"ranks, leaders, is_nccl": [
+    ([(4,), (4,), (4,), (4,)], None, True),  # each sees all of them, and takes that of its number
+    ([(1, 0), (1, 0)], [0, 1], True),  # on two hosts
+    ([(1,), (1,)], None, False), ([(2,), (2,), (2,)], None, False), ([(2, 1), (2, 1)], None, False),
+    ([(0,), (0,)], None, False), ([(2,), (2, 0, "no libnccl")], None, False), ([(2, 1), (2, 0)], None, False),
+    ([(4,)], None, False),
+]})  # fmt: skip
+def test_auto_takes_nccl_where_each_rank_has_a_gpu_of_its_own(machine, ranks, leaders, is_nccl):
+    for rank in range(len(ranks)):
+        comm = settled(machine, ranks, leaders, rank)
+        assert type(comm) is (nccl.NcclCommunicator if is_nccl else nccl.FlatCommunicator)
+        assert comm.reducer == ("nccl" if is_nccl else "flat")
+
+
+def test_auto_says_what_staging_costs_where_there_are_gpus_without_nccl(machine):
+    assert settled(machine, [(2,), (2,)]).why.startswith("each rank has a GPU of its own: device arrays are added by")
+    cost = "device arrays go through host memory, 640 ms for each GB on an H100; NCCL is not used: "
+    assert settled(machine, [(1,), (1,)]).why == cost + "there are fewer GPUs than ranks"
+    assert settled(machine, [(2, 0, "no libnccl"), (2,)]).why == cost + "no libnccl"
+    assert settled(machine, [(2,), (2, 0, "no libnccl")]).why == cost + "rank 1 cannot use it"
+    assert settled(machine, [(0,), (0,)]).why == "" and settled(machine, [(4,)]).why == ""
+    words = "gradients: 102 MB go through host memory in each step, which takes about 65 ms by the copies of an H100"
+    assert nccl.cost_of_staging(102_000_000).startswith(words)
+
+
+def test_ranks_without_a_gpu_load_nothing(monkeypatch):
+    def load():
+        raise AssertionError("CuPy was loaded")
+
+    monkeypatch.setattr(backend, "import_cupy", load)
+    for found, driver in ((None, (13, 0)), ("cupy", None)):
+        monkeypatch.setattr(nccl.importlib.util, "find_spec", lambda name, found=found: found)
+        monkeypatch.setattr(nccl, "driver_cuda", lambda driver=driver: driver)
+        assert nccl.own_gpu(0) == ("there is no GPU", "")
+
+
+def test_an_error_of_cuda_is_a_reason_and_ends_nothing(machine, monkeypatch):
+    machine(2)
+    monkeypatch.setattr(backend, "num_gpus", lambda: 1 // 0)
+    assert nccl.own_gpu(0) == ("ZeroDivisionError: integer division or modulo by zero", "")
