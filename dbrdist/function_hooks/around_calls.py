@@ -134,7 +134,7 @@ def _around_apply(apply: Any) -> Any:
         layer = profile.layer
         self.__dict__["_profiled_layer"] = layer
         outputs: tuple[Any, ...] = ()
-        began = profile.begin()
+        began = profile.begin(self, layer, "forward")
         try:
             outputs = apply(self, inputs)
         finally:
@@ -171,11 +171,12 @@ def _around_derive(derive: Any) -> Any:
         profile = here()
         if profile is None:
             return derive(self, *args)
-        began = profile.begin()
+        layer = self.__dict__.get("_profiled_layer", "")
+        began = profile.begin(self, layer, "backward")
         try:
             return derive(self, *args)
         finally:
-            profile.finish(self.label, self.__dict__.get("_profiled_layer", ""), "backward", began)
+            profile.finish(self.label, layer, "backward", began)
 
     return profiled
 
@@ -201,7 +202,7 @@ def _around_update(update: Any) -> Any:
         try:
             if not profile.is_recording:  # each step of a pause comes here
                 return update(self, *args, **kwargs)
-            began = profile.begin()
+            began = profile.begin(self, "", "update")
             try:
                 return update(self, *args, **kwargs)
             finally:

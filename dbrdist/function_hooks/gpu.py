@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TextIO
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TextIO
 
-from dbrdist.core.array import backend
+from dbrdist.core.array import backend, spans
 from dbrdist.core.tape.function_node import FunctionHook, FunctionNode
+from dbrdist.function_hooks.profiler import Profile, ProfileEntry
 from dbrdist.function_hooks.report import Report, in_units, print_table
+
+if TYPE_CHECKING:
+    from dbrdist.core.update.optimizer import Optimizer
 
 
 class CupyMemoryProfileHook(Report, FunctionHook):
@@ -75,8 +80,65 @@ class CupyMemoryProfileHook(Report, FunctionHook):
         print_table(rows, file)
 
 
+class CUDAProfileRanges(Profile):
+    """A profile that also marks a range for each function, layer and phase in NVIDIA's profiler.
+
+    It is no hook: the same kernels run as without it. Steps of a trainer and what waits for other ranks have ranges,
+    too. ``nsys profile --trace=cuda,nvtx python train.py`` shows them above the kernels.
+
+    Args:
+        most_overhead: as for :func:`dbrdist.profile`; None marks every step.
+
+    Example:
+        >>> with dbrdist.function_hooks.CUDAProfileRanges():  # doctest: +SKIP
+        ...     trainer.run()
+    """
+
+    def __init__(self, most_overhead: float | None = None) -> None:
+        super().__init__(most_overhead)
+        nvtx = backend.import_cupy().cuda.nvtx
+        self._mark: Callable[[str], Any] = nvtx.RangePush
+        self._close: Callable[[], Any] = nvtx.RangePop
+        self._recorder = _RangeRecorder(self._mark, self._close)
+
+    def __enter__(self) -> Profile:
+        if spans.recording() is None:  # a trace keeps its own
+            spans.record(self._recorder)
+        return super().__enter__()
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        if spans.recording() is self._recorder:
+            spans.record(None)
+
+    def begin(self, what: FunctionNode | Optimizer | None = None, layer: str = "", phase: str = "") -> float:
+        name = getattr(what, "label", None) or type(what).__name__
+        self._mark(f"{name} ({layer}).{phase}" if layer else f"{name}.{phase}")
+        return super().begin(what, layer, phase)
+
+    def finish(self, function: str, layer: str, phase: str, began: float) -> ProfileEntry:
+        self._close()
+        return super().finish(function, layer, phase, began)
+
+
+class _RangeRecorder(spans.Recorder):
+    """Marks spans instead of keeping them."""
+
+    def __init__(self, mark: Callable[[str], Any], close: Callable[[], Any]) -> None:
+        super().__init__()
+        self._mark, self._close = mark, close
+
+    @contextlib.contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        self._mark(f"{name} {self.step}" if name == "step" else name)
+        try:
+            yield
+        finally:
+            self._close()
+
+
 class CUDAProfileHook(FunctionHook):
-    """A named range for each function in NVIDIA's profiler.
+    """A named range for each function in NVIDIA's profiler. :class:`CUDAProfileRanges` changes no kernels, this does.
 
     Example:
         >>> with dbrdist.function_hooks.CUDAProfileHook():  # doctest: +SKIP

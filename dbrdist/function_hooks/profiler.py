@@ -27,6 +27,8 @@ from dbrdist.function_hooks.report import in_units
 
 if TYPE_CHECKING:
     from dbrdist.core.model.link import Link
+    from dbrdist.core.tape.function_node import FunctionNode
+    from dbrdist.core.update.optimizer import Optimizer
 
 _PHASES = ("forward", "backward", "update")
 MAX_EVENTS = 1 << 18  # calls that the trace shows: of a longer run the last ones
@@ -105,8 +107,8 @@ class Profile:
         around_calls.stop()
         self.peak_bytes = _peak_bytes()
 
-    def begin(self) -> float:
-        """Open a call: the time at which it begins."""
+    def begin(self, what: FunctionNode | Optimizer | None = None, layer: str = "", phase: str = "") -> float:
+        """Open a call of a function or an optimizer: the time at which it begins."""
         self._inner.append(0.0)
         return time.perf_counter()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import linecache
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
@@ -88,6 +89,15 @@ class CapturedSteps:
             except _NotCaptured as e:
                 step.reason = str(e)
                 self._run_eagerly(step.reason, optimizer, loss_func, args, named)
+
+    def look(self, updater: type) -> None:
+        """Called after each step: say in one line that an updater's own ``update_core`` never asks for a capture."""
+        if self._is_first and not self._said:
+            self._said.add("own")
+            warn(
+                "the step is not captured as a CUDA graph and runs eagerly: update_core of "
+                f"{updater.__name__} is the program's own; give StandardUpdater a loss function instead"
+            )
 
     def _step_of(self, optimizer: GradientMethod, loss_func: Loss, args: Args, named: Named) -> _Step | None:
         which = loss_func if isinstance(loss_func, Hashable) else id(loss_func)
@@ -199,6 +209,11 @@ class _Step:
         self.reason = links.why_not()
 
     def _capture(self, optimizer: GradientMethod, loss_func: Loss, args: Args, named: Named) -> None:
+        with _one_at_a_time:
+            self._capture_alone(optimizer, loss_func, args, named)
+
+    def _capture_alone(self, optimizer: GradientMethod, loss_func: Loss, args: Args, named: Named) -> None:
+        """Within one process: what is switched off meanwhile is switched off for all threads."""
         cuda = backend.import_cupy().cuda
         self._host = ReplayedUpdate(optimizer)
         draws, links = random.get_state(), _Attributes(optimizer.target)
@@ -259,6 +274,7 @@ class _Step:
         self._host.end(self._block.overflow)
 
 
+_one_at_a_time = threading.RLock()
 _DRAW = 4  # the place of the number of draws in the state of random numbers
 
 

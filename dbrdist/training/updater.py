@@ -208,6 +208,8 @@ class StandardUpdater(Updater):
             raise
         self.step_seconds += time.perf_counter() - began
         self.iteration += 1
+        if self._captured is not None:
+            self._captured.look(type(self))
 
     def _on_device(self) -> Any:
         """The context in which the updater's GPU is the current device."""

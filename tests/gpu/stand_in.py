@@ -663,7 +663,33 @@ def _stream_of(device_id: int | None) -> clocks.Stream:
     return clocks.current_stream(device)
 
 
-_pinned: list[Any] = [bytearray]  # what makes pinned memory
+ranges: list[str] = []  # what was marked for a profiler; empty where a range ends
+
+
+class PinnedMemory(bytearray):
+    """CuPy's class; a pool's memory knows the pool."""
+
+    pool: Any = None
+
+    @property
+    def mem(self) -> PinnedMemory:
+        return self
+
+
+class PinnedMemoryPool:
+    """CuPy's class."""
+
+    num_given = 0
+
+    def malloc(self, num_bytes: int) -> PinnedMemory:
+        memory = PinnedMemory(num_bytes)
+        memory.pool = weakref.ref(self)
+        self.num_given += 1
+        return memory
+
+
+_pinned_pool = PinnedMemoryPool()
+_pinned: list[Any] = [_pinned_pool.malloc]  # what makes pinned memory
 
 
 def _make() -> Any:
@@ -674,7 +700,7 @@ def _make() -> Any:
     m.asnumpy = lambda a: a.get() if isinstance(a, ndarray) else np.asarray(a)
     # What lies in host memory takes none of a device.
     m.get_default_memory_pool = lambda: types.SimpleNamespace(used_bytes=lambda: 0, total_bytes=lambda: 0)
-    m.get_default_pinned_memory_pool = lambda: types.SimpleNamespace(malloc=bytearray)
+    m.get_default_pinned_memory_pool = lambda: _pinned_pool
     m.cuda = types.SimpleNamespace(
         Device=_Device,
         is_available=lambda: True,
@@ -687,8 +713,14 @@ def _make() -> Any:
             deviceGetPCIBusId=lambda number: f"{os.environ.get('STAND_IN_BUS', '0000')}:{number}",
         ),
         alloc_pinned_memory=lambda num_bytes: _pinned[0](num_bytes),
-        set_pinned_memory_allocator=lambda allocator=bytearray: _pinned.__setitem__(0, allocator),
+        set_pinned_memory_allocator=lambda allocator=None: _pinned.__setitem__(0, allocator or PinnedMemory),
+        PinnedMemoryPool=PinnedMemoryPool,
+        PinnedMemory=PinnedMemory,
+        PinnedMemoryPointer=lambda memory, offset: memory,
         get_current_stream=lambda device_id=None: _stream_of(device_id),
+        nvtx=types.SimpleNamespace(
+            RangePush=lambda message: ranges.append(message), RangePop=lambda: ranges.append("")
+        ),
         Stream=_Stream,
         Event=_Event,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -327,3 +328,24 @@ def test_a_library_that_is_missing_is_named(monkeypatch):
 
     monkeypatch.setattr(cublaslt, "_library", missing)
     assert "cuBLASLt was not found" in cublaslt.why_not()
+
+
+def test_a_programs_own_pool_of_pinned_memory_serves_again(xp, private):
+    """So do CuPy's own and none; with a function of the program nothing is captured."""
+    default, own = xp.get_default_pinned_memory_pool(), xp.cuda.PinnedMemoryPool()
+    try:
+        for pool in (own, default):
+            xp.cuda.set_pinned_memory_allocator(pool.malloc)
+            with declared._without_host_copies():
+                inside = xp.cuda.alloc_pinned_memory(700)
+            after = xp.cuda.alloc_pinned_memory(700)
+            assert inside.mem.pool() is pool and after.mem.pool() is pool
+        xp.cuda.set_pinned_memory_allocator(None)
+        with declared._without_host_copies():
+            assert type(xp.cuda.alloc_pinned_memory(700).mem).__name__ == "PinnedMemory"
+        assert type(xp.cuda.alloc_pinned_memory(700).mem).__name__ == "PinnedMemory"
+        xp.cuda.set_pinned_memory_allocator(lambda num_bytes: types.SimpleNamespace(mem=None))
+        with pytest.raises(CaptureError, match="by a function of the program"), declared._without_host_copies():
+            pass
+    finally:
+        xp.cuda.set_pinned_memory_allocator(default.malloc)

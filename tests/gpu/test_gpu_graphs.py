@@ -534,3 +534,59 @@ def test_an_error_of_the_step_is_raised(device, same_products):
 
     with pytest.raises(KeyError, match="mine"):
         eager_words(device, make=Fails)
+
+
+def test_an_own_update_says_that_it_runs_eagerly(device, on):
+    """In one line, once; one that calls StandardUpdater's is captured."""
+
+    class Own(StandardUpdater):
+        def update_core(self):
+            net = self.get_optimizer("main").target
+            x, t = self.converter(self.get_iterator("main").next(), self.device)
+            self.get_optimizer("main").update(net, x, t)
+
+    class Counting(StandardUpdater):
+        num = 0
+
+        def update_core(self):
+            super().update_core()
+            self.num += 1
+
+    for kind, num_said in ((Own, 1), (Counting, 0)):
+        optimizer = SGD(0.1).setup(Net())
+        updater = kind(SerialIterator(examples(), 4), optimizer, device=device, capture=True)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            for _ in range(5):
+                updater.update()
+        said = [str(w.message) for w in found if "CUDA graph" in str(w.message)]
+        assert len(said) == num_said, said
+        assert all("update_core of Own is the program's own" in words for words in said)
+        assert updater._captured.num_graphs == 1 - num_said
+
+
+def test_one_capture_at_a_time(device, monkeypatch):
+    """Collection and pinned memory are switched for all threads meanwhile: a second thread waits."""
+    import threading
+
+    from dbrdist.training import captured_step
+
+    most, inside, lock = [0], [0], threading.Lock()
+
+    def record(self, *args):
+        with lock:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+        gate.wait(0.05)
+        with lock:
+            inside[0] -= 1
+
+    gate = threading.Event()
+    monkeypatch.setattr(captured_step._Step, "_capture_alone", record)
+    steps = [captured_step._Step(None, None) for _ in range(4)]
+    threads = [threading.Thread(target=step._capture, args=(None, None, (), {})) for step in steps]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert most == [1] and inside == [0]

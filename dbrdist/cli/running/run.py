@@ -73,6 +73,7 @@ from dbrdist.errors import (
     NonFiniteLossError,
     StopRequested,
 )
+from dbrdist.function_hooks import CUDAProfileRanges
 from dbrdist.function_hooks.profiler import profile
 from dbrdist.training import StandardUpdater, Trainer, extensions
 from dbrdist.training.extensions import snapshot_writers, snapshots
@@ -381,7 +382,7 @@ class TrainingRun:
 
     def _train_profiled(self) -> int:
         """Train with a profile of functions and layers, which the trace shows as well."""
-        with profile(most_overhead=0.03) as found:
+        with profile(0.03) if self.parts.device is None else CUDAProfileRanges(0.03) as found:
             code = self.train(traces=True)
         if self.comm.rank == 0:
             for line in found.lines():

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from dbrdist.core.array import backend
-from dbrdist.core.array.types import Array, CudaEvent, CudaPointer, CudaStream, DType, HostArray
+from dbrdist.core.array.types import Array, CudaEvent, CudaStream, DType, HostArray, Module
 from dbrdist.errors import CaptureError
 
 Numbers: TypeAlias = float | np.generic | tuple[float, ...]
@@ -131,21 +131,33 @@ def declaring(block: DeclaredBlock) -> Iterator[None]:
 def _without_host_copies() -> Iterator[None]:
     """Refuse CuPy's own copies from the host in this thread: ``asarray`` makes them from pinned memory that it reuses.
 
-    CUDA captures such a copy, and replays would read there whatever it holds then. Afterwards CuPy's default pool
-    serves again, since CuPy does not tell of another one.
+    CUDA captures such a copy, and replays would read there whatever it holds then. Afterwards what served before serves
+    again.
     """
     cupy = backend.import_cupy()
-    pool = cupy.get_default_pinned_memory_pool()
+    malloc, before = _pinned_allocator(cupy)
 
-    def allocate(num_bytes: int) -> CudaPointer:
+    def allocate(num_bytes: int) -> Any:
         refuse_in_capture(backend.HOST_COPY)
-        return pool.malloc(num_bytes)
+        return malloc(num_bytes)
 
     cupy.cuda.set_pinned_memory_allocator(allocate)
     try:
         yield
     finally:
-        cupy.cuda.set_pinned_memory_allocator(pool.malloc)
+        cupy.cuda.set_pinned_memory_allocator(before)
+
+
+def _pinned_allocator(cupy: Module) -> tuple[Callable[[int], Any], Callable[[int], Any] | None]:
+    """What allocates pinned memory now, and how to set it again. CuPy does not tell, but memory knows its pool."""
+    memory = cupy.cuda.alloc_pinned_memory(1).mem
+    owner = getattr(memory, "pool", None)
+    pool = owner() if callable(owner) else None
+    if pool is not None:
+        return pool.malloc, pool.malloc
+    if type(memory).__name__ == "PinnedMemory":  # no pool, which CuPy calls None
+        return lambda num_bytes: cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(num_bytes), 0), None
+    raise CaptureError("pinned memory is allocated by a function of the program; use a cupy.cuda.PinnedMemoryPool")
 
 
 def keep(a: Array) -> Array:
