@@ -19,6 +19,7 @@ from dbrdist.core.names.limits import decay, within
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating, one_of
 from dbrdist.core.tape.function_node import FunctionNode, call
+from dbrdist.core.tape.mixed_devices import refuse_mixed
 from dbrdist.core.tape.variable import Operand, Variable, as_variable
 from dbrdist.functions.activation import Softmax
 from dbrdist.functions.lean_loss import lean_cross_entropy
@@ -239,6 +240,7 @@ def softmax_cross_entropy(
         y = lean_cross_entropy(x, t)
         if y is not None:
             return y
+    refuse_mixed("softmax_cross_entropy", x=x, t=t, class_weight=class_weight)
     floating("softmax_cross_entropy", x=x)
     x = as_variable(x)
     within(softmax_cross_entropy, label_smoothing=label_smoothing)

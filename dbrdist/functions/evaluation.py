@@ -15,6 +15,7 @@ from dbrdist.core.array.backend import accumulation_dtype, get_array_module, is_
 from dbrdist.core.array.types import Array
 from dbrdist.core.tape.call import variable
 from dbrdist.core.tape.checks import expected
+from dbrdist.core.tape.mixed_devices import refuse_mixed
 from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.core.usage.mistakes import warn
 from dbrdist.functions.scores import warn_of_other_labels
@@ -51,6 +52,7 @@ def hit_fraction(y: Any, t: Any, ignore_label: int | None = None) -> Array:
         is_usual and ignore_label is None and t.dtype.char in _LABELS and are_classes(t, y.shape[1])
     ):  # the same in half the time
         return np.array((y.argmax(1) == t).tobytes().count(1) / t.size, y.dtype)
+    refuse_mixed("accuracy", y=y, t=t)
     ndim, kind = y.ndim, t.dtype.kind
     if ndim > 1 and kind not in "iu" and t.shape == y.shape and is_floating(t.dtype):
         if y.shape[1] == 1:

@@ -21,6 +21,7 @@ from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import UnknownOptionError, expected, floating, one_of, wrong_type
 from dbrdist.core.tape.elementwise_table import row, together
 from dbrdist.core.tape.function_node import FunctionNode
+from dbrdist.core.tape.mixed_devices import refuse_mixed
 from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.core.usage.mistakes import refuse
 from dbrdist.functions.activation import sigmoid, softplus
@@ -200,6 +201,7 @@ def _of_two_classes(function: str, x: Operand, t: Array | Sequence[int]) -> tupl
     """Scores as a Variable, and labels as an array of their shape."""
     floating(function, x=x)
     x, t = as_variable(x), as_array(t)
+    refuse_mixed(function, x=x, t=t)
     if getattr(t, "shape", None) != x.shape or t.dtype.kind not in "iub":
         is_float = getattr(t, "dtype", None) is not None and is_floating(t.dtype)
         hint = "cast the labels with t.astype(int), or use bernoulli_nll(t, x) for probabilities" if is_float else ""

@@ -22,6 +22,7 @@ from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.elementwise_table import matched, together
 from dbrdist.core.tape.function_node import FunctionNode, call
+from dbrdist.core.tape.mixed_devices import refuse_mixed
 from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.shapes import broadcast as broadcast
 from dbrdist.functions.shapes import broadcast_to as broadcast_to
@@ -250,6 +251,7 @@ def where(condition: Array, x: Any, y: Operand) -> Variable:
         condition = np.asarray(condition)
     if not is_array(condition) or condition.dtype != bool:
         raise expected("where", "condition", "an array of bool", condition)
+    refuse_mixed("where", condition=condition, x=x, y=y)
     x, y = matched((x, y))
     return as_variable(ops.where(condition, x, y))
 

@@ -195,7 +195,7 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
             )
             assert x is not None
             result = backend.empty(x.shape, x.dtype, x)  # the same order of axes on every rank
-            result[...] = x
+            backend.fill(result, x)
             reduce = self.reducer.for_arrays_like(call, result)
             with call.moving():
                 reduce(call, _flat(result))

@@ -16,7 +16,7 @@ from dbrdist.comm.gradients.reduction_plan import ReductionPlan
 from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.transport import message
 from dbrdist.core.array import random
-from dbrdist.core.array.backend import to_cpu, to_device
+from dbrdist.core.array.backend import on, to_cpu, to_device
 from dbrdist.core.array.types import RealArray
 from dbrdist.core.model import flat
 from dbrdist.core.model.parameter import Parameter
@@ -78,7 +78,8 @@ class Compression:
                 error = grad.copy()
                 self._reduce(comm, call, number, layers, grad, error)
                 self.kept.update((p, error[where]) for p, where in layers)
-                run.grad[...] = message.to_place(grad.astype(run.grad.dtype), run.grad)
+                with on(run.grad):
+                    run.grad[...] = message.to_place(grad.astype(run.grad.dtype), run.grad)
 
     def _reduce(
         self, comm: CommunicatorBase, call: Passage, number: int, layers: Layers, grad: Matrix, error: Matrix

@@ -16,7 +16,7 @@ from dbrdist.comm.protocol import agree, arguments
 from dbrdist.comm.protocol.arguments import attempt
 from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.transport import message
-from dbrdist.core.array.backend import get_array_module, is_array
+from dbrdist.core.array.backend import device_of, fill, get_array_module, is_array, on, to_device
 from dbrdist.core.array.types import Array
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape.node import note_assignment
@@ -118,10 +118,12 @@ def _take_values(p: Parameter, values: Array) -> None:
     old = p.array
     if values is old:
         return
-    if get_array_module(old).array_equal(old, values, equal_nan=True):
-        old[...] = values  # zeros may differ by their signs
-    else:
-        p.copydata(Variable(values))
+    values = to_device(values, device_of(old))
+    with on(old):
+        if get_array_module(old).array_equal(old, values, equal_nan=True):
+            old[...] = values  # zeros may differ by their signs
+        else:
+            p.copydata(Variable(values))
 
 
 def _initialize_like_root(comm: CommunicatorBase, named: Sequence[tuple[str, Parameter]], root: int) -> None:
@@ -160,7 +162,7 @@ def _bcast_persistents(comm: CommunicatorBase, model: Link, root: int) -> None:
         if not is_array(value):
             setattr(link, name, new)
         elif new is not value:
-            value[...] = new
+            fill(value, to_device(new, device_of(value)))
 
 
 def _kind(value: Array) -> str:

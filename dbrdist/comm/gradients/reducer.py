@@ -98,7 +98,8 @@ class Reducer(ABC):
             return
         host = backend.to_cpu(x).astype(x.dtype.newbyteorder("="))
         work(host)
-        x[...] = message.to_place(host, x)
+        with backend.on(x):
+            x[...] = message.to_place(host, x)
 
     def reduce_in(
         self, call: Call, codec: Codec, x: Array, factors: Sequence[float] | None, divisor: float | None
@@ -136,7 +137,8 @@ class Reducer(ABC):
             host[begin:end] = message.weighted_sum(list(theirs), factors, divisor)
         if host is not x:
             own = slice(borders[ranks.rank], borders[ranks.rank + 1])
-            x[own] = message.to_place(host[own], x)
+            with backend.on(x):
+                x[own] = message.to_place(host[own], x)
 
     def share_parts(self, call: Call, x: Array, borders: Sequence[int]) -> None:
         """Give every rank the elements borders[r] to borders[r + 1] of each rank r."""
@@ -149,7 +151,8 @@ class Reducer(ABC):
         counts = [(b - a) * x.itemsize for a, b in itertools.pairwise(borders)]
         self.ranks.allgather_own(raw, counts, starts)
         if host is not x:
-            x[...] = message.to_place(host, x)
+            with backend.on(x):
+                x[...] = message.to_place(host, x)
 
     def for_arrays_like(self, call: Passage, x: Array) -> Callable[[Call, Array], None]:
         """What adds arrays like ``x``, of one shape and type on all ranks, in place. Collective."""

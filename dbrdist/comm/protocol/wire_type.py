@@ -10,7 +10,7 @@ import numpy as np
 
 from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.transport import message
-from dbrdist.core.array.backend import Array, get_array_module, to_cpu
+from dbrdist.core.array.backend import Array, get_array_module, on, to_cpu
 from dbrdist.core.array.types import DType, HostArray
 
 
@@ -62,7 +62,8 @@ class Codec:
         add(travelling)
         self.decode(travelling, host)
         if host is not grad:
-            grad[...] = message.to_place(host, grad)
+            with on(grad):
+                grad[...] = message.to_place(host, grad)
 
     def reduce(
         self,
@@ -157,7 +158,8 @@ def codec_for(dtype: DType | None) -> Codec:
 
 def _largest_magnitude(x: Array) -> float:
     """Without an array of magnitudes beside it. Not a number if one is there."""
-    return float(get_array_module(x).maximum(x.max(), -x.min()))
+    with on(x):
+        return float(get_array_module(x).maximum(x.max(), -x.min()))
 
 
 def largest_number(dtype: Any) -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.gradients.communication_thread import PAUSE_SECONDS
 from dbrdist.comm.gradients.reduction_plan import ReductionPlan, reduce_gradients
-from dbrdist.core.array.backend import Array, to_device, zeros
+from dbrdist.core.array.backend import Array, copy, fill, to_device, zeros
 from dbrdist.core.model import flat
 from dbrdist.core.model.parameter import Parameter
 
@@ -63,10 +63,10 @@ class Buffers:
             self._courier.wait()
         key = (plan.runs_digest, *plan.params)
         arrived = self._travelling if key == self._key else self._as_runs(plan)
-        self._travelling, self._key, self._resumed = [run.grad.copy() for run in plan.runs], key, {}
+        self._travelling, self._key, self._resumed = [copy(run.grad) for run in plan.runs], key, {}
         self._layers = [run.layers() for run in plan.runs]
         for run, mean in zip(plan.runs, arrived):
-            run.grad[...] = mean
+            fill(run.grad, mean)
         travelling = self._travelling
 
         def reduce(comm: CommunicatorBase) -> None:
@@ -84,11 +84,11 @@ class Buffers:
     def hold(self, plan: ReductionPlan) -> bool:
         """The same of gradients that are means already, in a step that could not know before what it sends."""
         arriving = dict(self.arriving())
-        self._key, self._resumed = None, {p: p.grad.reshape(-1).copy() for p in plan.params}
+        self._key, self._resumed = None, {p: copy(p.grad.reshape(-1)) for p in plan.params}
         if not all(p in arriving for p in plan.params):
             return False
         for p in plan.params:
-            p.grad[...] = to_device(arriving[p], p.device).reshape(p.shape)
+            fill(p.grad, to_device(arriving[p], p.device).reshape(p.shape))
         return True
 
     def _as_runs(self, plan: ReductionPlan) -> list[Array]:
@@ -98,5 +98,5 @@ class Buffers:
         means = [zeros((run.size,), run.grad.dtype, run.grad) for run in plan.runs]
         for run, mean in zip(plan.runs, means):
             for p, where in run.layers():
-                mean[where] = to_device(self._resumed[p], p.device)
+                fill(mean[where], to_device(self._resumed[p], p.device))
         return means

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias
 
 import numpy as np
 
-from dbrdist.core.array.backend import as_dtype, is_array, to_cpu
+from dbrdist.core.array.backend import as_dtype, device_of, is_array, on, to_cpu, to_device
 from dbrdist.core.array.chainer_mode import as_chainer, loading
 from dbrdist.core.array.types import Array, HostArray
 from dbrdist.core.files.regular_file import regular
@@ -290,8 +290,11 @@ def _fill(key: str, value: Any, saved: Array) -> Array:
         raise CheckpointError(f"{key}: expected a type that fits {value.dtype}, found {saved.dtype} in the saved state")
     if isinstance(value, np.ndarray):
         value[...] = saved
-    else:
+    elif value.flags.c_contiguous:
         value.set(np.asarray(saved, value.dtype))
+    else:
+        with on(value):
+            value[...] = to_device(np.asarray(saved, value.dtype), device_of(value))
     return value
 
 

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from dbrdist.core.array.backend import Array, device_of, is_array, is_floating
+from dbrdist.core.array.backend import Array, is_array, is_floating
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config
-from dbrdist.core.array.current_device import On, elsewhere, on, several
+from dbrdist.core.array.current_device import On, elsewhere, on
 from dbrdist.core.array.elementwise import elementwise
 from dbrdist.core.tape import type_check
 from dbrdist.core.tape.checks import Operands
 from dbrdist.core.tape.fusion import settle_for, waiting
+from dbrdist.core.tape.mixed_devices import are_mixed, mixed_devices
 from dbrdist.core.tape.node import Record, Value, VariableNode, assignments, make_node
 from dbrdist.core.tape.variable import Variable
 from dbrdist.core.usage.mistakes import warn
@@ -117,8 +118,8 @@ class Call(Record):
                 "what is stored there; give a.filled(value), and leave examples out by their weights or labels"
             )
         number = elsewhere(data)
-        if len(data) > 1 and several(data) and type(self).__module__.startswith(_ON_ONE_DEVICE):
-            raise _mixed_devices(self, data)
+        if type(self).__module__.startswith(_ON_ONE_DEVICE) and are_mixed(data, self.__dict__.values()):
+            raise mixed_devices(self, data)
         switches = config.__dict__
         is_looked_at = hooked[0] or switches["_function_hooks"] or switches["debug"]
         forward = self._forward_with_hooks if is_looked_at else self.forward
@@ -140,16 +141,6 @@ class Call(Record):
         self.inputs = self.wanted = ()
         self._kept_xs = self._kept_ys = ()
         self._for_rule = None
-
-
-def _mixed_devices(call: FunctionNode, data: tuple[Array, ...]) -> ValueError:
-    places = ", ".join(
-        f"{i} on {'the host' if type(x) is _ndarray else device_of(x)}" for i, x in enumerate(data) if is_array(x)
-    )
-    return ValueError(
-        f"{call.label}: expected all inputs on one device, got input {places}; bring them together with "
-        "F.copy(x, device), through which gradients flow, or with to_device"
-    )
 
 
 def _recorded(call: FunctionNode, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]) -> tuple[Variable, ...]:

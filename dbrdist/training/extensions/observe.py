@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dbrdist.core.array.backend import on
 from dbrdist.core.model.reporter import as_number
 from dbrdist.core.tape.variable import Variable
 from dbrdist.errors import NonFiniteLossError
@@ -116,6 +117,10 @@ def _first_bad_parameter(trainer: Trainer) -> str | None:
     for name, optimizer in trainer.updater.get_all_optimizers().items():
         for path, parameter in optimizer.target.namedparams():
             for what, array in (("gradient", parameter.grad), ("value", parameter.array)):
-                if array is not None and not bool(np.isfinite(array).all()):
+                if array is None:
+                    continue
+                with on(array):
+                    is_finite = bool(np.isfinite(array).all())
+                if not is_finite:
                     return f"the first parameter with a {what} that is not finite is {name}:{path} {parameter.shape}"
     return None

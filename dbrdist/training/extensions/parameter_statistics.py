@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from dbrdist.core.array.backend import get_array_module, is_array
+from dbrdist.core.array.backend import get_array_module, is_array, on
 from dbrdist.core.array.types import Array
 from dbrdist.core.model.reporter import DictSummary, report
 from dbrdist.training.extension import PRIORITY_WRITER, Extension
@@ -103,9 +103,11 @@ class ParameterStatistics(Extension):
     def _observe(self) -> Iterator[tuple[str, Any]]:
         for link_name, path, attribute, array in self._arrays():
             xp = get_array_module(array)
-            is_skipped = self._skip_nan_params and bool(xp.isnan(array).any())
+            with on(array):
+                is_skipped = self._skip_nan_params and bool(xp.isnan(array).any())
             for name, function in self._statistics.items():
-                value = float("nan") if is_skipped else function(array)
+                with on(array):
+                    value = float("nan") if is_skipped else function(array)
                 key = self.report_key_template.format(
                     prefix=f"{self._prefix}/" if self._prefix else "",
                     link_name=link_name,
@@ -121,7 +123,9 @@ class ParameterStatistics(Extension):
                 for attribute in self._attributes:
                     array = getattr(param, attribute)
                     if array is not None and array.size:
-                        yield getattr(link, "name", None), path, attribute, array.ravel()
+                        with on(array):
+                            flat = array.ravel()
+                        yield getattr(link, "name", None), path, attribute, flat
 
     def serialize(self, serializer: AbstractSerializer) -> None:
         if hasattr(self._trigger, "serialize"):

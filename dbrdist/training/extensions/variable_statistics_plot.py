@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from dbrdist.core.array import random
-from dbrdist.core.array.backend import get_array_module, to_cpu
+from dbrdist.core.array.backend import device_of, get_array_module, on, to_cpu, to_device
 from dbrdist.core.array.types import Array, Number
 from dbrdist.core.files.serializer import AbstractSerializer, is_about
 from dbrdist.core.model.link import Link
@@ -158,11 +158,13 @@ class VariableStatisticsPlot(Extension):
     def _statistics(self, key: str) -> HostArray:
         """The numbers of one step: mean, standard deviation, percentiles, as far as they are asked for."""
         arrays = [getattr(variable, key) for variable in self._variables]
-        parts = [a.ravel() for a in arrays if a is not None and a.size]
+        parts = [a for a in arrays if a is not None and a.size]
         if not parts:
             return np.full(self._samples.get_data()[1].shape[2:], np.nan, np.float32)
-        xp = get_array_module(*parts)
-        found = self._statistician(xp.concatenate(parts).astype(np.float32), axis=0)
+        parts = [to_device(a, device_of(parts[0])).reshape(-1) for a in parts]  # of a model divided over devices, too
+        with on(parts[0]):
+            xp = get_array_module(*parts)
+            found = self._statistician(xp.concatenate(parts).astype(np.float32), axis=0)
         return np.concatenate([np.atleast_1d(to_cpu(value)) for value in found.values()])
 
     def _draw(self, path: str) -> None:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
-from dbrdist.core.array.backend import accumulation_dtype, get_array_module
+from dbrdist.core.array.backend import accumulation_dtype, copy, on
 from dbrdist.core.array.types import Array
 from dbrdist.core.model.link import Link
 from dbrdist.core.names.limits import count, fraction
@@ -103,14 +103,15 @@ class WeightAverage(Extension):
             if average is None:  # initialised by this step
                 self._averages[path] = _wide(param.array)
                 continue
-            difference = param.array - average
-            difference *= rate
-            average += difference
+            with on(average):
+                difference = param.array - average
+                difference *= rate
+                average += difference
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
         """Within the block, the network has the averages as its weights."""
-        own = {path: param.array.copy() for path, param in self._params()}
+        own = {path: copy(param.array) for path, param in self._params()}
         try:
             self._set(self._averages)
             yield
@@ -124,7 +125,8 @@ class WeightAverage(Extension):
     def _set(self, values: dict[str, Array]) -> None:
         for path, param in self._params():
             if path in values:
-                param.array[...] = values[path]
+                with on(param.array):
+                    param.array[...] = values[path]
 
     def _params(self) -> Iterator[tuple[str, Any]]:
         return ((path.strip("/"), p) for path, p in self._model.namedparams(include_uninit=False))
@@ -138,7 +140,9 @@ class WeightAverage(Extension):
 
 
 def _wide(array: Array) -> Array:
-    return get_array_module(array).array(array, accumulation_dtype(array.dtype))
+    with on(array):
+        wide: Array = array.astype(accumulation_dtype(array.dtype), copy=True)
+        return wide
 
 
 class _Around(Extension):

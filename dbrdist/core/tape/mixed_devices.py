@@ -1,0 +1,76 @@
+"""Calls whose arrays are on several devices, or on one and in host memory: an error before anything is computed.
+
+CuPy computes with an array of another GPU over the bus, on a stream that nothing orders with that array's; kernels of
+the host would take an array of a GPU for one of theirs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dbrdist.core.array.backend import Array, device_of, is_array
+from dbrdist.core.array.current_device import number_of
+
+if TYPE_CHECKING:
+    from dbrdist.core.tape.function_node import FunctionNode
+
+_ndarray = np.ndarray
+_NUMBERS: frozenset[type] = frozenset(
+    {type(None), bool, int, float, str, tuple, list, dict, np.dtype, _ndarray, np.float32, np.float64}
+)
+
+
+def are_mixed(data: tuple[Array, ...], held: Iterable[Any]) -> bool:
+    """Whether operands are on several devices; of what the function holds, such as labels, those on GPUs count.
+
+    Arrays of the host that a function holds may be masks or tables that it sends itself.
+    """
+    first: int | None = None
+    for x in data:
+        number = number_of(x)
+        if number is None:
+            number = -1 if isinstance(x, _ndarray) else first
+        if number != first:
+            if first is not None:
+                return True
+            first = number
+    for x in held:
+        if type(x) not in _NUMBERS:
+            number = number_of(x)
+            if number is not None and number != first and is_array(x):
+                return True
+    return False
+
+
+def mixed_devices(call: FunctionNode, data: tuple[Array, ...]) -> MixedDevicesError:
+    """The error, with each array's place."""
+    places = [f"{i} on {_place(x)}" for i, x in enumerate(data) if is_array(x)]
+    held = [f"{name} on {_place(x)}" for name, x in vars(call).items() if is_array(x) and not isinstance(x, _ndarray)]
+    of_call = f", and {', '.join(held)}" if held else ""
+    return MixedDevicesError(
+        f"{call.label}: expected all inputs on one device, got input {', '.join(places)}{of_call}; bring them together "
+        "with F.copy(x, device), through which gradients flow, or with to_device"
+    )
+
+
+def refuse_mixed(label: str, **arrays: Any) -> None:
+    """Raise where arguments of a function, also those that are no operands, are on several devices or on the host."""
+    if "cupy" not in sys.modules:
+        return
+    found = {name: getattr(x, "_array", x) for name, x in arrays.items()}
+    found = {name: x for name, x in found.items() if is_array(x)}
+    if are_mixed(tuple(found.values()), ()):
+        places = ", ".join(f"{name} on {_place(x)}" for name, x in found.items())
+        raise MixedDevicesError(f"{label}: expected all arguments on one device, got {places}; send them to one")
+
+
+def _place(x: Array) -> str:
+    return "the host" if isinstance(x, _ndarray) else str(device_of(x))
+
+
+class MixedDevicesError(ValueError, TypeError):
+    """Arrays of one call are on several devices; Chainer raises TypeError where one of them is the host."""
