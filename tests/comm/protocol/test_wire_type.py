@@ -73,7 +73,7 @@ def test_how_many_times_its_largest_element_a_sum_can_be(size, factors, divisor,
 )
 def test_the_largest_number_of_a_type(dtype, largest):
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
-    assert wire_type._largest(kind) == pytest.approx(largest, rel=1e-7)
+    assert wire_type.largest_number(kind) == pytest.approx(largest, rel=1e-7)
 
 
 def test_ranks_meet_before_they_give_each_other_their_largest_elements():
