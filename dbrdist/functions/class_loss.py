@@ -14,6 +14,7 @@ from numpy import ndarray
 from dbrdist import kernels
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, is_array, is_floating
 from dbrdist.core.array.config import config
+from dbrdist.core.array.sums import product_sum
 from dbrdist.core.array.types import Module
 from dbrdist.core.names.limits import decay, within
 from dbrdist.core.tape import ops
@@ -92,9 +93,11 @@ class LabelCrossEntropy(FunctionNode):
         gy = gy.reshape(-1)
         with np.errstate(divide="ignore", invalid="ignore"):  # scores that are all -inf
             gx = scaled_exp_difference(self._rows(x), self.shift, (total * gy)[:, None] / self.sums)
-        if self.smoothing:
+        if self.smoothing and (self.weight is not None or self.valid is not None):
             gx -= self._weights() * gy[:, None]
         else:
+            if self.smoothing:
+                gx -= (self.spread * gy)[:, None]
             rows = get_array_module(gx).arange(len(self.at))  # gx lies in any order, so that no flat view is sure
             gx[rows, self.at - rows * self.shape[-1]] -= self.at_label * gy
         if self.valid is not None:
@@ -188,12 +191,19 @@ class WeightedCrossEntropy(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_inputs((0,))
         logs = kernels.log_softmax(xs[0].astype(self.q.dtype, copy=False), 1)
+        if type(logs) is np.ndarray and logs.dtype == self.q.dtype and self.q.all():
+            return (-product_sum(self.q, logs, (1,), False),)
         return (-_product(get_array_module(logs), self.q, logs).sum(axis=1),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Any, ...]:
         (x,), q = self.retained_inputs(), self.q
         p = call(Softmax(1), ops.cast(x, q.dtype))
         gy = ops.reshape(gys[0], (x.shape[0], 1, *x.shape[2:]))
+        if type(p) is np.ndarray and p.dtype == q.dtype == gy.dtype:  # in its place: p is as large as x, and new
+            p *= q.sum(axis=1, keepdims=True)
+            p -= q
+            p *= gy
+            return (ops.cast(p, x.dtype),)
         gx = ops.mul(ops.sub(ops.mul(p, q.sum(axis=1, keepdims=True)), q), gy)
         return (ops.cast(gx, x.dtype),)
 

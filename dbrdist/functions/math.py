@@ -25,6 +25,7 @@ from dbrdist.core.tape.elementwise_table import function, public, row, together
 from dbrdist.core.tape.function_node import FunctionNode
 from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.extremum import Extremum
+from dbrdist.functions.products import WeightedMean
 from dbrdist.functions.products import batch_matmul as batch_matmul
 from dbrdist.functions.products import matmul as matmul
 from dbrdist.functions.products import tensordot as tensordot
@@ -386,7 +387,7 @@ def mean(
     x, w = together("mean", x=x, weights=weights)
     dtype, wide = x.dtype, accumulation_dtype(x.dtype)  # of 16 bits sums overflow where the mean does not
     x, w = ops.cast(x, wide), ops.broadcast_to(ops.cast(w, wide), x.shape)
-    return ops.cast(ops.div(ops.sum(ops.mul(x, w), axes, keepdims), ops.sum(w, axes, keepdims)), dtype)
+    return ops.cast(WeightedMean(axes, keepdims).apply((x, w))[0], dtype)
 
 
 def average(

@@ -1,4 +1,4 @@
-"""Matrix products and tensor contractions."""
+"""Matrix products, tensor contractions and means with weights."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from dbrdist.core.array.backend import Array
+from dbrdist.core.array.elementwise import fused
+from dbrdist.core.array.sums import product_sum, sum_over
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected
-from dbrdist.core.tape.elementwise_table import together
+from dbrdist.core.tape.elementwise_table import from_kernel, together
+from dbrdist.core.tape.function_node import FunctionNode
 from dbrdist.core.tape.variable import Operand, Variable
 
 # ---- matrix products ------------------------------------------------------------------------------------------------
@@ -88,3 +92,51 @@ def tensordot(a: Operand, b: Operand, axes: Any = 2) -> Variable:
     a2 = ops.reshape(ops.transpose(a, rows + left), (math.prod(a.shape[i] for i in rows), common))
     b2 = ops.reshape(ops.transpose(b, right + columns), (common, math.prod(b.shape[i] for i in columns)))
     return ops.reshape(ops.matmul(a2, b2), tuple(a.shape[i] for i in rows) + tuple(b.shape[i] for i in columns))
+
+
+# ---- means with weights ---------------------------------------------------------------------------------------------
+
+
+class WeightedMean(FunctionNode):
+    """y = sum w x / sum w over axes; x and w have one shape, and a type in which sums run
+
+    gx = w gy / sum w, gw = (x - y) gy / sum w
+    """
+
+    gives_new = True
+
+    def __init__(self, axis: tuple[int, ...] | None, keepdims: bool) -> None:
+        self.axis = axis
+        self.keepdims = keepdims
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.retain_inputs((0, 1))
+        x, w = xs
+        self.total = ops.reshape(sum_over(w, self.axis, True), self._shape(x.shape, True))
+        self.y = ops.reshape(product_sum(x, w, self.axis, True), self.total.shape) / self.total
+        return (ops.reshape(self.y, self._shape(x.shape, self.keepdims)),)
+
+    def _shape(self, shape: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
+        gone = range(len(shape)) if self.axis is None else self.axis
+        return tuple([1 if i in gone else n for i, n in enumerate(shape) if keepdims or i not in gone])
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
+        x, w = self.retained_inputs()
+        y, total = self.y, self.total
+        if self._on_variables:
+            total = ops.sum(w, self.axis, True)
+            y = ops.div(ops.sum(ops.mul(x, w), self.axis, True), total)
+        share = ops.div(ops.reshape(gys[0], self.total.shape), total)
+        if len(wanted) == 2 and type(share) is np.ndarray:
+            lone = [np.broadcast_to(v, x.shape) for v in (y, share)]
+            gxs = from_kernel(("weighted_mean", "each"), ("x", "w", "y", "share"), (x, w, *lone), ())
+            if gxs is not None:
+                return gxs  # type: ignore[return-value]
+        return tuple([_scaled_difference(x, y, share) if i else ops.mul(w, share) for i in wanted])
+
+
+def _scaled_difference(x: Array, y: Array, share: Array) -> Array:
+    """(x - y) share; of large arrays in one pass over memory"""
+    if any(isinstance(v, Variable) for v in (x, y, share)):
+        return ops.mul(ops.sub(x, y), share)
+    return fused(lambda x, y, share: (x - y) * share, x, y, share)

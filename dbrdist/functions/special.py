@@ -16,7 +16,7 @@ from dbrdist.core.array.scipy_parts import special_function
 from dbrdist.core.array.types import Number
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import Operands, expected
-from dbrdist.core.tape.elementwise_table import function, row
+from dbrdist.core.tape.elementwise_table import from_kernel, function, row
 from dbrdist.core.tape.variable import Operand, Variable, as_array
 
 
@@ -122,6 +122,11 @@ _zeta: Any = row(
 def _polygamma_of(n: Array, x: Array) -> Array:
     """-(-1)^n n! zeta(n + 1, x), digamma where n = 0"""
     sign = n % 2 * 2 - 1
+    if isinstance(n, (np.ndarray, np.generic)) and n.size == 1 and n != 0:  # nearly always: x may have many elements
+        is_first = n == 1 and type(x) is np.ndarray and x.dtype == np.float32
+        lone = (x, np.broadcast_to(np.float32(1), x.shape)) if is_first else ()
+        y = from_kernel(("digamma", 0), ("x", "gy"), lone, ()) if lone else None
+        return y if y is not None else sign * _scipy("gamma")(n + 1) * _scipy("zeta")(n + 1, x)
     return ops.where(n == 0, _scipy("digamma")(x), sign * _scipy("gamma")(n + 1) * _scipy("zeta")(n + 1, x))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from dbrdist.core.array.elementwise import KERNEL_ELEMENTS, hand_down_kernel
-from dbrdist.core.array.types import Array
+from dbrdist.core.array.types import Array, IntArray
 from dbrdist.kernels.table import kernel
 
 _float32 = np.dtype(np.float32)
@@ -41,4 +41,14 @@ def sum_of(terms: tuple[Array, ...], out: Array) -> bool:
     return "sum_of", out.dtype, *[(type(a), a.shape, a.strides, a.dtype) for a in terms]
 
 
+@kernel(is_light=True)
+def pick_rows(rows: Array, numbers: IntArray, picked: Array, adds: bool) -> bool:
+    """Copy the rows (outer, height, width) of these numbers to (outer, count, width), or add those to them, in order.
+
+    False: nothing was written, and NumPy has to do.
+    """
+    return "pick_rows", rows.dtype, picked.dtype, numbers.dtype, rows.size > 0
+
+
 hand_down_kernel("of_rows", of_rows)
+hand_down_kernel("pick_rows", pick_rows)

@@ -44,6 +44,18 @@ def wide_sum(x: Array, axis: tuple[int, ...] | None, keepdims: bool) -> Array:
     return _sum_of_many_rows(rows).reshape(shape)
 
 
+def product_sum(a: Array, b: Array, axis: tuple[int, ...] | None, keepdims: bool) -> Array:
+    """The sum of a b over axes, of arrays of one shape and a type in which sums run; no product need be kept."""
+    length = a.shape[-1] if a.ndim else 0
+    of_rows = kernels.get("of_rows")
+    is_along_last = axis is not None and len(axis) == 1 and axis[0] % a.ndim == a.ndim - 1 > 0
+    if of_rows is not None and is_along_last and 0 < length < _LONG and a.flags.c_contiguous and b.flags.c_contiguous:
+        made = of_rows("dot_of_rows", (a, b), length)
+        if made is not None:
+            return made[0].reshape(*a.shape[:-1], *(1,) * keepdims)
+    return sum_over(a * b, axis, keepdims)
+
+
 _LONG = 1 << 16  # elements of a row whose parts are summed by several threads
 _PARTS = 32  # as loops over rows have it
 

@@ -347,7 +347,7 @@ def from_kernel(
     for v in values:
         if type(v) is not float and type(v) is not int:  # an array of numbers, which broadcasts in formulas
             return None
-    y: Array | None = kernels[key](names, arrays, values)
+    y: Array | None = kernels[key](names, arrays, values) if key in kernels else None
     return y
 
 

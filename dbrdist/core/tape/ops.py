@@ -78,7 +78,7 @@ def _slope_of_power(x: Operand, c: float) -> Operand | float:
 
 _power_of_number = row(
     "pow_number",
-    lambda x, c: x**c,
+    array_operations.power_of,
     lambda gy, x, c: mul(gy, _slope_of_power(x, c)),
     "x to the power of a number",
     kind="number",

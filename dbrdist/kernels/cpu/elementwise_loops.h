@@ -112,6 +112,12 @@ LOOP(interpolated_gradients, OUT(0, gp) OUT(1, gx) OUT(2, gy) IN(3, p) IN(4, x) 
     gy[i] = gout[i] * (1 - p[i]);
 })
 
+/* of the mean y of x with weights w; share is gy over the sum of the weights */
+LOOP(weighted_mean_gradients, OUT(0, gx) OUT(1, gw) IN(2, x) IN(3, w) IN(4, y) IN(5, share), NOTHING_OVERLAPS, {
+    gx[i] = w[i] * share[i];
+    gw[i] = (x[i] - y[i]) * share[i];
+})
+
 /* ---- sums of several arrays in order, to another array or over the first */
 
 LOOP(sum_of_2, OUT(0, y) IN(1, a) IN(2, b), , y[i] = a[i] + b[i];)

@@ -125,6 +125,7 @@ TABLE: dict[Any, CompiledLoop | tuple[CompiledLoop, ...]] = {
     ),
     "linear_interpolate": CompiledLoop("interpolated", ("p", "x", "y")),
     ("linear_interpolate", "each"): CompiledLoop("interpolated_gradients", ("p", "x", "y", "gy"), num_out=3),
+    ("weighted_mean", "each"): CompiledLoop("weighted_mean_gradients", ("x", "w", "y", "share"), num_out=2),
     "normal_loss": CompiledLoop("gaussian_nll", ("x", "mean", "ln_var")),
     ("normal_loss", "each"): CompiledLoop("gaussian_nll_gradients", ("x", "mean", "ln_var", "gy"), num_out=3),
     "laplace_loss": CompiledLoop("laplace_nll", ("x", "loc", "ln_scale")),
@@ -356,7 +357,16 @@ def _plan_sum_of(terms: tuple[HostArray, ...], out: HostArray) -> Plan:
     return sum_of
 
 
+def _plan_pick_rows(rows: HostArray, numbers: HostArray, picked: HostArray, adds: bool) -> Plan:
+    """See host_dispatch.pick_rows."""
+    is_served = _found is not None and rows.dtype == picked.dtype and rows.dtype in _REAL and rows.size > 0
+    if not is_served or numbers.dtype != np.intp:
+        raise onednn.Unsupported("no compiled loop, or none for these types")
+    return _found.pick_rows  # type: ignore[no-any-return]
+
+
 ROWS = {
+    "pick_rows": _plan_pick_rows,
     "sum_of": _plan_sum_of,
     "update": _plan_update,
     "row": _plan_row,

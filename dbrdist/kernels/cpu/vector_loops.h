@@ -224,6 +224,7 @@ static const Entry ENTRIES[] = {
     ROW_ENTRY(sum_of_rows, "rx", 1, 1),   ROW_ENTRY(sum_of_parts, "px", 1, 1),
     ROW_ENTRY(dot_of_rows, "rxx", 1, 1),
     ENTRY(interpolated, 4, 1, 0), ENTRY(interpolated_gradients, 7, 7, 0),
+    ENTRY(weighted_mean_gradients, 6, 3, 0),
     FLOAT_ENTRY(gaussian_nll, 4, 1, 0), FLOAT_ENTRY(gaussian_nll_gradients, 7, 7, 0),
     FLOAT_ENTRY(laplace_nll, 4, 1, 0),  FLOAT_ENTRY(laplace_nll_gradients, 7, 7, 0),
     FLOAT_ENTRY(focal_loss, 3, 1, 3),   FLOAT_ENTRY(focal_loss_gradient, 4, 1, 3),
@@ -395,3 +396,5 @@ static void run_loop(const Entry *entry, int is_double, void **arrays, const Bro
     }
     gomp_parallel(do_share, &work, (unsigned)count, 0);
 }
+
+#include "numbered_rows.h"

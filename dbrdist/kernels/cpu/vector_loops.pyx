@@ -34,6 +34,13 @@ cdef extern from "vector_loops.h" nogil:
         Py_ssize_t each, count, step
     enum: MOST_ARRAYS
     enum: MOST_BROADCAST
+    ctypedef struct Picking:
+        char *rows
+        char *picked
+        const Py_ssize_t *numbers
+        Py_ssize_t outer, height, count, width
+        int itemsize, adds
+    void pick(const Picking *picking)
     Py_ssize_t length_of(const Entry *entry, const Py_ssize_t *sizes, const double *numbers)
     void run_loop(
         const Entry *entry, bint is_double, void **arrays, const Broadcast *broadcasts, Py_ssize_t length,
@@ -193,3 +200,37 @@ cdef int _take_before(Before *loop, tuple given, bint is_double, list kept) exce
         for k in range(loop.num_spans):
             loop.bounds[2 * k], loop.bounds[2 * k + 1] = spans[k][0], spans[k][1]
     return 0
+
+
+def pick_rows(rows, numbers, picked, bint adds):
+    """Copy the rows of (outer, height, width) of these numbers to (outer, count, width), or add those to them, in order;
+    False if an array is not dense, or a number is none of a row.
+
+    The caller has looked at types and shapes: both arrays have one, and the numbers are of the type of pointers.
+    """
+    cdef ArrayFields *a
+    cdef Picking p
+    cdef Py_ssize_t k
+    arrays = (rows, numbers, picked)
+    for i in range(3):
+        if type(arrays[i]) is not ndarray:
+            return False
+        a = <ArrayFields *> <void *> arrays[i]
+        if a.flags & IN_C_ORDER != IN_C_ORDER:
+            return False
+    if not (rows if adds else picked).flags.writeable:
+        return False
+    p.outer, p.height, p.width = rows.shape
+    p.count, p.itemsize, p.adds = len(numbers), rows.itemsize, adds
+    a = <ArrayFields *> <void *> rows
+    p.rows = a.data
+    a = <ArrayFields *> <void *> picked
+    p.picked = a.data
+    a = <ArrayFields *> <void *> numbers
+    p.numbers = <const Py_ssize_t *> a.data
+    for k in range(p.count):
+        if not 0 <= p.numbers[k] < p.height:
+            return False
+    with nogil:
+        pick(&p)
+    return True

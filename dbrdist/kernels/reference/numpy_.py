@@ -357,6 +357,7 @@ ROWS |= {
     "bn_backward_of_sum": _planner(lambda *_: None),
     "of_rows": _planner(lambda *_: None),
     "sum_of": _planner(lambda *_: False),
+    "pick_rows": _planner(lambda *_: False),
     "row": _planner(lambda *_: None),  # the row's own formula is NumPy's kernel
     "update": _planner(lambda *_: False),  # and so is the rule's
 }

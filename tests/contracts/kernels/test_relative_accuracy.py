@@ -13,6 +13,7 @@ from dbrdist import Variable
 from dbrdist.core.array import backend
 from dbrdist.core.array.elementwise import _AT_ONCE_ELEMENTS, KERNEL_ELEMENTS
 from dbrdist.core.tape.elementwise_table import ROWS
+from dbrdist.functions import likelihood  # noqa: F401
 from tests.each import each
 
 pytest.importorskip("scipy")

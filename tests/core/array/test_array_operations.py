@@ -116,3 +116,45 @@ def test_slices_and_numbers_are_basic_and_arrays_are_not():
         assert array_operations._is_basic(index)
     for index in ([0], np.zeros(1, int), (0, [1]), (slice(2), np.array([True])), np.ones(2, bool)):
         assert not array_operations._is_basic(index)
+
+
+LEADING = [
+    ((700, 40), (slice(None), ints(900, -40, 40))),
+    ((3, 50, 70), (slice(None), ints(900, 0, 50))),
+    ((3, 2, 30, 9), (slice(None), slice(None), ints(900, -30, 30))),
+    ((2, 30, 9, 5), (slice(None), ints(900, 0, 30), ints(900, 0, 9))),
+    ((60, 300), (ints(9, 0, 60, 100),)),
+    ((60, 3), (ints(9000, 0, 60),)),
+]
+
+
+@each(number=range(len(LEADING)), dtype=["float32", "float64"])
+def test_axes_before_those_with_indices_stay(number, dtype):
+    """Bit for bit as ``np.add.at``: what comes to one place is added in order. NaN stays where it is."""
+    shape, index = LEADING[number]
+    x = np.random.default_rng(number).standard_normal(np.empty(shape, dtype)[index].shape).astype(dtype)
+    x.reshape(-1)[7] = np.nan
+    expected = np.zeros(shape, dtype)
+    np.add.at(expected, index, x)
+    for values in (x, np.asfortranarray(x), np.broadcast_to(x[..., :1], x.shape)):
+        expected = np.zeros(shape, dtype)
+        np.add.at(expected, index, values)
+        found = array_operations.scattered(values, index, shape, False)
+        assert found.tobytes() == expected.tobytes()
+
+
+@each(c=[3, 4.0, 5, -2, -3.0, 7, 2.5], dtype=["float32", "float64"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_powers_of_negative_numbers(c, dtype):
+    """The same to a few units on both sides of the size from which absolute values are taken."""
+    x = np.random.default_rng(0).standard_normal(1 << 10).astype(dtype)
+    x[:8] = 0.0, -0.0, np.inf, -np.inf, np.nan, -1e-30, 1e30, -1
+    found, few = (
+        array_operations.power_of(x, c),
+        np.concatenate([array_operations.power_of(v, c) for v in (x[:9], x[9:])]),
+    )
+    exact = x.astype(np.longdouble) ** c
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(exact.astype(dtype)))
+    np.testing.assert_array_equal(np.signbit(found[:4]), np.signbit(exact[:4]))
+    for y in (found, few):
+        np.testing.assert_allclose(y, exact.astype(dtype), rtol=4 * np.finfo(dtype).eps)

@@ -286,3 +286,46 @@ def test_the_number_of_threads_changes_no_bit():
         said.append((ran.stdout, ran.stderr[-500:], ran.returncode))
     assert said[0][2] == 0 and len(said[0][0]) == 65, said[0]
     assert said == [said[0]] * 3
+
+
+@compiled
+@each(shape=[(300, 100), (3, 50, 200), (9000, 1), (40, 1023)])
+def test_sums_of_products_have_the_bits_of_sums_over_products(shape):
+    a, b = np.random.default_rng(0).standard_normal((2, *shape)).astype("f")
+    a[2], b[1, 0] = np.inf, np.nan
+    with np.errstate(invalid="ignore"):
+        found = [sums.product_sum(a, b, (len(shape) - 1,), keep) for keep in (False, True)]
+        wanted = [sums.sum_over(a * b, (-1,), keep) for keep in (False, True)]
+    assert kernels.provider_of("of_rows", "dot_of_rows", (a, b), (shape[-1],)) == "loops"
+    for y, exact in zip(found, wanted):
+        assert y.shape == exact.shape
+        assert np.where(np.isnan(y), 0, y).tobytes() == np.where(np.isnan(exact), 0, exact).tobytes()
+
+
+@compiled
+@each(outer=[1, 3], width=[1, 5, 700], count=[1, 5000], dtype=["f", "d"])
+def test_rows_by_number(outer, width, count, dtype):
+    rng = np.random.default_rng(0)
+    numbers = rng.integers(0, 30, count)
+    rows = rng.standard_normal((outer, 30, width)).astype(dtype)
+    picked = np.empty((outer, count, width), dtype)
+    assert kernels.pick_rows(rows, numbers, picked, False)
+    assert picked.tobytes() == np.take(rows, numbers, 1).tobytes()
+    expected = rows.copy()
+    np.add.at(expected, (slice(None), numbers), picked)
+    assert kernels.pick_rows(rows, numbers, picked, True)
+    assert rows.tobytes() == expected.tobytes()
+
+
+@compiled
+def test_rows_that_there_are_not_are_left_to_numpy():
+    rows, picked = np.zeros((1, 4, 3), "f"), np.ones((1, 2, 3), "f")
+    for numbers in (np.array([0, 4]), np.array([-1, 0])):
+        assert not kernels.pick_rows(rows, numbers, picked, True)
+        assert not rows.any()
+    assert not kernels.pick_rows(rows, np.array([0, 1], "i4"), picked, True)
+    assert not kernels.pick_rows(rows[..., ::2], np.array([0, 1]), picked[..., ::2], True)
+    rows.flags.writeable = False
+    assert not kernels.pick_rows(rows, np.array([0, 1]), picked, True)
+    assert kernels.pick_rows(rows, np.array([0, 1]), picked, False)
+    assert not picked.any()
