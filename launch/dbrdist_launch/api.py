@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .launcher.preparation.settings import LaunchSettings
+
+# As `python -m dbrdist_launch`, without the working folder among the places of modules: `queue.py` may lie there.
+_MAIN = "import sys; sys.path[:1] = []; sys.path.append({!r}); from dbrdist_launch.main import main; main()"
+_PLACE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 @dataclass(frozen=True)
@@ -45,8 +50,9 @@ def run(
     """Run a command as an MPI job, in a launcher of its own, and wait for its end.
 
     `command` is a list of words, or one word. `options` are those of the command line: `ranks=4, max_restarts=3,
-    env=["SEED=7"], inject=False`. With `capture` the result holds the output as text; with `check` a job that does
-    not end with code 0 raises `JobError`. `environment` replaces that of this process.
+    env={"SEED": "7"}, inject=False`. With `capture` the result holds the output as text; with `check` a job that does
+    not end with code 0 raises `JobError`. `environment` replaces that of this process. A KeyboardInterrupt, or another
+    exception while this waits, asks the ranks to save and stop, and is raised once they have; one more stops them.
 
         result = dbrdist_launch.run(["python", "train.py"], ranks=4, log_dir="logs")
         print(result.code, result.failure and result.failure["rank"])
@@ -55,15 +61,36 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         status = os.path.join(folder, "status.json")
         options = {**options, "record": options.get("record") or status}
-        child = subprocess.run(
-            [sys.executable, "-m", "dbrdist_launch", *arguments(options), "--", *words],
-            env=dict(os.environ if environment is None else environment),
-            capture_output=capture, text=capture, errors="surrogateescape" if capture else None,
-        )  # fmt: skip
-        result = _result(child, str(options["record"]))
+        pipe = subprocess.PIPE if capture else None
+        with subprocess.Popen(
+            [sys.executable, "-c", _MAIN.format(_PLACE), *arguments(options), "--", *words],
+            env=dict(os.environ if environment is None else environment), stdout=pipe, stderr=pipe,
+        ) as child:  # fmt: skip
+            out, err = _communicate(child)
+        result = _result(child.returncode, str(options["record"]), _text(out), _text(err))
     if check and result.code != 0:
         raise JobError(_why(result), result)
     return result
+
+
+def _communicate(child: subprocess.Popen[bytes]) -> tuple[bytes | None, bytes | None]:
+    """What the launcher writes, until it has ended: an exception does not kill it while its ranks save."""
+    try:
+        return child.communicate()
+    except BaseException:
+        # From a terminal the launcher has the Ctrl-C itself, and a second one would end it at once.
+        child.send_signal(signal.SIGTERM)
+        while child.poll() is None:
+            try:
+                child.communicate()
+            except KeyboardInterrupt:
+                child.send_signal(signal.SIGINT)
+        raise
+
+
+def _text(data: bytes | None) -> str | None:
+    """Every byte of it: ends of lines stay as they are, and what is no UTF-8 becomes an escape that is written back."""
+    return None if data is None else data.decode("utf-8", "surrogateescape")
 
 
 def arguments(options: Mapping[str, Any]) -> list[str]:
@@ -79,6 +106,8 @@ def arguments(options: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             yes, _, no = names[0].partition("/")
             words += [yes] if value else [no] if no else []
+        elif isinstance(value, Mapping):
+            words += [word for key, part in value.items() for word in (names[-1], f"{key}={part}")]
         elif isinstance(value, (list, tuple)):
             words += [word for part in value for word in (names[-1], str(part))]
         else:
@@ -86,14 +115,14 @@ def arguments(options: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _result(child: subprocess.CompletedProcess[Any], path: str) -> Result:
-    code = child.returncode if child.returncode >= 0 else 128 - child.returncode
+def _result(returncode: int, path: str, out: str | None, err: str | None) -> Result:
+    code = returncode if returncode >= 0 else 128 - returncode
     try:
         with open(path) as file:
             status = json.load(file)
     except (OSError, ValueError):
         status = {"state": "refused", "failure": None, "attempts": []}
-    return Result(code, status["state"], status["failure"], status["attempts"], child.stdout, child.stderr)
+    return Result(code, status["state"], status["failure"], status["attempts"], out, err)
 
 
 def _why(result: Result) -> str:
