@@ -30,8 +30,9 @@ _MAX_CACHED = 4096
 
 
 def resize(image: Array, height: int, width: int, method: str, out: Array | None = None) -> Array:
-    """``image`` (H, W, C) of uint8 as (height, width, C), in ``out`` where that fits; ``method`` is 'bilinear' or
-    'bicubic'."""
+    """``image`` (H, W, C) as (height, width, C), in ``out`` where that fits; ``method`` is 'bilinear' or 'bicubic'."""
+    if image.dtype != np.uint8:
+        return _resize_numbers(image, height, width, method)
     pillow = _pillow()
     if method == "bicubic" and pillow is not None and image.shape[2] in (1, 3):
         source = image[:, :, 0] if image.shape[2] == 1 else image
@@ -84,6 +85,27 @@ class _Rooms(threading.local):
 _rooms = _Rooms()
 
 
+def _resize_numbers(image: Array, height: int, width: int, method: str) -> Array:
+    """The same for images of other types: integers are rounded once, and floating numbers are not."""
+    kind = image.dtype.kind
+    if kind not in "iuf":
+        raise TypeError(f"expected an image of integers or floating numbers to resize, got {image.dtype}")
+    values: Any = image.astype(np.float32 if image.dtype == np.float32 else np.float64)
+    for axis, new in ((1, width), (0, height)):
+        if values.shape[axis] != new:
+            starts, stops, weights = _weights(values.shape[axis], new, method, 0)
+            rows, taps = weights.shape[1:]
+            old = np.moveaxis(values, axis, 0)
+            made = np.empty((new, *old.shape[1:]), values.dtype)
+            for start, stop, matrix in zip(starts, stops, weights):
+                made[stop - rows : stop] = np.tensordot(matrix, old[start : start + taps], 1)
+            values = np.moveaxis(made, 0, axis)
+    if kind != "f":
+        limits = np.iinfo(image.dtype.str)
+        values = np.clip(np.rint(values), limits.min, limits.max)
+    return np.ascontiguousarray(values, image.dtype)
+
+
 def _transposed(image: Array, room: _Room) -> Any:
     """An image with rows and columns exchanged."""
     cv2, (h, w, c) = cv2_or_none(), image.shape
@@ -98,7 +120,8 @@ def _transposed(image: Array, room: _Room) -> Any:
 def _along(pixels: Any, new: int, method: str, out: Any) -> None:
     """Bytes (old, M), filtered along the first axis into ``out`` (new, M)."""
     old, m = pixels.shape
-    starts, stops, weights = (_weights if max(old, new) <= _MAX_CACHED else _weights.__wrapped__)(old, new, method)
+    make = _weights if max(old, new) <= _MAX_CACHED else _weights.__wrapped__
+    starts, stops, weights = make(old, new, method, _BITS[method])
     rows, taps = weights.shape[1:]
     step = max(_PRODUCT // (rows * taps), 32)
     for first in range(0, m, step):
@@ -124,8 +147,11 @@ def _round(values: Any, out: Any, method: str) -> None:
 
 
 @functools.lru_cache(maxsize=512)
-def _weights(old: int, new: int, method: str) -> tuple[list[int], list[int], Any]:
-    """Matrices (num, rows, taps): each makes the ``rows`` up to its stop of ``taps`` old ones from its start on."""
+def _weights(old: int, new: int, method: str, bits: int) -> tuple[list[int], list[int], Any]:
+    """Matrices (num, rows, taps): each makes the ``rows`` up to its stop of ``taps`` old ones from its start on.
+
+    With ``bits`` weights are multiples of ``2**-bits``, as float32; with 0 they are float64.
+    """
     scale = old / new
     stretch = max(scale, 1.0)
     reach = _SUPPORT[method] * stretch
@@ -135,13 +161,14 @@ def _weights(old: int, new: int, method: str) -> tuple[list[int], list[int], Any
     pixel = first[:, None] + np.arange((last - first).max())
     x = np.abs((pixel + 0.5 - centre[:, None]) / stretch)
     weights = np.maximum(1 - x, 0) if method == "bilinear" else _cubic(x)
-    weights = _quantized(np.where(pixel < last[:, None], weights, 0), _BITS[method])
+    weights = np.where(pixel < last[:, None], weights, 0)
+    weights = _quantized(weights, bits) if bits else weights / weights.sum(1, keepdims=True)
 
     rows = min(_ROWS, new)
     stops = [*range(rows, new, rows), new]
     taps = max(last[stop - 1] - first[stop - rows] for stop in stops)
     starts = [min(int(first[stop - rows]), old - taps) for stop in stops]
-    matrices = np.zeros((len(stops), rows, taps + weights.shape[1]), np.float32)
+    matrices = np.zeros((len(stops), rows, taps + weights.shape[1]), np.float32 if bits else np.float64)
     for matrix, start, stop in zip(matrices, starts, stops):
         row = np.arange(rows)[:, None]
         matrix[row, pixel[stop - rows : stop] - start] = weights[stop - rows : stop]

@@ -98,10 +98,28 @@ def test_opencv_parts_and_memory_change_nothing(monkeypatch, image, method):
         np.testing.assert_array_equal(filtering.resize_numpy(large, 40, 50, method), expected)
 
 
+@each(
+    method=["bilinear", "bicubic"], size=[(30, 41), (90, 20), (61, 20), (1, 1)], dtype=["float32", "float64", "int16"]
+)
+def test_other_types_of_pixels(method, size, dtype):
+    """Pillow resizes floating numbers of one channel, with a filter of the same weights."""
+    image = (next(images()).astype(dtype) - 100) * 3
+    planes = [Pillow.fromarray(image[:, :, k].astype(np.float32)).resize(size[::-1], FLAGS[method]) for k in range(3)]
+    expected = np.stack([np.array(plane) for plane in planes], 2)
+    made = resize(image, *size, method)
+    assert made.dtype == dtype
+    np.testing.assert_allclose(made, expected, atol=0.51 if dtype == "int16" else 2e-3)
+
+
+def test_pixels_that_are_no_numbers_are_refused():
+    with pytest.raises(TypeError, match="expected an image of integers or floating numbers to resize, got bool"):
+        resize(np.ones((4, 4, 3), bool), 2, 2, "bilinear")
+
+
 def test_products_are_too_small_for_threads_of_openblas():
     """It divides products of more than 262,144 multiplications, and one caller then waits for another."""
     for old, new in [(10, 224), (300, 224), (500, 64), (4000, 224), (20000, 224)]:
-        _, _, weights = filtering._weights(old, new, "bilinear")
+        _, _, weights = filtering._weights(old, new, "bilinear", 16)
         step = max(filtering._PRODUCT // (weights.shape[1] * weights.shape[2]), 32)
         assert weights.shape[1] * weights.shape[2] * step <= 262144 or step == 32
 
