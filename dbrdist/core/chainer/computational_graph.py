@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from dbrdist.core.tape.function_node import FunctionNode
 from dbrdist.core.tape.node import VariableNode
-from dbrdist.core.tape.variable import Operand, Variable
+from dbrdist.core.tape.variable import Variable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 GraphNode: TypeAlias = VariableNode | FunctionNode
 
@@ -99,14 +102,16 @@ class ComputationalGraph:
 
 def _functions_alone(
     nodes: list[GraphNode], edges: list[tuple[GraphNode, GraphNode]]
-) -> tuple[list[Any], list[tuple[Any, Any]]]:
+) -> tuple[list[GraphNode], list[tuple[GraphNode, GraphNode]]]:
     makers = {id(end): start for start, end in edges if isinstance(start, FunctionNode)}
-    between = [(makers[id(x)], f) for x, f in edges if isinstance(f, FunctionNode) and id(x) in makers]
+    between: list[tuple[GraphNode, GraphNode]] = [
+        (makers[id(x)], f) for x, f in edges if isinstance(f, FunctionNode) and id(x) in makers
+    ]
     return [node for node in nodes if isinstance(node, FunctionNode)], between
 
 
 def build_computational_graph(
-    outputs: Iterable[Any],
+    outputs: Iterable[Variable],
     remove_split: bool = True,
     variable_style: Mapping[str, str] | None = None,
     function_style: Mapping[str, str] | None = None,
@@ -136,7 +141,7 @@ def build_computational_graph(
     return ComputationalGraph(nodes, edges, variable_style, function_style, rankdir, remove_variable, show_name)
 
 
-def _walk(outputs: list[Operand]) -> tuple[list[Any], list[tuple[Any, Any]]]:
+def _walk(outputs: Sequence[Variable | VariableNode]) -> tuple[list[GraphNode], list[tuple[GraphNode, GraphNode]]]:
     known: dict[tuple[int, int], VariableNode] = {}  # a rule may make a second node of one output
     nodes: dict[int, GraphNode] = {}
     edges: list[tuple[GraphNode, GraphNode]] = []

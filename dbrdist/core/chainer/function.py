@@ -66,7 +66,7 @@ class FunctionAdapter(FunctionNode):
         results = iter(_OldStyleGradient(self.label, there).apply(tuple(sources)) if there else ())
         return tuple([None if gx is None else next(results) for gx in gxs])
 
-    def _gradients(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _gradients(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Array | None, ...]:
         """What the function's own backward gives, of arrays."""
         xs: list[Array | None] = [None] * self._num_inputs
         for i, a in zip(self._keep_inputs or (), self._kept_xs or ()):
@@ -89,7 +89,7 @@ class FunctionAdapter(FunctionNode):
                 )
         return tuple([gxs[i] for i in wanted])
 
-    def _with_those_set(self, gys: tuple[Array, ...]) -> tuple[Array | None, ...]:
+    def _with_those_set(self, gys: tuple[Array, ...]) -> tuple[Any, ...]:
         """The gradients of the outputs; where backward brought none, what the program set, as in Chainer."""
         nodes = [output() for output in self.function.outputs]
         if len(nodes) != len(gys):
@@ -107,7 +107,7 @@ class _OldStyleGradient(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         return self.gxs
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         raise RuntimeError(
             f"{self.source} is a chainer.Function of the old style, which has no gradient of second order; write it "
             "as a FunctionNode, whose backward computes with Variables"
@@ -222,7 +222,7 @@ class Function:
         """
         raise NotImplementedError(f"{self.label} defines neither forward(inputs) nor forward_gpu(inputs)")
 
-    def backward(self, inputs: tuple[Array | None, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def backward(self, inputs: tuple[Array | None, ...], grad_outputs: tuple[Array, ...]) -> tuple[Any, ...]:
         """The gradient of each input, as arrays; None where there is none.
 
         Args:

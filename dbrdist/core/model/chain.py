@@ -385,7 +385,7 @@ class Sequential(ChainList):
             return self._layers[i]
         return _sequence(self._layers[i])
 
-    def __setitem__(self, i: int, layer: Layer) -> None:
+    def __setitem__(self, i: int, layer: Any) -> None:
         self._layers[i] = layer
         self._renew()
 

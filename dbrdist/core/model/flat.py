@@ -12,7 +12,7 @@ import copy
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -131,7 +131,7 @@ class Run:
         """The layers in groups whose norms are taken together: here one by one."""
         return ([layer] for layer in self._layers)
 
-    def total(self, values: list[Any]) -> list[Any]:
+    def total(self, values: Sequence[float | np.generic]) -> Sequence[float | np.generic]:
         """Sums over all elements of the layers, of those over the elements here."""
         return values
 

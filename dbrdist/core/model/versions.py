@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from typing import Any
 
 _numbers = itertools.count(1)  # next() is atomic: two threads never take the same number
 _last = 0

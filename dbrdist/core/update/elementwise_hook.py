@@ -20,7 +20,10 @@ from dbrdist.core.update.hooks import is_said_of
 from dbrdist.core.update.pieces import pieces
 
 if TYPE_CHECKING:
+    from typing import TypeGuard
+
     from dbrdist.core.array.types import DType
+    from dbrdist.core.update.hooks import OptimizerHook
     from dbrdist.core.update.update_rule import UpdateRule
 
 _FORMULAS = frozenset(("piece", "flat", "__call__"))
@@ -49,11 +52,11 @@ class ElementwiseHook:
     timing = "pre"
     loop: ClassVar[str | None] = None  # the compiled loop over p and g that does what piece does, with the same bits
 
-    params: Any = None  # hooks that Chainer pickled have none
+    params: frozenset[Parameter] | None = None  # hooks that Chainer pickled have none
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        kind: Any = cls
+        kind: type = cls
         for name, value in (("keeps_zero", False), ("loop", None)):
             if not is_said_of(kind, name, _PIECE):  # a new formula has neither the promise of the old one nor its loop
                 setattr(cls, name, value)
@@ -146,9 +149,9 @@ class HookOfRun:
         return (name, self.numbers, self.spans) if name is not None and _are_plain(self.numbers) else None
 
 
-def last_elementwise(hooks: Iterable[Any]) -> list[Any]:
+def last_elementwise(hooks: Iterable[OptimizerHook]) -> list[ElementwiseHook]:
     """The elementwise ones at the end of hooks that are called in this order."""
-    found: list[Any] = []
+    found: list[ElementwiseHook] = []
     for hook in hooks:
         if is_elementwise(hook):
             found.append(hook)
@@ -157,7 +160,7 @@ def last_elementwise(hooks: Iterable[Any]) -> list[Any]:
     return found
 
 
-def is_elementwise(hook: Any) -> bool:
+def is_elementwise(hook: Any) -> TypeGuard[ElementwiseHook]:
     """Whether a hook can run within the pass of an update: nothing but its ``piece`` says what it does."""
     cls: Any = type(hook)
     return _is_elementwise(cls) and hook.call_for_each_param and _FORMULAS.isdisjoint(hook.__dict__)

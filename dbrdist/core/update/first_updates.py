@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dbrdist.core.array.backend import copy
 from dbrdist.core.array.config import config
@@ -19,8 +19,9 @@ from dbrdist.core.update.first_graphs import FirstGraphs
 from dbrdist.core.usage.mistakes import warn
 
 if TYPE_CHECKING:
+    from dbrdist.core.array.types import Array
     from dbrdist.core.model.link import Link
-    from dbrdist.core.tape.variable import Variable
+    from dbrdist.core.tape.variable import Operand, Variable
 
 
 class _WatchedGradient:
@@ -28,7 +29,7 @@ class _WatchedGradient:
 
     def __init__(self, node: VariableNode) -> None:
         self._node = node
-        self._before: Any = None
+        self._before: Array | None = None
         self._thread = threading.get_ident()  # other threads may be ranks, with optimizers of their own
         self.is_added_to = False
 
@@ -51,7 +52,7 @@ class _WatchedGradient:
         if g is not None and bool(((g != self._before) & (g == g)).any()):  # NaN is no other number
             self.is_added_to = True
 
-    def _array(self) -> Any:
+    def _array(self) -> Array | None:
         g = self._node.gradient
         return getattr(g, "array", g)
 
@@ -71,7 +72,7 @@ class _WatchedPasses:
         self._now: list[VariableNode] = []
         self.is_repeated = False
 
-    def before(self, outputs: Sequence[Any]) -> None:
+    def before(self, outputs: Sequence[Variable]) -> None:
         """Note the losses of this pass; what begins with another gradient than before is no repetition."""
         if threading.get_ident() != self._thread:
             return
@@ -89,7 +90,7 @@ class _WatchedPasses:
             self._now = []
 
 
-def _number(gradient: Any) -> float | None:
+def _number(gradient: Operand | None) -> float | None:
     array = getattr(gradient, "array", gradient)
     return None if array is None else float(array.reshape(()))
 

@@ -6,7 +6,7 @@ Every step goes through it, so this file is compiled (pyproject.toml), and the o
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dbrdist.core.array.backend import Array, on
 from dbrdist.core.array.current_device import number_of
@@ -18,6 +18,7 @@ from dbrdist.core.update.update_rule import FP32_PARAM, UpdateRule, follow, join
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
+    from typing import Any
 
     from dbrdist.core.update.elementwise_hook import ElementwiseHook
 
@@ -218,7 +219,7 @@ def is_updated_alone(p: Parameter) -> bool:
     return rule.enabled and not p.is_initialized and not rule.runs_flat
 
 
-def rule_key(p: Parameter) -> Any:
+def rule_key(p: Parameter) -> Hashable:
     """Parameters with equal keys may be updated together."""
     rule = p.update_rule
     alone = not rule.runs_flat or rule._hooks is not None or rule.hyperparam.has_own

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dbrdist.core.update.optimizer import GradientMethod, Optimizer
 
 # The optimizers that were set up, by their hyperparameters: they check what is assigned.
-owners: weakref.WeakKeyDictionary[Hyperparameter, weakref.ref[Any]]
+owners: weakref.WeakKeyDictionary[Hyperparameter, weakref.ref[GradientMethod]]
 
 
 class Hyperparameter:
@@ -109,10 +109,10 @@ class HyperparameterProxy:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __get__(self, obj: Any, owner: Any = None) -> Any:
+    def __get__(self, obj: GradientMethod | None, owner: type | None = None) -> Any:
         return self if obj is None else getattr(obj.hyperparam, self.name)
 
-    def __set__(self, obj: Any, value: object) -> None:
+    def __set__(self, obj: GradientMethod, value: object) -> None:
         if type(value) is not float or not 0.0 < value < 1.0:  # which is what nearly all of them are
             check_assigned(obj, self.name, value)
         obj.hyperparam.put(self.name, value)
@@ -143,7 +143,7 @@ def hyperparameter_limits(cls: type) -> dict[str, Limit]:
 _OF_ALL = ("lr", "alpha", "momentum", "beta1", "beta2", "rho", "eps", "eta", "gamma")  # names of hyperparameters
 
 
-def refuse_state_of_another(optimizer: Any, saved: AbstractSerializer) -> None:
+def refuse_state_of_another(optimizer: GradientMethod, saved: AbstractSerializer) -> None:
     """Entries of equal names, such as a momentum, mean other numbers to another optimizer."""
     others = [name for name in _OF_ALL if has_entry(saved, name)]
     if others:

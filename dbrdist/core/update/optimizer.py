@@ -140,7 +140,7 @@ class Optimizer(LossScaling):
         for hook in getattr(self._hooks, timing).values():
             self.call_hook(hook)
 
-    def call_hook(self, hook: Any) -> None:
+    def call_hook(self, hook: OptimizerHook) -> None:
         """Call one ``hook``, for the optimizer or for each parameter."""
         if not getattr(hook, "call_for_each_param", False):
             hook(self)
@@ -250,7 +250,7 @@ class GradientMethod(Optimizer):
         elif type(self).__module__.startswith("dbrdist.") and not has_foreign_parts(self):
             warn_of_unknown(type(self).__name__, name, list(values.get_dict()), values.parent is None)
 
-    def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
+    def update(self, lossfun: Callable[..., Variable] | None = None, *args: Any, **kwds: Any) -> None:
         """One step of all parameters that are not frozen.
 
         Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from dbrdist.core.array.types import Array
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.update.optimizer import GradientMethod, Optimizer
 from dbrdist.core.update.update_rule import UpdateRule
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -58,12 +61,12 @@ def _why_not_hooks(optimizer: GradientMethod) -> str | None:
     return None
 
 
-def plain_values(values: Iterable[Any]) -> tuple[Any, ...]:
+def plain_values(values: Iterable[object]) -> tuple[Hashable, ...]:
     """The numbers, words and switches among values, NumPy's numbers and types among them."""
     return tuple([v for v in values if type(v) in _PLAIN or isinstance(v, (np.generic, np.dtype))])
 
 
-def switches_of(optimizer: GradientMethod) -> tuple[Any, ...]:
+def switches_of(optimizer: GradientMethod) -> tuple[Hashable, ...]:
     """What an update of this optimizer is captured for: with another one, it is captured anew."""
     hooks = {**optimizer.hooks.pre, **optimizer.hooks.post}
     mode = "none" if optimizer.loss_scale is None else "dynamic" if optimizer.has_dynamic_loss_scale else "constant"

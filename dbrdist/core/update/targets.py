@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from dbrdist.core.files.serializer import AbstractSerializer
+    from dbrdist.core.update.optimizer import GradientMethod
 
 
-def saved_state(serializer: AbstractSerializer, target: Link, name: str) -> Any:
+def saved_state(serializer: AbstractSerializer, target: Link, name: str) -> AbstractSerializer:
     """Where the state of a parameter is saved; loading, under its former path in a file of a version that had that.
 
     A link says which of its paths have changed: ``former_paths = {"/new": "/old"}``.
@@ -57,11 +58,11 @@ def _warn_of_numpys_seed(optimizer: str) -> None:
     """Warn where ``numpy.random.seed`` was called, nothing was drawn since, and dbrdist was given no seed."""
     if random.is_seeded() or as_chainer[0] or "numpy.random" not in sys.modules:
         return
-    state: Any = np.random.get_state(legacy=False)
+    state = np.random.get_state(legacy=False)
     if state["bit_generator"] != "MT19937" or state["state"]["pos"] != len(state["state"]["key"]):
         return
     key = state["state"]["key"]
-    seeded: Any = np.random.RandomState(int(key[0])).get_state(legacy=False)
+    seeded = np.random.RandomState(int(key[0])).get_state(legacy=False)
     if np.array_equal(seeded["state"]["key"], key):
         warn(
             f"{optimizer}.setup: numpy.random.seed has no effect on dbrdist, whose initial weights, orders of examples "
@@ -124,7 +125,7 @@ def _unregistered(owner: Link, known: set[Parameter]) -> Iterator[str]:
             yield f"{type(owner).__name__}.{name} ({what})"
 
 
-def _parts(value: object) -> Iterator[Any]:
+def _parts(value: object) -> Iterator[Link | Parameter]:
     """The links and parameters in a value of an attribute, and in its lists and dictionaries, three deep.
 
     What a program keeps in lists may be millions of numbers, so that no more than `_MOST_LOOKED_AT` are looked at.
@@ -141,7 +142,7 @@ def _parts(value: object) -> Iterator[Any]:
             waiting += [(x, depth - 1) for x in reversed(list(found))]
 
 
-def _is_forgotten(x: Any, known: set[Parameter]) -> bool:
+def _is_forgotten(x: Link | Parameter, known: set[Parameter]) -> bool:
     """Whether it has parameters that nobody trains: not the target's, not frozen, and without another optimizer."""
     params = [x] if isinstance(x, Parameter) else list(x.params())
     return any(
@@ -197,7 +198,9 @@ def _trained(link: Link) -> set[Parameter]:
     return {p for p in link.params() if not p.is_frozen}
 
 
-def warn_of_what_is_not_updated(optimizer: Any, params: Sequence[Parameter], known: Container[Parameter]) -> None:
+def warn_of_what_is_not_updated(
+    optimizer: GradientMethod, params: Sequence[Parameter], known: Container[Parameter]
+) -> None:
     """Parameters that an update of this optimizer leaves as they are, or changes by the rules of another one."""
     where = f"{type(optimizer).__name__}.update"
     if new := [p for p in params if p.update_rule is None and not p.is_frozen and p not in known]:
@@ -236,10 +239,10 @@ def check_meaning(serializer: AbstractSerializer, optimizer: str, meaning: str |
 
 def loss_of(
     optimizer: str,
-    target: Any,
+    target: Link,
     lossfun: Any,
-    args: Any,
-    kwds: Any,
+    args: tuple[Any, ...],
+    kwds: Mapping[str, Any],
 ) -> Variable:
     """``lossfun(*args, **kwds)``, which must be a loss; what is wrong with the function or its arguments is said."""
     try:
@@ -265,7 +268,9 @@ def _check_loss(where: str, target: Link, lossfun: Callable[..., Variable] | Non
         )
 
 
-def explain_no_graph(optimizer: str, error: RuntimeError, target: Link, lossfun: Any, loss: Any) -> None:
+def explain_no_graph(
+    optimizer: str, error: RuntimeError, target: Link, lossfun: Callable[..., Variable] | None, loss: Variable
+) -> None:
     """Raise a better error where a loss function was called with a batch instead of the network's outputs."""
     if isinstance(lossfun, Link) or getattr(loss, "creator", loss) is not None:
         return
@@ -306,7 +311,7 @@ def explain_call(
     ) from error
 
 
-def _first(link: Link) -> Any:
+def _first(link: Link) -> Link:
     """What takes the arguments: of a Sequential its first layer."""
     layers = getattr(link, "_layers", None)
     return _first(layers[0]) if layers and isinstance(link, Link) else link

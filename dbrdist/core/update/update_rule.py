@@ -40,6 +40,7 @@ from dbrdist.core.update.pieces import pieces as pieces
 from dbrdist.core.update.pieces import workspace as workspace
 
 if TYPE_CHECKING:
+    from dbrdist.core.files.serializer import AbstractSerializer
     from dbrdist.core.update.hooks import RuleHook
 
 # A rule that has one of these of its own, in its class or as an attribute, is called for each parameter in turn.
@@ -75,7 +76,7 @@ class UpdateRule:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls._is_flat = all(getattr(cls, name) is getattr(UpdateRule, name) for name in _REPLACED)
-        kind: Any = cls
+        kind: type = cls
         if not is_said_of(kind, "keeps_zero", _FORMULAS):
             cls.keeps_zero = False  # a new formula does not inherit the promise of the old one
         if not is_said_of(kind, "kernel", _STEP):
@@ -235,7 +236,7 @@ class UpdateRule:
         note_change(self)
 
     @property
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Array]:
         """The state arrays by name, or None before the first update."""
         return self._state
 
@@ -398,7 +399,7 @@ class UpdateRule:
             for hook in getattr(self._hooks, timing).values():
                 hook(self, param)
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: AbstractSerializer) -> None:
         """Save or load the state by ``serializer``; arrays that are not there yet appear with the saved shapes."""
         is_loading = getattr(serializer, "is_loading", True)  # a function of a program does not say
         if self.piece is not None and not is_loading:
@@ -428,7 +429,7 @@ class UpdateRule:
                 self._state = state
             note_change(self)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "joint": None}  # a copy's state is its own
 
     def _entry_names(self) -> tuple[str, ...]:
