@@ -30,9 +30,10 @@ from dbrdist.core.model.link import Link
 from dbrdist.errors import CommunicatorError
 
 if TYPE_CHECKING:
+    from dbrdist.comm.protocol.settings import ConfigValue
     from dbrdist.core.model.parameter import Parameter
 
-SETTINGS: dict[str, Any] = {"allreduce_grad_dtype": None, "batched_copy": True}  # of every communicator
+SETTINGS: dict[str, ConfigValue] = {"allreduce_grad_dtype": None, "batched_copy": True}  # of every communicator
 
 
 class CommunicatorBase(ObjectVerbs, PairVerbs):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dbrdist.comm.communicators import cores, messages, mpi_communicator, nccl, shared_memory, threads, two_levels
 from dbrdist.comm.communicators.communicator import CommunicatorBase
@@ -14,12 +14,16 @@ from dbrdist.core.files.standard_streams import stderr
 from dbrdist.errors import CommunicatorError
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from mpi4py.MPI import Comm
 
-Maker = Callable[[Any, dict[str, Any]], CommunicatorBase]
+    from dbrdist.comm.protocol.settings import ConfigValue
+
+Maker: TypeAlias = "Callable[[Comm | None, dict[str, ConfigValue]], CommunicatorBase]"
 
 
-def _of_this_thread(mpi_comm: Comm | None, settings: dict[str, bool | str]) -> CommunicatorBase:
+def _of_this_thread(mpi_comm: Comm | None, settings: dict[str, ConfigValue]) -> CommunicatorBase:
     """The communicator of the rank that this thread is."""
     comm = threads.current()
     if comm is None:
@@ -29,7 +33,7 @@ def _of_this_thread(mpi_comm: Comm | None, settings: dict[str, bool | str]) -> C
     return comm
 
 
-def _alone(mpi_comm: Comm | None, settings: dict[str, bool | str]) -> CommunicatorBase:
+def _alone(mpi_comm: Comm | None, settings: dict[str, ConfigValue]) -> CommunicatorBase:
     """One rank, without MPI."""
     comm = threads.ThreadCommunicator()
     for name, value in settings.items():
@@ -38,7 +42,7 @@ def _alone(mpi_comm: Comm | None, settings: dict[str, bool | str]) -> Communicat
 
 
 def _over_mpi(kind: type[mpi_communicator.MpiCommunicator]) -> Maker:
-    def make(mpi_comm: Comm | None, settings: dict[str, int]) -> CommunicatorBase:
+    def make(mpi_comm: Comm | None, settings: dict[str, ConfigValue]) -> CommunicatorBase:
         comm = kind(mpi_comm, settings)
         abort.guard_library_use(comm)
         return comm
@@ -68,7 +72,7 @@ FOR_TRAINING = tuple(name for name, kind in OVER_MPI.items() if not kind.reducer
 
 
 def create_communicator(
-    communicator_name: str | None = "auto", mpi_comm: Comm | None = None, **kwargs: bool | str
+    communicator_name: str | None = "auto", mpi_comm: Comm | None = None, **kwargs: ConfigValue
 ) -> CommunicatorBase:
     """The communicator of this process (or thread), and from now on abort on failure.
 

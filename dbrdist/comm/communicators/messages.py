@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dbrdist.comm.communicators.mpi_communicator import MpiCommunicator, MpiRanks
 from dbrdist.comm.gradients.pipeline import Messages, PipelinedSum
@@ -14,6 +14,8 @@ from dbrdist.comm.transport.call_log import Call
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
+
+    from dbrdist.core.array.types import Array
 
 _PIECE_BYTES = 1 << 30  # counts of MPI before version 4 end at 2**31
 
@@ -53,7 +55,7 @@ class MessageReducer(Reducer):
         return Messages(mpi_comm, self.ranks.MPI.BYTE, self.ranks.wait, self.ranks.abandoned)
 
     def _reduce_native(
-        self, mpi_comm: Comm, call: Call, x: Any, factors: Sequence[float] | None, divisor: float | None
+        self, mpi_comm: Comm, call: Call, x: Array, factors: Sequence[float] | None, divisor: float | None
     ) -> None:
         """By MPI's own sum, in place."""
         if factors is not None:

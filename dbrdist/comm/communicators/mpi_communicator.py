@@ -31,6 +31,7 @@ from dbrdist.errors import CommunicatorError
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
+    from dbrdist.comm.protocol.settings import ConfigValue
     from dbrdist.core.array.types import HostArray
 
 _PIECE_BYTES = 1 << 30  # counts of MPI before version 4 end at 2**31
@@ -298,7 +299,10 @@ class MpiCommunicator(CommunicatorBase):
     ranks: MpiRanks
 
     def __init__(
-        self, mpi_comm: Comm | None = None, settings: dict[str, Any] | None = None, error: Exception | None = None
+        self,
+        mpi_comm: Comm | None = None,
+        settings: dict[str, ConfigValue] | None = None,
+        error: Exception | None = None,
     ) -> None:
         mpi_module = mpi.start()
         world = mpi_module.COMM_WORLD
@@ -339,7 +343,7 @@ class MpiCommunicator(CommunicatorBase):
     def _settle(self, rows: Row) -> None:
         """Take what all ranks have told, a row for each."""
 
-    def _configure(self, settings: dict[str, Any]) -> None:
+    def _configure(self, settings: dict[str, ConfigValue]) -> None:
         for name, value in settings.items():
             self.set_config(name, value)
 

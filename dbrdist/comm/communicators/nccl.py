@@ -155,7 +155,7 @@ class NcclRing:
             lambda k, stream: self._move(self._comm.recv, blocks[k], k, stream),
         )
 
-    def _together(self, send: Callable[[int, Any], None], recv: Callable[[int, Any], None]) -> None:
+    def _together(self, send: Callable[[int, int], None], recv: Callable[[int, int], None]) -> None:
         """Send to and receive from every other rank at once."""
         stream = backend.current_stream()
         self._nccl.groupStart()
@@ -167,7 +167,7 @@ class NcclRing:
         finally:
             self._nccl.groupEnd()
 
-    def _move(self, verb: Any, x: Array, peer: int, stream: int) -> None:
+    def _move(self, verb: Callable[..., None], x: Array, peer: int, stream: int) -> None:
         if x.size:
             verb(x.data.ptr, x.nbytes, self._nccl.NCCL_UINT8, peer, stream)
 
@@ -232,7 +232,7 @@ def _scale_for(dtype: DType, ring: NcclRing, grad: Array, growth_of_sum: float) 
     largest *= max(growth_of_sum, 1.0)
     highest = math.frexp(largest_number(dtype))[1] - 2  # the largest number of the type, with room for rounding
     exponent = xp.minimum(highest + 1 - xp.frexp(largest)[1], 120)
-    scale = xp.where((largest > 0) & (largest < np.inf), xp.ldexp(xp.ones_like(largest), exponent), 1.0)
+    scale: Array = xp.where((largest > 0) & (largest < np.inf), xp.ldexp(xp.ones_like(largest), exponent), 1.0)
     return scale.astype(grad.dtype)
 
 

@@ -38,6 +38,8 @@ from dbrdist.core.files.standard_streams import stderr
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
+    from dbrdist.comm.protocol.settings import ConfigValue
+
 
 T = TypeVar("T")
 
@@ -88,7 +90,7 @@ class FlatReducer(MessageReducer):
     which is measured.
     """
 
-    settings: ClassVar[dict[str, Any]] = {"shared_memory": None, "overlap": None, "sockets": None}
+    settings: ClassVar[dict[str, ConfigValue]] = {"shared_memory": None, "overlap": None, "sockets": None}
 
     def __init__(self, comm: Configurable) -> None:
         super().__init__(comm)

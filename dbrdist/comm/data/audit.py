@@ -29,6 +29,8 @@ from dbrdist.training.extension import Extension
 from dbrdist.training.extensions.snapshots import PRIORITY_SNAPSHOT
 
 if TYPE_CHECKING:
+    from dbrdist.core.array.types import IntArray
+    from dbrdist.datasets.loading.serial import SerialIterator
     from dbrdist.training.trainer import Trainer
 
 FOLDER = "audit"
@@ -55,7 +57,7 @@ class AuditLog(Extension):
     trigger = (1, "iteration")
     priority = PRIORITY_SNAPSHOT + 2  # a step that a snapshot holds is in the file
 
-    def __init__(self, comm: CommunicatorBase, iterator: Any) -> None:
+    def __init__(self, comm: CommunicatorBase, iterator: SerialIterator) -> None:
         self._comm = comm
         self._iterator = iterator
         self._file: Any = None
@@ -75,7 +77,7 @@ class AuditLog(Extension):
         )
         self._file.flush()
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Trainer) -> None:
         step = trainer.updater.iteration
         for worker, pieces in zip(self._iterator.workers, self._iterator.pieces):
             for epoch, indices in pieces:
@@ -129,7 +131,7 @@ class _Line(NamedTuple):
     step: int
     epoch: int
     worker: int
-    indices: Any
+    indices: IntArray
 
 
 def check(out: str, num_steps: int = 0, is_running: bool = False) -> Verdict:
@@ -174,7 +176,7 @@ class _Check:
         if len(sizes) > 1:
             self._problems.append(f"the number of examples changed: {', '.join(map(str, sorted(sizes)))}")
         self._num_examples = max(sizes, default=0)
-        self._used: dict[int, Any] = {}  # epoch -> how often each example was used
+        self._used: dict[int, IntArray] = {}  # epoch -> how often each example was used
         self._workers: dict[int, set[int]] = defaultdict(set)  # step -> workers that have a line
         self._epochs: dict[int, set[int]] = defaultdict(set)  # epoch -> its steps
 

@@ -6,7 +6,7 @@ import copy
 import itertools
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,13 +33,18 @@ from dbrdist.training.extensions.evaluator import Evaluator
 from dbrdist.training.updater import as_arguments
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from dbrdist.core.array.types import Array
     from dbrdist.core.model.link import Link
     from dbrdist.datasets.loading import serial
+    from dbrdist.datasets.loading.base import Batch
     from dbrdist.training.trainer import Trainer
 
+    E = TypeVar("E", bound=Evaluator)
 
-def create_multi_node_evaluator(actual_evaluator: Any, communicator: CommunicatorBase) -> Any:
+
+def create_multi_node_evaluator(actual_evaluator: E, communicator: CommunicatorBase) -> E:
     """An evaluator like ``actual_evaluator`` that reports, on every rank, the means over the examples of all ranks.
 
     Each rank evaluates its own part without communicating, so parts may differ in length and be empty. Sums over
@@ -75,7 +80,7 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
     if not isinstance(communicator, CommunicatorBase):
         kind = type(communicator).__name__
         raise TypeError(f"create_multi_node_evaluator: expected a communicator, got {kind}")
-    evaluator = copy.copy(actual_evaluator)
+    evaluator: Any = copy.copy(actual_evaluator)
     entry = roster_of(communicator, "evaluators").enter(sys._getframe(1))
     is_plain = isinstance(actual_evaluator, Evaluator) and type(actual_evaluator).evaluate is Evaluator.evaluate
     if is_plain and getattr(actual_evaluator.get_iterator("main"), "virtual_workers", None) is not None:
@@ -87,7 +92,8 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
         evaluator.evaluate = lambda: _of_one_network(communicator, entry, evaluator, _weighted_means, checked())
     else:
         evaluator.evaluate = lambda: _of_one_network(communicator, entry, evaluator, _plain_means, actual_evaluator)
-    return evaluator
+    found: E = evaluator
+    return found
 
 
 class _CheckedOnce:
@@ -165,7 +171,7 @@ class GenericMultiNodeEvaluator(Evaluator):
                 total = self.aggregate([result for turn in turns for result in turn if result is not None])
         return total
 
-    def _result_of(self, batch: Sequence[Any]) -> Any:
+    def _result_of(self, batch: Batch) -> Any:
         with no_backprop_mode():
             args, named = as_arguments(call_converter(self.converter, batch, self.device))
             result = self.calc_local(*args, **named)
@@ -203,10 +209,14 @@ Means = dict[str, tuple[float, float]]  # key -> (mean, weight)
 
 
 def _of_one_network(
-    comm: CommunicatorBase, entry: RosterEntry, evaluator: Any, means: Callable[[Any], Means], called: Any
+    comm: CommunicatorBase,
+    entry: RosterEntry,
+    evaluator: Evaluator,
+    means: Callable[[Evaluator], Means],
+    called: Evaluator,
 ) -> dict[str, float]:
     """The means over all ranks. Where their networks differ for a while, all evaluate the mean of them."""
-    targets: dict[str, Any] = getattr(evaluator, "get_all_targets", dict)()
+    targets: dict[str, Link] = getattr(evaluator, "get_all_targets", dict)()
     with one_network(comm, targets.values()) as difference:
         mine: Means = {}
         num_verbs = comm.gate.record.num_entered
@@ -240,7 +250,7 @@ def _check_is_one(comm: CommunicatorBase, evaluator: Any, entries: list[RosterEn
         )
 
 
-def _content(evaluator: Any) -> list[Any] | None:
+def _content(evaluator: Evaluator) -> list[Any] | None:
     """What is evaluated: the name, the parameters, and examples of the whole dataset; None where that is not known."""
     try:
         dataset = evaluator.get_iterator("main").dataset
@@ -256,7 +266,7 @@ def _content(evaluator: Any) -> list[Any] | None:
     return [evaluator.name, agree.describe_params(params), values, len(whole), checksum_of(examples), crc_of_order]
 
 
-def _weighted_means(evaluator: Any) -> Means:
+def _weighted_means(evaluator: Evaluator) -> Means:
     return {key: (one.compute_mean(), one.weight) for key, one in evaluator.summarize().summaries().items()}
 
 
@@ -274,12 +284,12 @@ def _merged(everyone: list[Means]) -> dict[str, float]:
     return {key: summary.compute_mean() for key, summary in total.items()}
 
 
-def _without_padding(evaluator: Evaluator) -> Iterator[Any]:
+def _without_padding(evaluator: Evaluator) -> Iterator[Batch]:
     """The batches of one pass; of a scattered dataset, without the examples that only fill up a rank's part."""
     iterator = evaluator.get_iterator("main")
     dataset = getattr(iterator, "dataset", None)
     if not isinstance(dataset, Shard) or not dataset.num_padding:
-        batches: Iterator[Any] = evaluator.one_pass()
+        batches: Iterator[Batch] = evaluator.one_pass()
         return batches
     own = dataset.without_padding()
     if not len(own):

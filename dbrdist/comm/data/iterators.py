@@ -12,9 +12,13 @@ from dbrdist.datasets.loading.order import ShuffleOrderSampler
 from dbrdist.datasets.loading.serial import Iterator
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from typing import TypeVar
 
     from dbrdist.datasets.loading import serial
+    from dbrdist.datasets.loading.base import Batch
+
+    R = TypeVar("R")
 
 # What updaters, triggers and extensions read from an iterator.
 _PLACE = ("epoch", "epoch_detail", "previous_epoch_detail", "is_new_epoch", "current_position", "row", "num_read")
@@ -67,10 +71,10 @@ class MultiNodeIterator(Iterator):
 
     next = __next__
 
-    def _from_master(self, function: Any) -> Any:
+    def _from_master(self, function: Callable[[], R]) -> R:
         return agree.on_root(self._comm, function, self._rank_master)
 
-    def _read(self) -> tuple[bool, Any, dict[str, Any]]:
+    def _read(self) -> tuple[bool, Batch | None, dict[str, object]]:
         """(whether there was none, the next batch, where the iterator is now)."""
         try:
             batch = next(self.actual_iterator)
@@ -78,7 +82,7 @@ class MultiNodeIterator(Iterator):
             return True, None, self._place()
         return False, batch, self._place()
 
-    def _place(self) -> dict[str, Any]:
+    def _place(self) -> dict[str, object]:
         actual = self.actual_iterator
         place = {name: getattr(actual, name) for name in _PLACE if hasattr(actual, name)}
         dataset = getattr(actual, "dataset", None)
@@ -91,7 +95,7 @@ class MultiNodeIterator(Iterator):
     def reset(self) -> None:
         """Go back to the start on all ranks. Collective."""
 
-        def back() -> dict[str, Any]:
+        def back() -> dict[str, object]:
             self.actual_iterator.reset()
             return self._place()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dbrdist import kernels
 from dbrdist.comm.functions.collective import AllReduce
@@ -17,9 +17,11 @@ from dbrdist.core.tape.checks import expected
 from dbrdist.functions.normalization import SharedBatchNormalization, checked_axis, move_running
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from dbrdist.comm.communicators.communicator import CommunicatorBase
-    from dbrdist.core.array.types import Destinations
-    from dbrdist.core.tape.variable import Operand
+    from dbrdist.core.array.types import Axes, Destinations
+    from dbrdist.core.tape.variable import Operand, Variable
 
 _BACKENDS = ("auto", "mpi", "nccl")
 # Marks of settings travel as floats with the sums. Those of 2^13 ranks add up exactly, squares too; sum and sum of
@@ -125,9 +127,9 @@ class MultiNodeBatchNormalization(SharedBatchNormalization):
 
 def multi_node_batch_normalization(
     comm: CommunicatorBase, x: Array, gamma: Operand, beta: Operand, *, eps: float = 2e-5,
-    running_mean: Array | None = None, running_var: Array | None = None, decay: float = 0.9, axis: Any = None,
+    running_mean: Array | None = None, running_var: Array | None = None, decay: float = 0.9, axis: Axes = None,
     name: str | RosterName = "",
-) -> Any:  # fmt: skip
+) -> Variable:  # fmt: skip
     """:func:`dbrdist.functions.batch_normalization` over the batches of all ranks together.
 
     Batches may differ in length between ranks, and be empty on some. All other arguments are the same on all ranks,

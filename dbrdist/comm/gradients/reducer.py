@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from dbrdist.comm.gradients.shared_gradients import SharedGradients, SharedValues
     from dbrdist.comm.protocol.primitives import Ranks
+    from dbrdist.comm.protocol.settings import ConfigValue
 
 _SCATTERED_BYTES = 1 << 22  # of each rank at a time in a reduce-scatter
 
@@ -48,7 +49,7 @@ class Reducer(ABC):
         comm: the communicator; its ranks are not connected yet, see :meth:`prepare`.
     """
 
-    settings: ClassVar[dict[str, Any]] = {}  # configuration entries of its own, with their defaults
+    settings: ClassVar[dict[str, ConfigValue]] = {}  # configuration entries of its own, with their defaults
     one_by_one = False  # whether gradients are reduced parameter by parameter
     leaves_gradients = False  # whether they stay as they are
     added_first: Sequence[int] = ()  # ranks, this one among them, whose sum is sent to the others; empty is each alone

@@ -133,7 +133,7 @@ class ZeroSharding:
             for rule, state, piece in own:
                 rule.put_state(state, piece)
 
-    def _collect(self, root: int | None) -> list[tuple[Parameter, dict[str, Any]]]:
+    def _collect(self, root: int | None) -> list[tuple[Parameter, dict[str, Array]]]:
         """The divided states, put together on ``root``, or on all ranks."""
         divided = [p for p in dict.fromkeys(self._optimizer.target.params()) if _is_divided(p)]
         mine = [(i, name, p.update_rule.piece, a) for i, p in enumerate(divided) for name, a in _entries(p)]
@@ -142,7 +142,7 @@ class ZeroSharding:
         together = np.concatenate(raw) if raw else np.empty(0, np.uint8)
         everyones_lines = self._comm.allgather_obj(lines)
         bytes_of_all = self._comm.allgather(together) if root is None else self._comm.gather(together, root)
-        states: list[dict[str, Any]] = [{} for _ in divided] if bytes_of_all is not None else []
+        states: list[dict[str, Array]] = [{} for _ in divided] if bytes_of_all is not None else []
         for theirs, found in zip(everyones_lines, bytes_of_all or ()):
             position = 0
             for i, name, (begin, end), kind in theirs:
@@ -170,7 +170,7 @@ def _is_divided(p: Parameter) -> bool:
     return rule is not None and rule.piece is not None and rule.state is not None
 
 
-def _entries(p: Parameter) -> list[tuple[str, Any]]:
+def _entries(p: Parameter) -> list[tuple[str, Array]]:
     return list(p.update_rule.state.items())
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -70,7 +70,7 @@ def are_equal(comm: CommunicatorBase, number: int) -> bool:
     return bool((numbers == number).all())
 
 
-def check_params(comm: CommunicatorBase, named: Sequence[tuple[str, Any]]) -> None:
+def check_params(comm: CommunicatorBase, named: Sequence[tuple[str, Parameter]]) -> None:
     """Make sure that every rank has the same parameters: names, shapes, types, in the same order.
 
     Raises:

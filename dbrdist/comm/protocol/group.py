@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from dbrdist.comm.protocol import arguments
 from dbrdist.comm.protocol.arguments import attempt
@@ -11,6 +11,11 @@ from dbrdist.comm.protocol.gate import Gate
 from dbrdist.comm.protocol.primitives import Ranks, Row
 from dbrdist.comm.protocol.settings import Configured
 from dbrdist.comm.transport.call_log import Call, CallLog
+
+if TYPE_CHECKING:
+    from typing import NoReturn, Self
+
+    from dbrdist.comm.protocol.settings import ConfigValue
 
 T = TypeVar("T")
 
@@ -38,26 +43,26 @@ class RankGroup(Configured):
     def __init__(
         self,
         ranks: Ranks,
-        defaults: dict[str, bool | None],
+        defaults: dict[str, ConfigValue],
         record: CallLog,
         name: str,
         members: tuple[int, ...],
-        configs: dict[str, bool | None] | None = None,
+        configs: dict[str, ConfigValue] | None = None,
     ) -> None:
         super().__init__(defaults, configs)
         self.ranks = ranks
         self.gate = Gate(ranks, record, name, members, self._describe_config)
         self.stop = StopRequests()
 
-    def __copy__(self) -> Any:
+    def __copy__(self) -> Self:
         """Itself: there is no second communicator without all ranks making it."""
         return self
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Any:
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
         """Itself: a copy of a link that communicates does so with the same ranks."""
         return self
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise TypeError(
             f"{type(self).__name__} cannot be pickled: a communicator belongs to the processes that created it; create "
             "one there with create_communicator, and save models with dbrdist.serializers"

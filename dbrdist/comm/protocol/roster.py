@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from dbrdist.comm.transport.call_log import place_of
 
 if TYPE_CHECKING:
     from types import FrameType
+
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
 
 
 class RosterEntry(NamedTuple):
@@ -48,10 +50,10 @@ class Roster:
         return RosterEntry(self.num_made, f"{place}, number {self._made_at[place]} there")
 
 
-_rosters: WeakKeyDictionary[Any, dict[str, Roster]] = WeakKeyDictionary()
+_rosters: WeakKeyDictionary[CommunicatorBase, dict[str, Roster]] = WeakKeyDictionary()
 
 
-def roster_of(comm: Any, kind: str) -> Roster:
+def roster_of(comm: CommunicatorBase, kind: str) -> Roster:
     """The roster of a kind of things that are made with ``comm``."""
     return _rosters.setdefault(comm, {}).setdefault(kind, Roster())
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dbrdist.core.array import backend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any, TypeAlias
+
+    from numpy.typing import DTypeLike
+
+    ConfigValue: TypeAlias = float | DTypeLike | None  # a switch, a number, or a type and its name
 
 _SWITCHES = ("shared_memory", "overlap", "sockets")  # None lets the communicator choose
 
@@ -25,7 +32,7 @@ class Configured:
 
     within_config_scope = False  # True inside :meth:`config_scope`
 
-    def __init__(self, defaults: Mapping[str, bool | None], others: Mapping[str, bool | None] | None = None) -> None:
+    def __init__(self, defaults: Mapping[str, ConfigValue], others: Mapping[str, ConfigValue] | None = None) -> None:
         self._defaults = tuple(sorted(defaults))
         self._configs = {**defaults, **(others or {})}
 
@@ -36,7 +43,7 @@ class Configured:
         """What all ranks must have in common, in words."""
         return ", ".join(f"{name} {self._configs[name]}" for name in self._defaults)
 
-    def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
+    def set_config(self, name: str, value: Any = True, **kwargs: ConfigValue) -> None:
         """Set one configuration entry of this communicator. False is False.
 
         Args:
@@ -85,7 +92,7 @@ class Configured:
 def _within_scope(kind: type) -> type[Configured]:
     """A class of the same name whose objects keep what is assigned to them as configuration: no other pays for it."""
 
-    def keep(self: Configured, name: str, value: Any) -> None:
+    def keep(self: Configured, name: str, value: ConfigValue) -> None:
         object.__setattr__(self, name, value)
         if not name.startswith("_"):
             self._configs[name] = value

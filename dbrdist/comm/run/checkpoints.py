@@ -12,7 +12,7 @@ import io
 import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -256,7 +256,7 @@ class MultiNodeSnapshot(Extension):
         if self._is_writer:
             self._snapshot.on_error(trainer, exc, tb)
 
-    def resume(self, trainer: Any) -> None:
+    def resume(self, trainer: Trainer) -> None:
         """Load the newest snapshot that all writers have whole."""
         path = self._newest(trainer)
         if not any(self._comm.allgather_obj(path is not None)):

@@ -32,6 +32,7 @@ from dbrdist.training.extensions.observe import FailOnNonNumber, is_loss
 from dbrdist.training.triggers import EarlyStoppingTrigger, get_trigger
 
 if TYPE_CHECKING:
+    from dbrdist.core.model.reporter import Reported
     from dbrdist.datasets.loading.serial import SerialIterator
     from dbrdist.training.trainer import Trainer
 
@@ -109,7 +110,7 @@ class StepAgreement(Extension):
         return self._seconds
 
 
-def _become_numbers(observation: dict[str, Any]) -> bool:
+def _become_numbers(observation: dict[str, Reported]) -> bool:
     """Make floats of the values that are numbers, in place; False where a loss is none that is finite."""
     for key, value in observation.items():
         if type(value) is np.ndarray and not value.ndim:
@@ -247,7 +248,7 @@ class ObservationAggregator(Extension):
         if result is not None:
             observation[self._aggregated_key] = result
 
-    def _aggregated(self, everyone: list[tuple[str, str, Any]]) -> float | list[list[float]] | None:
+    def _aggregated(self, everyone: list[tuple[str, str, list[float]]]) -> float | list[list[float]] | None:
         """What the aggregator makes of all ranks' values, None where there are none."""
         for rank, (*keys, _) in enumerate(everyone):
             if keys != [self._original_key, self._aggregated_key]:

@@ -17,6 +17,7 @@ from dbrdist.training.extension import Extension
 
 if TYPE_CHECKING:
     from dbrdist.core.model.link import Link
+    from dbrdist.core.update.optimizer import Optimizer
     from dbrdist.training.trainer import Trainer
 
 
@@ -44,7 +45,7 @@ class ParameterAudit(Extension):
             compare(self._comm, optimizer, f"optimizer {name!r}, step {trainer.updater.iteration}")
 
 
-def compare(comm: CommunicatorBase, optimizer: Any, where: str) -> None:
+def compare(comm: CommunicatorBase, optimizer: Optimizer, where: str) -> None:
     """Raise CommunicatorError on every rank unless all have the same parameters and state. Collective."""
     num_local = getattr(optimizer, "num_local_steps", None)
     if num_local:
@@ -81,7 +82,7 @@ def _other_names(everyone: list[list[str]], where: str) -> str:
     return f"expected the same parameters and states on every rank ({where}), got {words}"
 
 
-def _arrays(link: Link, has_equal_state: bool) -> Iterator[tuple[str, Any]]:
+def _arrays(link: Link, has_equal_state: bool) -> Iterator[tuple[str, Array]]:
     """Parameters, then the states of their rules that are whole on every rank."""
     named = [(name, p) for name, p in link.namedparams() if p.is_initialized]
     for name, p in named:

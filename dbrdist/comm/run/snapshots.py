@@ -24,7 +24,7 @@ from dbrdist.training.extensions.weight_average import WeightAverage
 from dbrdist.training.runs import CONSTANTS, DATA, constants_of
 
 if TYPE_CHECKING:
-    from dbrdist.core.array.types import HostArray
+    from dbrdist.core.array.types import JSON, HostArray
     from dbrdist.core.model.link import Link
     from dbrdist.training.trainer import Trainer
 
@@ -51,7 +51,7 @@ class LocalState(Extension):
         data: facts about the data as plain values: what a later start compares with its own.
     """
 
-    def __init__(self, comm: CommunicatorBase, model: Any, iterator: Any, data: Mapping[str, Any] | None = None):
+    def __init__(self, comm: CommunicatorBase, model: Link, iterator: Any, data: Mapping[str, JSON] | None = None):
         self._data = dict(data or {})
         self._comm = comm
         self._model = model
@@ -62,7 +62,7 @@ class LocalState(Extension):
         self._skipped_of_ranks: list[list[str]] = []
         self._size = 0  # of the ranks that were gathered
         self.saved_constants: dict[str, float] = {}  # of a loaded snapshot
-        self.saved_data: dict[str, Any] = {}
+        self.saved_data: dict[str, JSON] = {}
 
     trigger = None
 
@@ -178,7 +178,7 @@ def _persistents(model: Link) -> dict[str, Array]:
     }
 
 
-def _on_host(value: Any) -> Array | int:
+def _on_host(value: Array | int) -> Array | int:
     return to_cpu(value) if is_array(value) else value
 
 
@@ -273,12 +273,12 @@ class SharedSnapshot(Extension):
 
 def _read_on_root(comm: CommunicatorBase, path: str) -> dict[str, Array]:
     """What is in a snapshot, read by rank 0 alone: a thousand ranks would read the same file a thousand times."""
-    entries: dict[str, Any] = {}
+    entries: dict[str, Array] = {}
     with together(comm):
         if comm.rank == 0:
             entries = snapshots.read(path)
     long = [name for name, value in entries.items() if getattr(value, "nbytes", 0) >= _LONG_BYTES]
-    found: dict[str, Any]
+    found: dict[str, Array]
     found, long = comm.bcast_obj(({name: None if name in long else entries[name] for name in entries}, long))
     for name in long:
         found[name] = comm.bcast(entries.get(name))

@@ -23,6 +23,8 @@ from dbrdist.core.array.spans import Meeting, Recorder, Span
 from dbrdist.core.files.serializer import write_atomically
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from dbrdist.core.array.types import JSON
 
 _NUM_QUESTIONS = 20
@@ -235,7 +237,7 @@ class _Wait(NamedTuple):
 
 def _meetings(ranks: Sequence[Recording]) -> list[list[_Wait]]:
     """What each rank waited for at the meetings of all, in order."""
-    by_key: dict[Any, dict[int, Meeting]] = defaultdict(dict)
+    by_key: dict[Hashable, dict[int, Meeting]] = defaultdict(dict)
     for rank, recording in enumerate(ranks):
         for m in recording.meetings:
             by_key[m.key][rank] = m

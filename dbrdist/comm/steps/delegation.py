@@ -9,6 +9,7 @@ from dbrdist.core.update.hyperparameter import Hyperparameter, HyperparameterPro
 
 if TYPE_CHECKING:
     from dbrdist.core.model.link import Link
+    from dbrdist.core.update.hooks import OptimizerHook
     from dbrdist.core.update.optimizer import GradientMethod
 
 
@@ -52,7 +53,7 @@ class HandsOn:
         """Count an epoch."""
         self.actual_optimizer.new_epoch(auto)
 
-    def add_hook(self, hook: Any, name: str | None = None, timing: str = "auto") -> None:
+    def add_hook(self, hook: OptimizerHook, name: str | None = None, timing: str = "auto") -> None:
         """Call a hook before or after each update; before means with the averaged gradients."""
         self.actual_optimizer.add_hook(hook, name, timing)
 
@@ -78,7 +79,7 @@ class HandsOn:
 
 
 @functools.cache
-def class_for(wrapper: Any, kind: type) -> type:
+def class_for(wrapper: type, kind: type) -> type:
     """A ``wrapper`` with a property for each hyperparameter that ``kind`` has as an attribute."""
     members: dict[str, Any] = {"__slots__": ()}
     for base in kind.__mro__:

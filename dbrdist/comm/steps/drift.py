@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from dbrdist.core.array.backend import to_cpu
 from dbrdist.core.array.types import Array, HostArray
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.errors import CommunicatorError
+
+if TYPE_CHECKING:
+    from dbrdist.comm.communicators.communicator import CommunicatorBase
 
 FIRST = 4  # updates after which some elements of all parameters are looked at, then of some parameters
 EVERY = 8
@@ -80,7 +83,7 @@ class Drift:
                 found[name] = np.concatenate([found[name], _some(p.array, self._turn)])
         return found
 
-    def compare(self, comm: Any, t: int, own_hooks: Sequence[str]) -> None:
+    def compare(self, comm: CommunicatorBase, t: int, own_hooks: Sequence[str]) -> None:
         """Raise CommunicatorError on every rank if parameters differ by more than rounding. Collective.
 
         ``own_hooks`` are this rank's hooks that dbrdist does not know.

@@ -9,7 +9,7 @@ import copy
 import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from dbrdist.core.usage.mistakes import warn
 from dbrdist.datasets.loading.divided import divided_iterators
 from dbrdist.datasets.loading.serial import Iterator, SerialIterator
 from dbrdist.errors import CommunicatorError
+
+if TYPE_CHECKING:
+    from typing import Any
 
 # What the iterators of a rank read: its share of each batch, or whole batches; or, and how many of them in which
 # epochs, its share in a loop of the program's own.
@@ -51,7 +54,7 @@ class Introduction:
         self._ordinal, self._place = self._roster.enter(sys._getframe(1))
         self._iterators: dict[str, Any] = {}
         self._read_before = self._places_read()
-        self._divided: list[Any] = []  # iterators that divide the same batches over these ranks
+        self._divided: list[SerialIterator] = []  # iterators that divide the same batches over these ranks
         self.number = 0  # 0 until it was introduced
 
     def reads(self, iterators: Mapping[str, Iterator]) -> None:
@@ -175,7 +178,7 @@ def _is_one(rows: Row, column: int) -> bool:
     return bool((rows[:, column] == rows[0, column]).all())
 
 
-def _reads_whole_batches(iterator: Any) -> bool:
+def _reads_whole_batches(iterator: SerialIterator) -> bool:
     """Whether this rank reads batches by itself, of a dataset that is not known to be its part."""
     is_part = iterator.is_synchronized or getattr(iterator.dataset, "is_one_ranks", False)
     return iterator.size == 1 and iterator.batch_size > 1 and not is_part

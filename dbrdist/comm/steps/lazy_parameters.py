@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.gradients import model as models
 from dbrdist.comm.protocol import agree
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.errors import CommunicatorError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
+    from dbrdist.core.array.types import Shape
+
+    Announced: TypeAlias = tuple[str, Shape, str]  # a parameter's name, its shape and its type
 
 
 class LateParameters:
@@ -50,7 +57,7 @@ class LateParameters:
             p.initialize(shape)
             p.array = self._comm.bcast(None, root=self._leader)
 
-    def announce(self, mine: Any) -> Any:
+    def announce(self, mine: Announced | None) -> None:
         """Meet the other ranks at ``mine`` = (name, shape, type); None is the end of the forward pass."""
         self._meet(mine, is_listening=False)
 
@@ -58,8 +65,8 @@ class LateParameters:
         """Take the leader's."""
         p.array = self._comm.bcast(p.array, root=self._leader)
 
-    def _meet(self, mine: Any, is_listening: bool) -> Any:
-        theirs = self._comm.bcast_obj(mine, root=self._leader)
+    def _meet(self, mine: Announced | None, is_listening: bool) -> Announced | None:
+        theirs: Announced | None = self._comm.bcast_obj(mine, root=self._leader)
         with agree.together(self._comm):
             if not is_listening and theirs != mine:
                 raise CommunicatorError(
@@ -82,5 +89,5 @@ class _Announce:
         self._step.take_values(p)
 
 
-def _in_words(announced: Any) -> str:
+def _in_words(announced: Announced | None) -> str:
     return "the end" if announced is None else f"{announced[0]} with shape {announced[1]} of {announced[2]}"

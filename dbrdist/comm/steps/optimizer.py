@@ -87,7 +87,7 @@ class MultiNodeOptimizer(JointSteps):
 
     # ---- copies ----
 
-    def __copy__(self) -> Any:
+    def __copy__(self) -> MultiNodeOptimizer:
         """Another wrapper of the same optimizer and target, which continues from the same step."""
         new = object.__new__(type(self))
         for name in (*HandsOn.__slots__, *JointSteps.__slots__):
@@ -95,7 +95,7 @@ class MultiNodeOptimizer(JointSteps):
             setattr(new, name, copy.copy(value) if name == "_policy" else value)
         return new
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Any:
+    def __deepcopy__(self, memo: dict[int, object]) -> MultiNodeOptimizer:
         """An optimizer of its own, over the same ranks, whose target is a copy. It continues where this one is.
 
         Every rank copies its own; then all ranks step with the copies in the same order. No rank is waited for.

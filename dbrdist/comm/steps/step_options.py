@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dbrdist.comm.gradients.compression import Compression
 from dbrdist.comm.gradients.sharding import check_stage
@@ -48,7 +48,12 @@ class StepOptions(NamedTuple):
 
 
 def checked_way(
-    double_buffering: Any, zero: int, compression: Any, accumulate: Any, local_steps: Any, zero_fill: bool
+    double_buffering: bool,
+    zero: int,
+    compression: Compression | None,
+    accumulate: int,
+    local_steps: int,
+    zero_fill: bool,
 ) -> StepOptions:
     """The settings, if each is in range and they go together; ValueError or TypeError otherwise."""
     stage = check_stage(zero)

@@ -12,11 +12,11 @@ import threading
 import time
 from collections import deque
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
-    from types import FrameType
+    from types import CodeType, FrameType
 
     from dbrdist.core.array.types import DType
 
@@ -24,7 +24,11 @@ LENGTH = 1000  # verbs that are kept
 _OURS, _OF_THE_ROOM = ("dbrdist.", "contextlib", "click."), ("dbrdist.comm.", "contextlib")
 _NO_PLACE = ("an unknown place", 0)
 _depths: dict[str, int] = {}  # of modules: 0 outside this package, 1 in it, 2 in this room
-_last_place: tuple[Any, int, tuple[str, int]] = (None, 0, _NO_PLACE)  # code outside this package, instruction, place
+_last_place: tuple[CodeType | None, int, tuple[str, int]] = (
+    None,
+    0,
+    _NO_PLACE,
+)  # code outside this package, instruction, place
 
 
 class Call:
@@ -112,7 +116,7 @@ class Call:
         return f"{self.comm_name} #{self.number} {self.name()}{with_whom}{amount}{kind} at {self.where()} {took}"
 
 
-def place_of(frame: Any) -> tuple[str, int]:
+def place_of(frame: FrameType | None) -> tuple[str, int]:
     """(file, line) of the innermost call from outside this package; within it, of the first outside this room."""
     code, at, place = _last_place
     if frame is not None and frame.f_code is code and frame.f_lasti == at:  # None: a thread that does but this

@@ -6,7 +6,6 @@ import builtins
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
 
 from dbrdist import errors
 from dbrdist.core.tape import checks
@@ -139,7 +138,7 @@ def name_ranks(ranks: Iterable[int]) -> str:
 
 
 def _rebuild(kind: str, text: str) -> Exception:
-    made: Any = getattr(errors, kind, None) or getattr(builtins, kind)
+    made: type[Exception] = getattr(errors, kind, None) or getattr(builtins, kind)
     try:
         error: Exception = made(text)
     except TypeError:  # such as UnicodeDecodeError, which takes five arguments

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dbrdist.core.array.types import Module
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from mpi4py.MPI import Comm
 
 
@@ -20,7 +22,9 @@ class Hosts:
     most that a host takes, where there should be fewer.
     """
 
-    def __init__(self, mpi_module: Any, mpi_comm: Comm, leaders: Sequence[int], most_owners: int | None = None) -> None:
+    def __init__(
+        self, mpi_module: Module, mpi_comm: Comm, leaders: Sequence[int], most_owners: int | None = None
+    ) -> None:
         """``leaders`` are, for each rank, the lowest rank of its host."""
         place_of_host = leaders[mpi_comm.rank]
         self.ranks: list[int] = [rank for rank, leader in enumerate(leaders) if leader == place_of_host]
@@ -30,7 +34,7 @@ class Hosts:
         self.is_only_one = len(sizes) == 1
         self.has_one_each = max(sizes) == 1
         self.local: Any = mpi_comm
-        self.between: Any = None  # the owners of the same number; None on a rank that is none, and on a single host
+        self.between: Any = None  # the owners of the same number; None on a rank that is none, and on one host
         if not self.is_only_one:
             self.local = mpi_comm.Split(place_of_host, mpi_comm.rank)
             number = self.place if self.place < self.num_owners else mpi_module.UNDEFINED

@@ -185,7 +185,7 @@ def is_narrow(dtype: np.dtype[np.generic]) -> bool:
 _MANY = 1 << 15  # elements of each piece, from which on a compiled loop takes less time, by threads or by fewer passes
 
 
-def _sum_by_loop(pieces: Sequence[Array], out: Any) -> Array | None:
+def _sum_by_loop(pieces: Sequence[Array], out: Array | None) -> Array | None:
     """The sum of pieces in order, by a compiled loop; None where NumPy has to do."""
     first = pieces[0]
     if type(first) is not np.ndarray:
@@ -196,7 +196,7 @@ def _sum_by_loop(pieces: Sequence[Array], out: Any) -> Array | None:
 
 def weighted_sum(
     pieces: Sequence[Array], factors: Sequence[float] | None = None, divisor: float | None = None, out: Any = None
-) -> Any:
+) -> Array:
     """``sum(factors[k] * pieces[k]) / divisor``, added in order, in the type in which sums of these arrays run.
 
     Without factors and in that type the sum may go to ``out``, which may be the first of the pieces.
@@ -323,7 +323,7 @@ ONE_ARRAY = 0  # the first word of its head
 
 
 @functools.lru_cache(maxsize=256)
-def _head_of_one(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, bytes]:
+def _head_of_one(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> tuple[bytes, bytes]:
     """The framed head of an array in the order of C, and what fills up its bytes."""
     num_bytes = dtype.itemsize * math.prod(shape)
     header = _header(dtype, shape, False, tuple(range(len(shape))))
@@ -351,7 +351,7 @@ def taken_whole(raw: HostArray) -> HostArray | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _described(framed: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int, int] | None:
+def _described(framed: bytes) -> tuple[np.dtype[np.generic], tuple[int, ...], int, int] | None:
     """(type, shape, bytes of the message, end of the array) of one array in the order of C, by its framed head."""
     words = np.frombuffer(framed, np.int64)
     if len(framed) < _ONE_BYTES or words[0] != 3 + HEADER_WORDS or words[1] != ONE_ARRAY or words[2] != 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -68,7 +68,7 @@ class ReducedRow:
         self._found = found
         self.reduction = reduction
         self._is_settled = False
-        self._rest: Any = None  # the request of what is gathered
+        self._rest: Request | None = None  # the request of what is gathered
         self._where = self._gathered = found
 
     def settle(self, differing: Comm) -> None:

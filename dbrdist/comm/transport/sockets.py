@@ -23,13 +23,15 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from dbrdist.comm.transport.call_log import Call
 from dbrdist.comm.transport.message import HostArray
 from dbrdist.errors import CommunicatorError
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from mpi4py.MPI import Comm
 
 MOST_RANKS = 64  # each has a connection to each other
@@ -258,7 +260,7 @@ def _meet(
 class _Door:
     """Where others call. All of them are heard at once: a stranger that says nothing keeps no rank waiting."""
 
-    def __init__(self, listener: socket.socket, rank: int, secret: bytes) -> None:
+    def __init__(self, listener: Any, rank: int, secret: bytes) -> None:
         listener.setblocking(False)
         self._listener, self._rank, self._secret = listener, rank, secret
         self._callers: dict[int, tuple[socket.socket, bytearray]] = {}  # by file; what each has said
