@@ -74,7 +74,7 @@ class MultiNodeIterator(Iterator):
     def _from_master(self, function: Callable[[], R]) -> R:
         return agree.on_root(self._comm, function, self._rank_master)
 
-    def _read(self) -> tuple[bool, Batch | None, dict[str, object]]:
+    def _read(self) -> tuple[bool, Batch | None, dict[str, float | None]]:
         """(whether there was none, the next batch, where the iterator is now)."""
         try:
             batch = next(self.actual_iterator)
@@ -82,7 +82,7 @@ class MultiNodeIterator(Iterator):
             return True, None, self._place()
         return False, batch, self._place()
 
-    def _place(self) -> dict[str, object]:
+    def _place(self) -> dict[str, float | None]:
         actual = self.actual_iterator
         place = {name: getattr(actual, name) for name in _PLACE if hasattr(actual, name)}
         dataset = getattr(actual, "dataset", None)
@@ -95,7 +95,7 @@ class MultiNodeIterator(Iterator):
     def reset(self) -> None:
         """Go back to the start on all ranks. Collective."""
 
-        def back() -> dict[str, object]:
+        def back() -> dict[str, float | None]:
             self.actual_iterator.reset()
             return self._place()
 

@@ -18,7 +18,7 @@ _UNDEFINED = -32766  # MPI.UNDEFINED of MPICH and of Open MPI
 _ERRORS = (TypeError, ValueError, MemoryError)
 
 
-def attempt(function: Callable[..., T], *args: object) -> tuple[T | None, Exception | None]:
+def attempt(function: Callable[..., T], *args: Any) -> tuple[T | None, Exception | None]:
     """(what the function returns, None), or (None, what was wrong with its arguments)."""
     try:
         return function(*args), None

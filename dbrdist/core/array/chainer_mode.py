@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 as_chainer = [False]  # set by dbrdist.compat
-labels: dict[type[object], str] = {}  # of function nodes, where Chainer's differ from ours; filled by dbrdist.compat
+labels: dict[type, str] = {}  # of function nodes, where Chainer's differ from ours; filled by dbrdist.compat
 
 
 class _Loading(threading.local):

@@ -14,9 +14,13 @@ import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from typing import TypeAlias
 
     from dbrdist.core.array.types import Array, CudaStream, Number, Raised
+    from dbrdist.core.tape.deferred import Deferred
     from dbrdist.core.tape.variable import Operand
+
+    Placed: TypeAlias = Operand | Deferred | Number | str | None  # what is on a device, or on none
 
 
 def number_of(x: object) -> int | None:
@@ -35,7 +39,7 @@ def current_number() -> int:
     return int(sys.modules["cupy"].cuda.runtime.getDevice())
 
 
-def elsewhere(arrays: Iterable[object]) -> int | None:
+def elsewhere(arrays: Iterable[Placed]) -> int | None:
     """The number of the first GPU among those of the arrays, where that is not this thread's; else None."""
     for x in arrays:
         number = number_of(x)
@@ -101,7 +105,7 @@ class Visitor:
 
     home: int | None = None  # the device to come back to; None while it has not been left
 
-    def visit(self, arrays: Iterable[object]) -> None:
+    def visit(self, arrays: Iterable[Placed]) -> None:
         """Make the device of these arrays the current one."""
         number = elsewhere(arrays)
         if number is not None:
@@ -116,7 +120,7 @@ class Visitor:
             self.home = None
 
 
-def several(arrays: Iterable[object]) -> list[int]:
+def several(arrays: Iterable[Placed]) -> list[int]:
     """The numbers of the GPUs that hold the arrays, where these are more than one; else an empty list."""
     numbers = {number for number in map(number_of, arrays) if number is not None}
     return sorted(numbers) if len(numbers) > 1 else []

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
 
 
 _OPTIONS = ("verbosity_level", "enable_double_backprop", "minimize_cache_size", "force_test_define_by_run")
 
 
-def static_graph(*args: object, **kwargs: object) -> Any:
+def static_graph(*args: Callable[..., R], **kwargs: int) -> Any:
     """Decorator of a chain's ``forward``, with or without Chainer's options; the method stays as it is.
 
     Args:
@@ -35,7 +35,7 @@ def static_graph(*args: object, **kwargs: object) -> Any:
     return _unchanged("static_graph", args)
 
 
-def static_code(*dec_args: object, **dec_kwargs: object) -> Any:
+def static_code(*dec_args: Callable[..., R], **dec_kwargs: int) -> Any:
     """Decorator of a function with side effects within a static graph; the function stays as it is.
 
     Args:
@@ -52,7 +52,7 @@ def static_code(*dec_args: object, **dec_kwargs: object) -> Any:
     return _unchanged("static_code", dec_args)
 
 
-def _unchanged(name: str, args: tuple[Any, ...]) -> Any:
+def _unchanged(name: str, args: tuple[Callable[..., R], ...]) -> Any:
     """What ``@name`` (with the function) or ``@name(...)`` (without) stands for."""
     if not args:
         return _itself
@@ -61,5 +61,5 @@ def _unchanged(name: str, args: tuple[Any, ...]) -> Any:
     return args[0]
 
 
-def _itself(function: F) -> F:
+def _itself(function: R) -> R:
     return function

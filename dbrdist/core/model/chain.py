@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, overload
 
 from dbrdist.core.array.chainer_mode import loading
 from dbrdist.core.array.types import Number
@@ -17,12 +17,13 @@ from dbrdist.core.tape.variable import Variable
 from dbrdist.core.usage.mistakes import given_a_class, refuse, warn
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from dbrdist.core.array.types import Shape
     from dbrdist.core.files.serializer import AbstractSerializer
     from dbrdist.core.tape.node import VariableNode
     from dbrdist.core.tape.variable import Operand, Variable
 
-C = TypeVar("C", bound="_Container")
 Layer: TypeAlias = "Callable[..., Variable | tuple[Variable, ...]]"  # a link or a function
 
 
@@ -175,10 +176,10 @@ class Chain(_Container):
     def _named_children(self) -> list[tuple[str, Link]]:
         return [(name, self.__dict__[name]) for name in self._children]
 
-    def copy(self: C, mode: str = "share") -> C:
-        new: Any = super().copy(mode)
+    def copy(self, mode: str = "share") -> Self:
+        new = super().copy(mode)
         if mode != "copy":
-            new._children = list(self._children)  # type: ignore[attr-defined]
+            new._children = list(self._children)
             copies = _copies(self.children(), mode)
             for name in new._children:
                 child = copies[id(self.__dict__[name])]
@@ -271,8 +272,8 @@ class ChainList(_Container):
             child.name = str(i)
         note_change(self)
 
-    def copy(self: C, mode: str = "share") -> C:
-        new: Any = super().copy(mode)
+    def copy(self, mode: str = "share") -> Self:
+        new = super().copy(mode)
         if mode != "copy":
             copies = _copies(self.children(), mode)
             new._list = [copies[id(child)] for child in self.children()]
@@ -442,11 +443,11 @@ class Sequential(ChainList):
             out.extend(layer.flatten()._layers if isinstance(layer, Sequential) else [layer])
         return _sequence(out)
 
-    def copy(self: C, mode: str = "share") -> C:
+    def copy(self, mode: str = "share") -> Self:
         new: Any = Link.copy(self, mode)
         if mode != "copy":
-            copies = _copies(self._layers, mode)  # type: ignore[attr-defined]
-            new._layers = [copies.get(id(layer), layer) for layer in self._layers]  # type: ignore[attr-defined]
+            copies = _copies(self._layers, mode)
+            new._layers = [copies.get(id(layer), layer) for layer in self._layers]
             new._renew()
         return new
 

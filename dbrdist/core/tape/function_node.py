@@ -45,7 +45,8 @@ def is_observed() -> bool:
 def capturing() -> Iterator[list[Variable]]:
     """Within the block this thread records no graph, but collects the Variables that would have taken a gradient."""
     switches = config.__dict__
-    before, found = switches["_captured"], []  # type: ignore[var-annotated]
+    found: list[Variable] = []
+    before = switches["_captured"]
     switches["_captured"] = found
     try:
         with no_backprop_mode():

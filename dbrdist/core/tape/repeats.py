@@ -15,6 +15,8 @@ from dbrdist.core.tape.variable import Variable
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from dbrdist.core.model.link import Link
+
 T = TypeVar("T")
 
 _MISSING: Any = object()
@@ -25,10 +27,10 @@ class Assignments:
     """The state that calls assign to attributes of links: Variables, arrays, numbers, and lists and dicts of them."""
 
     def __init__(self) -> None:
-        self._before: dict[tuple[int, str], tuple[object, str, object]] = {}
-        self._made: dict[int, object] = {}  # links that the calls themselves make: they stay
+        self._before: dict[tuple[int, str], tuple[Link, str, object]] = {}
+        self._made: dict[int, Link] = {}  # links that the calls themselves make: they stay
 
-    def note(self, owner: object, name: str, value: object) -> None:
+    def note(self, owner: Link, name: str, value: object) -> None:
         """Keep what the attribute is before its first assignment; of a link that is being made, the first value."""
         if "_params" not in owner.__dict__:
             self._made[id(owner)] = owner
@@ -52,7 +54,7 @@ class Assignments:
         return [v for owner, name, _ in self._before.values() for v in _variables_in(owner.__dict__.get(name))]
 
 
-def _assign(values: Iterable[tuple[object, str, object]]) -> None:
+def _assign(values: Iterable[tuple[Link, str, object]]) -> None:
     for owner, name, value in values:
         if value is _MISSING:
             owner.__dict__.pop(name, None)
@@ -60,7 +62,7 @@ def _assign(values: Iterable[tuple[object, str, object]]) -> None:
             owner.__dict__[name] = value
 
 
-def _is_parameter(owner: object, name: str) -> bool:
+def _is_parameter(owner: Link, name: str) -> bool:
     """Is, or becomes, the attribute a parameter of its link?"""
     return bool(owner.__dict__.get("_within_init_scope")) or name in owner.__dict__.get("_params", ())
 
@@ -128,7 +130,7 @@ def computed_once(compute: Callable[[], T]) -> Any:
     return value
 
 
-def note_state(owner: object, name: str, value: object) -> None:
+def note_state(owner: Link, name: str, value: object) -> None:
     """Called before an object assigns ``value`` to its attribute, within calls that will be repeated."""
     repeats: Repeats = config.__dict__["_repeats"]
     for assignments in repeats.assignments:

@@ -21,8 +21,8 @@ class Hooks:
     """Named hooks in the order of their addition, each before or after the update."""
 
     def __init__(self) -> None:
-        self.pre: dict[str, Callable[..., object]] = {}
-        self.post: dict[str, Callable[..., object]] = {}
+        self.pre: dict[str, OptimizerHook] = {}
+        self.post: dict[str, OptimizerHook] = {}
 
     def add(self, hook: object, name: str | None, timing: str) -> None:
         if isinstance(hook, type):
@@ -51,13 +51,13 @@ class Hooks:
         self.pre.pop(name, None)
         self.post.pop(name, None)
 
-    def __iter__(self) -> Iterator[Callable[..., object]]:
+    def __iter__(self) -> Iterator[OptimizerHook]:
         """All hooks, those before the update first."""
         yield from self.pre.values()
         yield from self.post.values()
 
 
-def said_of_call(hook: object, name: str) -> Any:
+def said_of_call(hook: OptimizerHook, name: str) -> Any:
     """An attribute that says what a hook's ``__call__`` does, or None.
 
     A subclass with a ``__call__`` of its own does not inherit what its base says of another one.

@@ -15,8 +15,13 @@ from dbrdist.core.usage.mistakes import refuse, warn
 from dbrdist.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from dbrdist.core.array.types import Array
     from dbrdist.core.files.serializer import AbstractSerializer
     from dbrdist.core.update.optimizer import GradientMethod, Optimizer
+
+    HyperparameterValue: TypeAlias = float | np.generic | Array | str | tuple[float, ...] | None
 
 # The optimizers that were set up, by their hyperparameters: they check what is assigned.
 owners: weakref.WeakKeyDictionary[Hyperparameter, weakref.ref[GradientMethod]]
@@ -42,7 +47,7 @@ class Hyperparameter:
             raise AttributeError(f"no hyperparameter named {name!r}; there are {sorted(self.get_dict())}")
         return getattr(parent, name)
 
-    def __setattr__(self, name: str, value: object) -> None:
+    def __setattr__(self, name: str, value: HyperparameterValue) -> None:
         if owners and (optimizer := self._owner()) is not None and name != "_changed_at":
             optimizer.check_hyperparameter(self, name, value)
         self.put(name, value)
@@ -54,7 +59,7 @@ class Hyperparameter:
         found = owners.get(root)
         return None if found is None else found()
 
-    def put(self, name: str, value: object) -> None:
+    def put(self, name: str, value: HyperparameterValue) -> None:
         """Set a value that was checked."""
         self.__dict__[name] = value
         if isinstance(value, (np.ndarray, np.generic)):
@@ -112,13 +117,13 @@ class HyperparameterProxy:
     def __get__(self, obj: GradientMethod | None, owner: type | None = None) -> Any:
         return self if obj is None else getattr(obj.hyperparam, self.name)
 
-    def __set__(self, obj: GradientMethod, value: object) -> None:
+    def __set__(self, obj: GradientMethod, value: HyperparameterValue) -> None:
         if type(value) is not float or not 0.0 < value < 1.0:  # which is what nearly all of them are
             check_assigned(obj, self.name, value)
         obj.hyperparam.put(self.name, value)
 
 
-def check_assigned(optimizer: Optimizer, name: str, value: object) -> None:
+def check_assigned(optimizer: Optimizer, name: str, value: HyperparameterValue) -> None:
     """Refuse what is no number; warn of a number outside the limit that the constructor declares."""
     cls: type = type(optimizer)
     limit = hyperparameter_limits(cls).get(name)

@@ -255,7 +255,7 @@ def loss_of(
     return loss
 
 
-def _check_loss(where: str, target: Link, lossfun: Callable[..., Variable] | None, loss: object) -> None:
+def _check_loss(where: str, target: Link, lossfun: Callable[..., Variable] | None, loss: Variable | None) -> None:
     name = type(lossfun).__name__ if isinstance(lossfun, Link) else getattr(lossfun, "__name__", repr(lossfun))
     if not hasattr(loss, "backward"):
         hint = "it returns nothing: write `return loss`" if loss is None else "return the Variable, not its value"
@@ -286,7 +286,7 @@ def explain_call(
     where: str,
     error: Exception,
     target: Link,
-    function: Callable[..., object],
+    function: Callable[..., Variable],
     args: tuple[object, ...],
     kwds: Mapping[str, object],
 ) -> None:
@@ -317,7 +317,7 @@ def _first(link: Link) -> Link:
     return _first(layers[0]) if layers and isinstance(link, Link) else link
 
 
-def _signature(function: Callable[..., object]) -> inspect.Signature | None:
+def _signature(function: Callable[..., Variable]) -> inspect.Signature | None:
     """What a link or function takes as its inputs: settings such as ``n_batch_axes`` are none of them."""
     try:
         signature = inspect.signature(function.forward if isinstance(function, Link) else function)
