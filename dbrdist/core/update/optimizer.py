@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from dbrdist.core.files.serializer import AbstractSerializer
     from dbrdist.core.tape.variable import Operand, Variable
     from dbrdist.core.update.hooks import OptimizerHook
-    from dbrdist.core.update.hyperparameter import HyperparameterValue
 
 
 class Sharding(Protocol):
@@ -244,7 +243,7 @@ class GradientMethod(Optimizer):
             flat.gather(params)
         return self
 
-    def check_hyperparameter(self, values: Hyperparameter, name: str, value: HyperparameterValue) -> None:
+    def check_hyperparameter(self, values: Hyperparameter, name: str, value: object) -> None:
         """Warn where ``values.name = value`` would change nothing: our rules read no such hyperparameter."""
         if name in values.get_dict():
             check_assigned(self, name, value)
