@@ -26,6 +26,8 @@ from dbrdist.datasets.table.split import SubDataset
 from dbrdist.errors import DataSizeError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dbrdist.datasets.loading.base import Dataset
 
 
@@ -43,10 +45,11 @@ class Shard(SubDataset):
     @property
     def whole(self) -> Dataset:
         """The dataset of which this is a part."""
-        return self._dataset
+        dataset: Dataset = self._dataset
+        return dataset
 
     @property
-    def order(self) -> Array | None:
+    def order(self) -> Array | Sequence[int] | None:
         """The permutation of the whole dataset that is divided; None for the order of indices."""
         return self._order
 

@@ -47,6 +47,8 @@ class MultiNodeBatchNormalization(BatchNormalization):
         (4, 3)
     """
 
+    _number: str | RosterName = ""  # of one that is in no chain, by which it is told from others
+
     def __init__(
         self, size: int | Shape | None, comm: CommunicatorBase, decay: float = 0.9, eps: float = 2e-5,
         dtype: DTypeLike | None = None, use_gamma: bool = True, use_beta: bool = True,
@@ -56,8 +58,6 @@ class MultiNodeBatchNormalization(BatchNormalization):
         super().__init__(size, decay, eps, dtype, use_gamma, use_beta, initial_gamma, initial_beta)
         self.comm = comm
         self._number = RosterName(roster_of(comm, "batch normalizations").enter(sys._getframe(1)))
-
-    _number: str | RosterName = ""  # of one that is in no chain, by which it is told from others
 
     @property
     def ignores_one_value(self) -> bool:

@@ -69,8 +69,8 @@ def create_multi_node_optimizer(
         hint = "it is a multi-node optimizer already" if hasattr(actual_optimizer, "actual_optimizer") else hint
         raise TypeError(f"expected an optimizer, got {type(actual_optimizer).__name__}; {hint}")
     if not isinstance(communicator, CommunicatorBase):
-        kind, hint = type(communicator).__name__, "write comm = create_communicator(), and pass comm"
-        raise TypeError(f"expected a communicator, got {kind}; {hint}")
+        got, hint = type(communicator).__name__, "write comm = create_communicator(), and pass comm"
+        raise TypeError(f"expected a communicator, got {got}; {hint}")
     if isinstance(double_buffering, str):
         raise TypeError(f"double_buffering: expected True or False, got the text {double_buffering!r}")
     way = checked_way(double_buffering, zero, compression, accumulate, local_steps, zero_fill)

@@ -127,7 +127,7 @@ def explain_operand(link: Link, error: AttributeError, args: tuple[object, ...],
             raise better from error
 
 
-def no_forward(link: Any) -> TypeError:
+def no_forward(link: Link) -> TypeError:
     """The error where a link defines no forward, with what it may have defined instead."""
     import difflib  # loaded for errors alone
 

@@ -243,7 +243,7 @@ class GradientMethod(Optimizer):
             flat.gather(params)
         return self
 
-    def check_hyperparameter(self, values: Hyperparameter, name: str, value: object) -> None:
+    def check_hyperparameter(self, values: Hyperparameter, name: str, value: Any) -> None:
         """Warn where ``values.name = value`` would change nothing: our rules read no such hyperparameter."""
         if name in values.get_dict():
             check_assigned(self, name, value)
