@@ -104,7 +104,7 @@ def create_communicator(
 
 
 def create(
-    communicator_name: str | None, mpi_comm: Comm | None, kwargs: dict[str, bool | str], may_use_gpus: bool = True
+    communicator_name: str | None, mpi_comm: Comm | None, kwargs: dict[str, ConfigValue], may_use_gpus: bool = True
 ) -> CommunicatorBase:
     """As :func:`create_communicator`; ``may_use_gpus=False`` where arrays are known to be in host memory."""
     is_auto = communicator_name in (None, "auto")

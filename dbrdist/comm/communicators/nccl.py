@@ -368,7 +368,8 @@ class AutoCommunicator(FlatCommunicator):
         are_alone = len(set(zip(leaders, bus_ids))) == len(bus_ids)
         is_nccl = self.ranks.size > 1 and all(can) and are_alone
         self.why = "" if self.ranks.size == 1 or not has_gpu[self.ranks.rank] else _words(can, are_alone, self._reason)
-        self.__class__ = NcclCommunicator if is_nccl else FlatCommunicator
+        kind: Any = NcclCommunicator if is_nccl else FlatCommunicator
+        self.__class__ = kind
         if is_nccl:
             self.reducer = NcclReducer(self)
 

@@ -32,7 +32,9 @@ _SCATTERED_BYTES = 1 << 22  # of each rank at a time in a reduce-scatter
 class Configurable(Protocol):
     """What a reducer needs of its communicator."""
 
-    ranks: Ranks
+    @property
+    def ranks(self) -> Ranks: ...
+
     gate: Gate
 
     def get_config(self, name: str) -> Any: ...

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dbrdist.core.array.current_device import On, elsewhere_in
 from dbrdist.core.tape.checks import ArgumentError, OperandTypeError, describe
