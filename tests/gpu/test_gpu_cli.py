@@ -71,3 +71,13 @@ def test_graphs_on_a_cpu_say_that_there_are_none(train, capsys):
     found = [line for line in capsys.readouterr().err.splitlines() if "CUDA graph" in line]
     assert len(found) == 1, found
     assert "runs eagerly: the model is in host memory" in found[0]
+
+
+def test_a_plan_names_what_is_missing(train, on, capsys):
+    """The stand-in has no cuDNN; with --on whole there is one."""
+    if on not in ("stand-in", "whole"):
+        pytest.skip("watches what the stand-in lacks")
+    train("there", "device=gpu", "iterations=1")
+    found = " ".join(capsys.readouterr().out.split())
+    assert ("cuDNN is missing (ModuleNotFoundError" in found) == (on == "stand-in")
+    assert ("install dbrdist[cudnn13x]" in found) == (on == "stand-in")

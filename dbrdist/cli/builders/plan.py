@@ -10,6 +10,8 @@ from dbrdist.cli.builders.build_updates import group_of
 from dbrdist.cli.configuration.schema import Config, VirtualBatch
 from dbrdist.cli.output.words import counted
 from dbrdist.core.array.config import get_dtype
+from dbrdist.kernels.cpu import onednn
+from dbrdist.kernels.gpu import cudnn
 
 if TYPE_CHECKING:
     from dbrdist.core.model.parameter import Parameter
@@ -58,7 +60,25 @@ def describe(config: Config, made: Parts, size: int) -> list[str]:
         f"steps: {steps:,.9g} per epoch, about {num_steps:,} in all{sent}",
         *([left_over(config, num_steps)] if num_steps % config.accumulate else []),
         f"seed: {config.seed}; out: {config.out}",
+        *without_cudnn(made),
     ]
+
+
+NO_CUDNN = (
+    "convolutions are computed as matrix products, several times as slowly; install dbrdist[cudnn13x] for CUDA 13, or "
+    "dbrdist[cudnn12x] for CUDA 12"
+)
+
+
+def without_cudnn(made: Parts) -> list[str]:
+    """A line where a network with convolutions is on a GPU, and there is no cuDNN."""
+    if made.device is None or not any(p.ndim == 4 for p in made.task.params(include_uninit=False)):
+        return []
+    try:
+        cudnn.library()
+    except onednn.Unavailable as error:
+        return [f"cuDNN is missing ({error}): {NO_CUDNN}"]
+    return []
 
 
 _MAX_NAMES = 8

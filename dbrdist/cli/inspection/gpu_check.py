@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from dbrdist.cli.builders.memory import size
+from dbrdist.cli.builders.plan import NO_CUDNN
 from dbrdist.cli.output.refuse import Refused
 from dbrdist.core.array.gpu import presence
 from dbrdist.core.array.types import Module
@@ -14,10 +15,6 @@ from dbrdist.kernels.cpu.onednn import Unavailable
 from dbrdist.kernels.gpu import cublaslt, cudnn
 
 _OLDEST_CUPY = 14
-_NO_CUDNN = (
-    "convolutions are computed as matrix products, several times as slowly; install dbrdist[cudnn13x] for CUDA 13, or "
-    "dbrdist[cudnn12x] for CUDA 12"
-)
 
 
 def check_gpu() -> Iterator[str]:
@@ -107,7 +104,7 @@ def _about_kernels(said: str) -> str:
 
 def _libraries() -> Iterator[str]:
     """cuDNN, cuBLASLt and NCCL, each of which training can do without."""
-    yield _part("cuDNN", _cudnn, _NO_CUDNN)
+    yield _part("cuDNN", _cudnn, NO_CUDNN)
     yield _part("cuBLASLt", _cublaslt, "`graph: true` has no effect")
     yield _part("NCCL", _nccl, "several ranks add gradients through host memory")
 

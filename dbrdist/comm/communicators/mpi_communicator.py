@@ -337,11 +337,11 @@ class MpiCommunicator(CommunicatorBase):
         return type(self).__name__
 
     def _facts(self) -> Sequence[int]:
-        """What other ranks are told of this one when the communicator is made."""
+        """What this rank shows all others when the communicator is made."""
         return ()
 
     def _settle(self, rows: Row) -> None:
-        """Take what all ranks have told, a row for each."""
+        """Take what all ranks have shown, a row for each."""
 
     def _configure(self, settings: dict[str, ConfigValue]) -> None:
         for name, value in settings.items():

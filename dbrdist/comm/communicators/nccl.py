@@ -328,7 +328,7 @@ class NcclCommunicator(FlatCommunicator):
 
 
 def _shared_device(places: Sequence[tuple[int, int]], rank: int, bus_id: str) -> Exception | None:
-    """What is wrong where two ranks use one GPU, which NCCL allows only if it is told to (from version 2.30 on)."""
+    """What is wrong where two ranks use one GPU, which NCCL allows only on request (from version 2.30 on)."""
     if places.count(places[rank]) == 1 or os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1":
         return None
     others = [k for k, place in enumerate(places) if place == places[rank] and k != rank]
@@ -346,7 +346,7 @@ STAGING_SECONDS_PER_BYTE = 0.64e-9
 
 
 class AutoCommunicator(FlatCommunicator):
-    """What ``auto`` makes: once the ranks know whether each of them can have a GPU of its own, it is pure_nccl or flat.
+    """What ``auto`` makes: it becomes pure_nccl where the ranks agree that each has a GPU of its own, else flat.
 
     ``why``: in a few words, what was chosen for device arrays; empty where this process has no GPU.
     """
@@ -406,7 +406,7 @@ def _words(can: list[int], are_alone: bool, reason: str) -> str:
 
 
 def cost_of_staging(num_bytes: int) -> str:
-    """What a run on GPUs is told whose gradients are not added by NCCL."""
+    """The line of a plan for runs on GPUs whose gradients are not added by NCCL."""
     return (
         f"gradients: {num_bytes / 1e6:,.3g} MB go through host memory in each step, which takes about "
         f"{STAGING_SECONDS_PER_BYTE * num_bytes * 1e3:,.2g} ms by the copies of an H100; NCCL needs a GPU for each rank"
