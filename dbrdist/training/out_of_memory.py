@@ -67,8 +67,9 @@ def words(
     rest = max(memory.used - held.fixed, 0)
     others = max(memory.whole - memory.free - memory.held, 0)
     device = backend.current_device().name
+    examples = "1 example" if num_examples == 1 else f"{num_examples:,} examples"
     lines = (
-        f"{device}: {what} with {num_examples:,} examples asked for {size(wanted)} more. Of {size(memory.whole)}, "
+        f"{device}: {what} with {examples} asked for {size(wanted)} more. Of {size(memory.whole)}, "
         f"parameters hold {size(held.parameters)}, gradients {size(held.gradients)}, the optimizer's state "
         f"{size(held.state)}, activations and other arrays {size(rest)}; {size(memory.held - memory.used)} is free in "
         f"CuPy's pool, {size(memory.free)} on the device, and CUDA and other processes hold {size(others)}."

@@ -204,7 +204,7 @@ class StandardUpdater(Updater):
                     with spans.step(self.iteration):
                         self.update_core()
         except Exception as error:
-            explain(error, self._optimizers.values(), counted(self._iterators["main"], "batch_size", 0))
+            explain(error, self._optimizers.values(), counted(self._iterators.get("main"), "batch_size", 0))
             raise
         self.step_seconds += time.perf_counter() - began
         self.iteration += 1

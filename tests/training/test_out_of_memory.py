@@ -53,7 +53,8 @@ def test_sizes_what_held_them_and_a_batch_are_named(cupy):
         "and CUDA and other processes hold 4 GB. A batch above 248 cannot fit, since the step had not ended; try 128. "
         "Numbers of 16 bits (dtype: mixed16) take half of the activations' memory."
     )
-    assert "Even one example does not fit" in words(OutOfMemoryError(8 * GB, 70 * GB), MEMORY, HELD, 1)
+    alone = words(OutOfMemoryError(8 * GB, 70 * GB), MEMORY, HELD, 1)
+    assert "a step with 1 example asked" in alone and "Even one example does not fit" in alone
     assert "asked for 0 bytes more" in words(MemoryError("nothing said"), MEMORY, HELD, 2)
 
 
@@ -164,3 +165,14 @@ def test_parts_are_counted_on_their_device(cupy):
     optimizer = types.SimpleNamespace(target=target)
     assert backend.is_array(params[0].array)
     assert out_of_memory.held_by([optimizer, optimizer]) == Held(110, 110, 330)
+
+
+def test_an_updater_without_a_main_iterator_raises_its_own_error():
+    class Own(training.StandardUpdater):
+        def update_core(self):
+            raise StopIteration("the end")
+
+    updater = Own({"main": dbrdist_iterator(6)}, optimizers.SGD().setup(L.Linear(2, 2)))
+    del updater._iterators["main"]
+    with pytest.raises(StopIteration, match="the end"):
+        updater.update()
