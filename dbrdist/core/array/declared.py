@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from dbrdist.core.array import backend
-from dbrdist.core.array.types import Array, CudaEvent, CudaStream, DType, HostArray, Module
+from dbrdist.core.array.types import Array, CudaEvent, CudaPointer, CudaStream, DType, HostArray, Module
 from dbrdist.errors import CaptureError
 
 Numbers: TypeAlias = float | np.generic | tuple[float, ...]
@@ -137,7 +137,7 @@ def _without_host_copies() -> Iterator[None]:
     cupy = backend.import_cupy()
     malloc, before = _pinned_allocator(cupy)
 
-    def allocate(num_bytes: int) -> Any:
+    def allocate(num_bytes: int) -> CudaPointer:
         refuse_in_capture(backend.HOST_COPY)
         return malloc(num_bytes)
 
@@ -148,7 +148,7 @@ def _without_host_copies() -> Iterator[None]:
         cupy.cuda.set_pinned_memory_allocator(before)
 
 
-def _pinned_allocator(cupy: Module) -> tuple[Callable[[int], Any], Callable[[int], Any] | None]:
+def _pinned_allocator(cupy: Module) -> tuple[Callable[[int], CudaPointer], Callable[[int], CudaPointer] | None]:
     """What allocates pinned memory now, and how to set it again. CuPy does not tell, but memory knows its pool."""
     memory = cupy.cuda.alloc_pinned_memory(1).mem
     owner = getattr(memory, "pool", None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,7 +16,9 @@ from dbrdist.core.array.backend import Array, device_of, is_array
 from dbrdist.core.array.current_device import number_of
 
 if TYPE_CHECKING:
+    from dbrdist.core.array.types import Number
     from dbrdist.core.tape.function_node import FunctionNode
+    from dbrdist.core.tape.variable import Operand
 
 _ndarray = np.ndarray
 _NUMBERS: frozenset[type] = frozenset(
@@ -24,7 +26,7 @@ _NUMBERS: frozenset[type] = frozenset(
 )
 
 
-def are_mixed(data: tuple[Array, ...], held: Iterable[Any]) -> bool:
+def are_mixed(data: tuple[Array, ...], held: Iterable[Operand | Number | str | None]) -> bool:
     """Whether operands are on several devices; of what the function holds, such as labels, those on GPUs count.
 
     Arrays of the host that a function holds may be masks or tables that it sends itself.
@@ -57,7 +59,7 @@ def mixed_devices(call: FunctionNode, data: tuple[Array, ...]) -> MixedDevicesEr
     )
 
 
-def refuse_mixed(label: str, **arrays: Any) -> None:
+def refuse_mixed(label: str, **arrays: Operand | Number | str | None) -> None:
     """Raise where arguments of a function, also those that are no operands, are on several devices or on the host."""
     if "cupy" not in sys.modules:
         return

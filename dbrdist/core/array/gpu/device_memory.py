@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import weakref
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from dbrdist.core.array.gpu.presence import import_cupy
-from dbrdist.core.array.types import CudaPool
+from dbrdist.core.array.types import CudaPointer, CudaPool
 
 
 class PrivatePool:
@@ -18,7 +19,7 @@ class PrivatePool:
         _private.add(self)
 
     @property
-    def malloc(self) -> Any:
+    def malloc(self) -> Callable[[int], CudaPointer]:
         """What ``cupy.cuda.using_allocator`` takes."""
         return self.pool.malloc
 
