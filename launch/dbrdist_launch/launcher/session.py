@@ -38,6 +38,7 @@ from .streams.view import is_able
 if TYPE_CHECKING:
     from .records.metrics import Metrics
 
+_MOST_RANKS = 1 << 20  # no job has more
 _SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=10")
 _RANK = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "main.py")
 
@@ -310,7 +311,9 @@ class Session:
         return replace(outcome, code=codes.from_signal(asked[0]), asked=asked[0]), False
 
     def _say_what_stays(self, job: Job, run: LaunchFolder) -> None:
-        """Once: what the user may miss on other hosts."""
+        """Once: what the user may miss on other hosts, or of ranks that there are not."""
+        if self.shown and max(self.shown) >= job.ranks and self.settings.show is not None:
+            run.say(f"--show-ranks {self.settings.show}: the job has no rank above {job.ranks - 1}")
         for note in self.notes:
             run.say(note)
         hidden = environment.secrets(os.environ, (*job.forward, *self.added))
@@ -374,7 +377,8 @@ def parse_ranks(text: str | None) -> frozenset[int] | None:
     found: set[int] = set()
     for part in [] if text == "none" else str(text).split(","):
         first, _, last = part.partition("-")
-        if whole(first) is None or whole(last or first) is None:
+        low, high = whole(first), whole(last or first)
+        if low is None or high is None:
             raise LaunchError(f"--show-ranks {text!r}: expected numbers and ranges such as 0,4-7, or all, or none")
-        found.update(range(int(first), int(last or first) + 1))
+        found.update(range(low, min(high, _MOST_RANKS) + 1))
     return frozenset(found)

@@ -361,6 +361,11 @@ def test_which_ranks_are_shown(text, ranks):
     assert parse_ranks(text) == ranks
 
 
+def test_a_range_of_ranks_to_show_may_go_beyond_all_of_them():
+    """999,999,999 numbers would take the memory of this machine."""
+    assert max(parse_ranks("3-999999999")) < 1 << 21
+
+
 @pytest.mark.parametrize("text", ["", "-", "1-x", "x-1", "0,", "-3", "1.5"])
 def test_odd_ranks_to_show_are_refused(text):
     with pytest.raises(LaunchError, match="expected numbers and ranges"):
@@ -482,6 +487,16 @@ def test_the_end_of_a_job_says_what_was_saved_and_asked(monkeypatch, outcome, is
         assert (status["state"] == "stopped") == (bool(outcome.asked) and outcome.failure is None)
         assert ("dbrdist-launch: all ranks have saved and stopped (exit code 75)" in said) == is_said
         assert ("dbrdist-launch: queued" in said) == (is_asked and bool(outcome.asked))
+
+
+@pytest.mark.parametrize(
+    ("show", "ranks", "is_said"), [("0-3", 4, False), ("0,4", 4, True), ("7", 2, True), (None, 1, False)]
+)
+def test_ranks_to_show_that_there_are_not_are_named(show, ranks, is_said):
+    made = Session(LaunchSettings(ranks=ranks, show=show, command=("true",)))
+    words = []
+    made._say_what_stays(made.job(()), SimpleNamespace(say=words.append))
+    assert words == [f"--show-ranks {show}: the job has no rank above {ranks - 1}"] * is_said
 
 
 def test_hidden_secrets_are_named_where_ranks_are_elsewhere(monkeypatch):

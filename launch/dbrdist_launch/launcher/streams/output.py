@@ -329,7 +329,8 @@ class Output:
                 # The reader has gone (`| head`), or the disk is full: the job continues, its result may be elsewhere.
                 self._gone.add(descriptor)
                 if error.errno != errno.EPIPE and descriptor != 2:
-                    self._write(2, f"dbrdist-launch: output is cut short here: {error.strerror}\n".encode())
+                    where = "the file of --tee" if descriptor == self._tee_file else "output"
+                    self._write(2, f"dbrdist-launch: {where} is cut short here: {error.strerror}\n".encode())
                 return
 
 
