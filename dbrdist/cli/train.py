@@ -322,8 +322,11 @@ def _run(settings: Config, origin: Origin, mode: str, evaluate: str | None, trac
                 warned.gather(comm)
                 return 0
             training = run.TrainingRun(settings, origin, comm, console, warned, continues=mode == "resume")
-            training.announce()
-            return training.train(trace, profile) if training.start_folder(mode) else 0
+            try:
+                training.announce()
+                return training.train(trace, profile) if training.start_folder(mode) else 0
+            finally:
+                training.stop.finalize()  # signals are as they were before, also where nothing was trained
     except RefusedHere as reason:
         abort.report(f"dbrdist-train: {reason}")
         return reason.code

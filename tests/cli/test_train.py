@@ -29,6 +29,7 @@ from dbrdist.errors import CommunicatorError, ConfigError
 from dbrdist.training import runs
 from dbrdist.training.extensions import snapshots
 from tests.cli.cli_helpers import OWN_MODULE, OWN_PARTS, ROOT, lines, same_runs
+from tests.each import each
 
 
 def test_a_run_leaves_its_folder(run):
@@ -485,6 +486,7 @@ def begin(monkeypatch):
         def __init__(self, settings, origin, comm, console, warned, continues):
             if one.error is not None:
                 raise one.error
+            self.stop = SimpleNamespace(finalize=lambda: happened.append("signals given back"))
 
         def announce(self):
             happened.append("announced")
@@ -526,11 +528,11 @@ def begin(monkeypatch):
 
 
 def test_a_run_is_announced_and_trained_where_steps_are_left(begin):
-    assert begin.call() == (75, ["flat", "compared", "announced", "new", ("trained", False)])
-    assert begin.call("resume", trace=True)[1][-2:] == ["resume", ("trained", True)]
+    assert begin.call() == (75, ["flat", "compared", "announced", "new", ("trained", False), "signals given back"])
+    assert begin.call("resume", trace=True)[1][-3:-1] == ["resume", ("trained", True)]
     assert begin.call(reproducible=True)[1][:3] == ["flat", "one thread", "compared"]
     begin.starts = False
-    assert begin.call() == (0, ["flat", "compared", "announced", "new"])
+    assert begin.call() == (0, ["flat", "compared", "announced", "new", "signals given back"])
     assert begin.call(evaluate="old") == (0, ["flat", "compared", ("evaluated", "old"), "gathered"])
 
 
@@ -686,3 +688,13 @@ def test_a_run_whose_terminal_is_closed_saves_and_ends_with_75(tmp_path):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "stopped" and "SIGHUP arrived on rank 0" in summary["reason"]
     assert (tmp_path / "run" / f"snapshot_iter_{summary['iterations']}").exists()
+
+
+@each(words=[(), ("model=nonsense",), ("data.root=nowhere",), ("--resume",), ("batch=100000",), ("iterations=1",)])
+def test_signals_are_as_before_after_a_run_that_was_refused_or_over(run, words):
+    """One that had begun to listen and then was refused kept its handlers, in a notebook or a program with several."""
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGXCPU, signal.SIGINT)
+    before = [signal.getsignal(number) for number in numbers]
+    run("run.yaml", "iterations=2")  # the folder has a run, which is in the way
+    run("run.yaml", *words)
+    assert [signal.getsignal(number) for number in numbers] == before

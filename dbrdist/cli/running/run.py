@@ -98,6 +98,14 @@ class TrainingRun:
         self.test_iterator: Any = None
         self.stop = StopOnRequest(comm, save=None if config.batch_finder else self._save)
         self.stop.initialize(None)  # from now on, not only from the first step
+        try:
+            self._make(continues)
+        except BaseException:
+            self.stop.finalize()
+            raise
+
+    def _make(self, continues: bool) -> None:
+        config, origin, comm = self.config, self.origin, self.comm
         find = build.find_images(config, origin, comm)
         # a snapshot has all weights: the file of the first ones may be gone by now
         has_weights = on_root(comm, lambda: continues and bool(snapshots.find(config.out)))
