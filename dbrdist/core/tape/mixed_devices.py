@@ -35,7 +35,7 @@ def are_mixed(data: tuple[Array, ...], held: Iterable[Operand | Number | str | N
     for x in data:
         number = number_of(x)
         if number is None:
-            number = -1 if isinstance(x, _ndarray) else first
+            number = -1 if isinstance(x, _ndarray) and x.ndim else first  # an array without axes is a number
         if number != first:
             if first is not None:
                 return True

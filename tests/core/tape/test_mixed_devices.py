@@ -50,6 +50,12 @@ def test_what_is_on_several_devices(data, held, is_mixed):
     assert are_mixed(arrays(*data), values) is is_mixed
 
 
+def test_an_array_without_axes_is_a_number():
+    number = np.array(2.0, np.float32)
+    assert not are_mixed((OnGpu(1), number), ()) and not are_mixed((number, OnGpu(1)), ())
+    assert are_mixed((number, OnGpu(1), HOST), ())
+
+
 def test_the_error_names_each_place():
     call = types.SimpleNamespace(label="GetItem", slices=OnGpu(1), table=HOST, axis=0)
     error = mixed_devices(call, arrays(0, None))
