@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import pickle
 import subprocess
@@ -41,11 +42,16 @@ class Times(NamedTuple):
     num_threads: int = 0  # of each; 0 for those that one process takes
 
 
-def of_slowest(times: Sequence[float], ranks: int) -> float:
-    """The mean of the largest of ``ranks`` draws from ``times``."""
-    n = len(times)
+def of_slowest(times: Sequence[float], ranks: int, parts: float = 1.0) -> float:
+    """What the slowest of ``ranks`` takes for a part, where each has so many in a step.
+
+    The mean of the largest of ``ranks`` draws from ``times``; differences from the mean shrink with the root of the
+    number of parts, for a rank that is slow in one of them need not be so in the next.
+    """
+    n, mean = len(times), sum(times) / len(times)
     below = [(k / n) ** ranks for k in range(n + 1)]
-    return sum(t * (b - a) for t, a, b in zip(sorted(times), below, below[1:]))
+    largest = sum(t * (b - a) for t, a, b in zip(sorted(times), below, below[1:]))
+    return float(mean + (largest - mean) / math.sqrt(max(parts, 1.0)))
 
 
 def measure(config: Config, origin: Origin, made: assemble.Parts, per_host: int, num_examples: int) -> Times:

@@ -163,7 +163,8 @@ def measure(config: Config, origin: Origin, job: TargetJob) -> Measured:
         times, per_example, update = None, 0.0, 0.0
         if job.examples_per_second is None:
             times = calibration.measure(own, origin, made, job.per_host, min(together, _MAX_TIMED))
-            per_example = calibration.of_slowest(times.computation, job.ranks) / times.num_examples
+            parts = _examples_of_busiest(config, job.ranks) / times.num_examples
+            per_example = calibration.of_slowest(times.computation, job.ranks, parts) / times.num_examples
             update = calibration.of_slowest(times.update, job.ranks)
         else:
             per_example = 1 / job.examples_per_second
@@ -184,6 +185,13 @@ def _num_copies(config: Config, ranks: int) -> int:
 def _examples_at_once(config: Config, ranks: int) -> int:
     """Of a rank's forward pass."""
     return config.batch.per_worker if isinstance(config.batch, VirtualBatch) else -(-config.batch // ranks)
+
+
+def _examples_of_busiest(config: Config, ranks: int) -> int:
+    """Of a step of the rank that has most of them."""
+    if config.virtual_workers is not None:
+        return -(-config.virtual_workers // ranks) * config.batch_size // config.virtual_workers
+    return -(-config.batch_size // ranks)
 
 
 class Prediction(NamedTuple):
@@ -213,10 +221,9 @@ def predict(config: Config, job: TargetJob, measured: Measured, work: float = 1.
     stream for each host. With virtual workers nothing is hidden: gradients are added when all of them are there. Where
     sums are reproducible each rank exchanges with each other one, so that all ranks of a host send.
     """
-    busiest = -(-config.batch_size // job.ranks)
-    if config.virtual_workers is not None:
-        busiest = -(-config.virtual_workers // job.ranks) * config.batch_size // config.virtual_workers
-    computation = busiest * measured.seconds_per_example * work + measured.update_seconds
+    computation = (
+        _examples_of_busiest(config, job.ranks) * measured.seconds_per_example * work + measured.update_seconds
+    )
     sent = wire_bytes(config, measured)
     within = measured.gradient_bytes * _SECONDS_A_BYTE_WITHIN if job.per_host > 1 else 0.0
     between = 0.0

@@ -25,6 +25,8 @@ def test_the_slowest_of_several_draws(ranks):
     else:
         expected = np.mean([max(draws) for draws in itertools.product(times, repeat=ranks)])
     assert calibration.of_slowest(times, ranks) == pytest.approx(expected)
+    assert calibration.of_slowest(times, ranks, 0.5) == pytest.approx(expected)
+    assert calibration.of_slowest(times, ranks, 16) == pytest.approx(0.325 + (expected - 0.325) / 4)
 
 
 def made(folder):
