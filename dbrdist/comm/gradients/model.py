@@ -6,7 +6,7 @@ Gradients are stored in flat memory (``core/model/flat.py``): a reduction passes
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from dbrdist.comm.protocol.arguments import attempt
 from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.transport import message
 from dbrdist.core.array.backend import device_of, fill, get_array_module, is_array, on, to_device
-from dbrdist.core.array.types import Array
+from dbrdist.core.array.types import Array, HostArray
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape.node import note_assignment
 from dbrdist.core.tape.variable import Variable
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from dbrdist.comm.communicators.communicator import CommunicatorBase
     from dbrdist.core.model.link import Link
 
-_PIECE_BYTES = 1 << 20  # of parameters at a time
+# Of a parameter at first: MPI sends as little without waiting for the receiver, and mostly it shows that values differ.
+_HEAD_BYTES = 1 << 14
+_PIECE_BYTES = 1 << 22  # after it: each piece is a wait for the other ranks, and what is compared stays in the cache
 _FEW = 1024  # elements that are compared first
 _MAX_PLANS = 8  # of models that take turns
 
@@ -80,17 +82,17 @@ def _bcast_in_place(comm: CommunicatorBase, params: Sequence[Parameter], root: i
             scratch = np.empty(_PIECE_BYTES, np.uint8)
             for p, (flat, _) in zip(params, found):
                 if comm.rank == root:
-                    comm.ranks.bcast_in_pieces(call, message.as_bytes(flat), _PIECE_BYTES)
+                    for own in _pieces(flat):
+                        comm.ranks.bcast_bytes(message.as_bytes(own), root)
                 elif _receive(comm, call, flat, scratch):
                     note_assignment(p)
     return True
 
 
-def _receive(comm: Any, call: Passage, flat: Array, scratch: Array) -> bool:
+def _receive(comm: Any, call: Passage, flat: HostArray, scratch: HostArray) -> bool:
     """Receive the root's values piece by piece; whether any of them is another than before."""
-    is_changed, step = False, _PIECE_BYTES // flat.itemsize
-    for begin in range(0, flat.size, step):
-        own = flat[begin : begin + step]
+    is_changed = False
+    for own in _pieces(flat):
         if is_changed:
             comm.ranks.bcast_bytes(message.as_bytes(own), call.root)
             continue
@@ -101,6 +103,14 @@ def _receive(comm: Any, call: Passage, flat: Array, scratch: Array) -> bool:
             is_changed = _differ(own[:_FEW], values[:_FEW]) or _differ(own, values)
             own[...] = values
     return is_changed
+
+
+def _pieces(flat: HostArray) -> Iterator[HostArray]:
+    """A parameter's elements in pieces that are the same on all ranks."""
+    end, step = _HEAD_BYTES // flat.itemsize, _PIECE_BYTES // flat.itemsize
+    yield flat[:end]
+    for begin in range(end, flat.size, step):
+        yield flat[begin : begin + step]
 
 
 def _differ(old: Array, new: Array) -> bool:

@@ -139,12 +139,12 @@ def test_long_parameters_layouts_and_odd_values_are_broadcast():
         assert not found["/axes"].any() and found["/same"].tolist() == [0.0, 1.0, 2.0]
 
 
-@each(at=[0, 1023, 1024, 5000, 300_000], value=[2.0, -0.0, np.nan], old=[0.0, np.nan])
+@each(at=[0, 1023, 1024, 4095, 4096, 5000, 1_100_000, 1_200_000], value=[2.0, -0.0, np.nan], old=[0.0, np.nan])
 def test_a_broadcast_assigns_what_has_another_value(at, value, old):
     """Wherever the first element lies that differs. Zeros of another sign and NaN of other bits are the same values."""
 
     def body(comm):
-        p = Parameter(np.zeros(300_001, np.float32))
+        p = Parameter(np.zeros(1_200_001, np.float32))
         p.array[at] = old
         if np.isnan(old):
             p.array.view(np.int32)[at] |= 1 << comm.rank
