@@ -188,6 +188,29 @@ CASES: dict[str, tuple[int, str, str, str]] = {
     "get_item": (1, "any", "F.get_item(a, slice(None, None, 2))", "a[::2]"),
     "select_item": (1, "any", "F.select_item(a, t)", "a.gather(1, t[:, None])[:, 0]"),
     "broadcast_to": (1, "any", "F.broadcast_to(a[0], (1024, 1024))", "a[0].expand(1024, 1024)"),
+    "pow_4_signed": (1, "any", "a ** 4", "a ** 4"),
+    "pow_3_signed": (1, "any", "a ** 3", "a ** 3"),
+    "softmax_of_16": (1, "any", "F.softmax(a.reshape(-1, 16))", "f.softmax(a.reshape(-1, 16), 1)"),
+    "log_softmax_of_16": (1, "any", "F.log_softmax(a.reshape(-1, 16))", "f.log_softmax(a.reshape(-1, 16), 1)"),
+    "label_smoothing": (
+        1, "any", "F.softmax_cross_entropy(a, t, label_smoothing=0.1)", "f.cross_entropy(a, t, label_smoothing=0.1)",
+    ),
+    "soft_targets": (1, "any", "F.softmax_cross_entropy(a, p)", "f.cross_entropy(a, p)"),
+    "embed_id": (1, "any", "F.embed_id(t, a)", "f.embedding(t, a)"),
+    "scatter_add": (2, "any", "F.scatter_add(a, t, b)", "a.index_add(0, t, b)"),
+    "get_rows": (1, "any", "F.get_item(a, t)", "a[t]"),
+    "get_columns": (1, "any", "F.get_item(a, (slice(None), t))", "a[:, t]"),
+    "concat_rows": (2, "any", "F.concat((a, b), 0)", "torch.cat((a, b), 0)"),
+    "stack_last": (2, "any", "F.stack((a, b), 2)", "torch.stack((a, b), 2)"),
+    "cast_to_16": (1, "any", "F.cast(a, 'float16')", "a.half()"),
+    "sum_inner": (1, "any", "F.sum(a.reshape(64, 128, 128), 1)", "a.reshape(64, 128, 128).sum(1)"),
+    "sum_outer_and_last": (1, "any", "F.sum(a.reshape(64, 128, 128), (0, 2))", "a.reshape(64, 128, 128).sum((0, 2))"),
+    "cumsum_inner": (1, "any", "F.cumsum(a.reshape(64, 128, 128), 1)", "a.reshape(64, 128, 128).cumsum(1)"),
+    "pad_edge": (1, "any", "F.pad(a, 1, 'edge')", "f.pad(a[None], (1, 1, 1, 1), mode='replicate')[0]"),
+    "laplace_nll_each": (
+        3, "any", "F.laplace_nll(a, b, c, 'no')", "(a - b).abs() * (-c).exp() + c + 0.6931471805599453",
+    ),
+    "variance": (1, "any", "F.mean((a - F.mean(a)) ** 2)", "a.var(correction=0)"),
 }  # fmt: skip
 
 
@@ -195,7 +218,7 @@ CASES: dict[str, tuple[int, str, str, str]] = {
 LEFT_OUT = {
     "no arithmetic of their own: views, copies, and other cases by another name": (
         "broadcast copy diagonal dstack expand_dims flatten fliplr flipud hstack identity moveaxis permutate "
-        "reshape rollaxis separate split_axis squeeze sum_to swapaxes transpose vstack scatter_add"
+        "reshape rollaxis separate split_axis squeeze sum_to swapaxes transpose vstack"
     ),
     "steps: the gradient is zero": "ceil fix floor sign argmax argmin",
     "PyTorch has none, and what users write instead differs": (
@@ -228,6 +251,14 @@ def labels() -> tuple[Any, Any]:
     return rng.integers(0, COLUMNS, ROWS), rng.integers(0, 2, (ROWS, COLUMNS)).astype(np.int32)
 
 
+def shares() -> Any:
+    """Probabilities of classes for rows."""
+    import numpy as np
+
+    p = np.random.default_rng(2).uniform(0.1, 1.0, (ROWS, COLUMNS)).astype(np.float32)
+    return p / p.sum(1, keepdims=True)
+
+
 def dbrdist_case(name: str) -> Callable[[], Any]:
     """Forward and backward with dbrdist."""
     import numpy as np
@@ -238,9 +269,10 @@ def dbrdist_case(name: str) -> Callable[[], Any]:
     count, kind, expression, _ = CASES[name]
     variables = [dbrdist.Variable(a) for a in operands(count, kind)]
     t, u = labels()
-    scope = {"F": F, "t": t, "u": u, "ones": np.ones((), np.float32), **dict(zip("abc", variables))}
+    scope = {"F": F, "t": t, "u": u, "p": shares(), "ones": np.ones((), np.float32), **dict(zip("abc", variables))}
     code = compile(expression, name, "eval")
-    gy = np.ones(eval(code, scope).shape, np.float32)
+    y = eval(code, scope)
+    gy = np.ones(y.shape, y.dtype)
 
     def step() -> None:
         for x in variables:
@@ -295,7 +327,8 @@ def torch_case(name: str, is_compiled: bool = False) -> Callable[[], Any]:
     count, kind, _, expression = CASES[name]
     tensors = [torch.from_numpy(a).requires_grad_() for a in operands(count, kind)]
     t, u = (torch.from_numpy(a) for a in labels())
-    scope = {**torch_scope(), "t": t, "u": u, "sign": torch.ones(ROWS, COLUMNS).scatter_(1, t[:, None], -1.0)}
+    sign = torch.ones(ROWS, COLUMNS).scatter_(1, t[:, None], -1.0)
+    scope = {**torch_scope(), "t": t, "u": u, "p": torch.from_numpy(shares()), "sign": sign}
     exec(f"def forward({', '.join('abc'[:count])}): return {expression}", scope)
     forward: Any = scope["forward"]
     if is_compiled:

@@ -32,6 +32,11 @@ enum { NUM_LEVELS = 3 };
     __attribute__((target("avx2,fma"))) static BODY(f##_avx2, __VA_ARGS__)  \
     static BODY(f##_plain, __VA_ARGS__)
 #define ALL_LEVELS(f) {f##_plain, f##_avx2, f##_avx512}
+/* What needs a fused multiply-add is served from level 1 on, see has_fma. */
+#define FOR_EACH_LEVEL_WITH_FMA(f, ...)                                     \
+    __attribute__((target("avx512f"))) static BODY(f##_avx512, __VA_ARGS__) \
+    __attribute__((target("avx2,fma"))) static BODY(f##_avx2, __VA_ARGS__)
+#define LEVELS_WITH_FMA(f) {f##_avx2, f##_avx2, f##_avx512}
 static int find_level(void) {
     if (__builtin_cpu_supports("avx512f")) return 2;
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 1 : 0;
@@ -40,13 +45,17 @@ static int find_level(void) {
 enum { NUM_LEVELS = 1 };
 #define FOR_EACH_LEVEL(f, ...) static BODY(f##_plain, __VA_ARGS__)
 #define ALL_LEVELS(f) {f##_plain}
+#define FOR_EACH_LEVEL_WITH_FMA FOR_EACH_LEVEL
+#define LEVELS_WITH_FMA ALL_LEVELS
 static int find_level(void) { return 0; }
 #endif
 static int level;
 
 /* Without the instruction, the functions of elementary.h and special.h take a thousand times as long. */
 static int has_fma(void) {
-#if defined(__FP_FAST_FMAF) || defined(FP_FAST_FMAF)
+#if defined(__x86_64__) && defined(__GNUC__)
+    return level > 0;
+#elif defined(__FP_FAST_FMAF) || defined(FP_FAST_FMAF)
     return 1;
 #else
     return level > 0;
@@ -65,7 +74,7 @@ static int has_fma(void) {
 #define LOOP(name, ARRAYS, NUMBERS, ...)                        \
     LOOP_OF(float, float, name, ARRAYS, NUMBERS, __VA_ARGS__)   \
     LOOP_OF(double, double, name, ARRAYS, NUMBERS, __VA_ARGS__)
-#define FLOAT_LOOP(name, ARRAYS, NUMBERS, ...) LOOP_OF(float, float, name, ARRAYS, NUMBERS, __VA_ARGS__)
+#define FLOAT_LOOP(name, ARRAYS, NUMBERS, ...) FOR_EACH_LEVEL_WITH_FMA(name##_float, float, ARRAYS, NUMBERS, __VA_ARGS__)
 #define OUT(place, a) Real *restrict a = (Real *)arrays[place];
 #define IN(place, a) const Real *restrict a = (const Real *)arrays[place];
 /* In the place of the last number, where a loop writes to several arrays: the compiler looks for overlaps of few. */
@@ -176,9 +185,9 @@ typedef struct {
 #define ENTRY(name, num_arrays, written, num_numbers) \
     {#name, num_arrays, written, num_numbers, NULL, ALL_LEVELS(name##_float), ALL_LEVELS(name##_double)}
 #define FLOAT_ENTRY(name, num_arrays, written, num_numbers) \
-    {#name, num_arrays, written, num_numbers, NULL, ALL_LEVELS(name##_float), {NULL}}
+    {#name, num_arrays, written, num_numbers, NULL, LEVELS_WITH_FMA(name##_float), {NULL}}
 #define ROW_ENTRY(name, rows, written, num_numbers) \
-    {#name, sizeof(rows) - 1, written, num_numbers, rows, ALL_LEVELS(name##_float), {NULL}}
+    {#name, sizeof(rows) - 1, written, num_numbers, rows, LEVELS_WITH_FMA(name##_float), {NULL}}
 static const Entry ENTRIES[] = {
     ENTRY(sgd, 2, 1, 1),         ENTRY(momentum_sgd, 3, 5, 2), ENTRY(corrected_momentum_sgd, 3, 5, 2),
     ENTRY(nesterov_ag, 3, 5, 2), ENTRY(adam, 4, 13, 7),        ENTRY(amsgrad, 5, 29, 7),

@@ -129,3 +129,19 @@ def test_sums_are_as_wide_as_they_have_to_be(dtype, axis, keepdims):
     expected = x.astype("d" if x.dtype.kind in "fV" else x.dtype).sum(axis, keepdims=keepdims)
     assert y.shape == expected.shape and y.dtype == (x.dtype if x.dtype.kind in "fV" else expected.dtype)
     np.testing.assert_array_equal(np.asarray(y, "d"), np.asarray(expected.astype(y.dtype), "d"))
+
+
+@each(axis=[(0, 2), (0, -1), (1, 3), (0, 2, 3), (-1, -4)], keepdims=[False, True], dtype=[np.float32, np.float64])
+def test_sums_over_the_last_and_over_other_axes(axis, keepdims, dtype):
+    x = np.random.default_rng(0).uniform(0, 1, (20, 9, 10, 11)).astype(dtype)
+    found = sums.wide_sum(x, axis, keepdims)
+    exact = x.astype(np.longdouble).sum(axis, keepdims=keepdims)
+    assert found.shape == exact.shape and found.dtype == dtype
+    np.testing.assert_allclose(found, exact.astype(dtype), rtol=32 * np.finfo(dtype).eps)
+
+
+def test_wrong_axes_are_still_numpys_to_refuse():
+    x = np.ones((20, 9, 10, 11), np.float32)
+    for axis in ((0, 4), (0, 0, 3), (-5, 3)):
+        with pytest.raises(ValueError):
+            sums.wide_sum(x, axis, False)
