@@ -12,12 +12,12 @@ import numpy as np
 from dbrdist.core.array.backend import Array, is_array, is_floating
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config
-from dbrdist.core.array.current_device import On, elsewhere, on
+from dbrdist.core.array.current_device import On, current_number, elsewhere, on
 from dbrdist.core.array.elementwise import elementwise
 from dbrdist.core.tape import type_check
 from dbrdist.core.tape.checks import Operands
 from dbrdist.core.tape.fusion import settle_for, waiting
-from dbrdist.core.tape.mixed_devices import are_mixed, mixed_devices
+from dbrdist.core.tape.mixed_devices import MIXED, common_device, mixed_devices
 from dbrdist.core.tape.node import Record, Value, VariableNode, assignments, make_node
 from dbrdist.core.tape.variable import Variable
 from dbrdist.core.usage.mistakes import warn
@@ -117,9 +117,14 @@ class Call(Record):
                 f"{self.label} takes a masked array: some functions leave masked elements out and others compute with "
                 "what is stored there; give a.filled(value), and leave examples out by their weights or labels"
             )
-        number = elsewhere(data)
-        if type(self).__module__.startswith(_ON_ONE_DEVICE) and are_mixed(data, self.__dict__.values()):
-            raise mixed_devices(self, data)
+        if type(self).__module__.startswith(_ON_ONE_DEVICE):
+            number = common_device(data, self.__dict__.values())
+            if number == MIXED:
+                raise mixed_devices(self, data)
+            if number is not None and (number < 0 or number == current_number()):
+                number = None
+        else:
+            number = elsewhere(data)
         switches = config.__dict__
         is_looked_at = hooked[0] or switches["_function_hooks"] or switches["debug"]
         forward = self._forward_with_hooks if is_looked_at else self.forward

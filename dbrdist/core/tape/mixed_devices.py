@@ -26,26 +26,30 @@ _NUMBERS: frozenset[type] = frozenset(
 )
 
 
-def are_mixed(data: tuple[Array, ...], held: Iterable[Operand | Number | str | None]) -> bool:
-    """Whether operands are on several devices; of what the function holds, such as labels, those on GPUs count.
+HOST, MIXED = -1, -2
 
-    Arrays of the host that a function holds may be masks or tables that it sends itself.
+
+def common_device(data: tuple[Array, ...], held: Iterable[Operand | Number | str | None]) -> int | None:
+    """The number of the GPU on which operands are, HOST or MIXED; None where there are no arrays with axes.
+
+    Of what the function holds, such as labels, those on GPUs count: arrays of the host may be masks or tables that it
+    sends itself.
     """
     first: int | None = None
     for x in data:
         number = number_of(x)
         if number is None:
-            number = -1 if isinstance(x, _ndarray) and x.ndim else first  # an array without axes is a number
+            number = HOST if isinstance(x, _ndarray) and x.ndim else first  # an array without axes is a number
         if number != first:
             if first is not None:
-                return True
+                return MIXED
             first = number
     for x in held:
         if type(x) not in _NUMBERS:
             number = number_of(x)
             if number is not None and number != first and is_array(x):
-                return True
-    return False
+                return MIXED
+    return first
 
 
 def mixed_devices(call: FunctionNode, data: tuple[Array, ...]) -> MixedDevicesError:
@@ -65,7 +69,7 @@ def refuse_mixed(label: str, **arrays: Operand | Number | str | None) -> None:
         return
     found = {name: getattr(x, "_array", x) for name, x in arrays.items()}
     found = {name: x for name, x in found.items() if is_array(x)}
-    if are_mixed(tuple(found.values()), ()):
+    if common_device(tuple(found.values()), ()) == MIXED:
         places = ", ".join(f"{name} on {_place(x)}" for name, x in found.items())
         raise MixedDevicesError(f"{label}: expected all arguments on one device, got {places}; send them to one")
 

@@ -8,7 +8,7 @@ import types
 import numpy as np
 import pytest
 
-from dbrdist.core.tape.mixed_devices import MixedDevicesError, are_mixed, mixed_devices, refuse_mixed
+from dbrdist.core.tape.mixed_devices import HOST, MIXED, MixedDevicesError, common_device, mixed_devices, refuse_mixed
 from tests.each import each
 
 
@@ -21,7 +21,7 @@ class OnGpu:
         self.dtype = np.dtype("f4")
 
 
-HOST = np.zeros(2, np.float32)
+ON_HOST = np.zeros(2, np.float32)
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def cupy(monkeypatch):
 
 
 def arrays(*numbers):
-    return tuple([HOST if n is None else OnGpu(n) for n in numbers])
+    return tuple([ON_HOST if n is None else OnGpu(n) for n in numbers])
 
 
 @each(
@@ -47,17 +47,18 @@ def arrays(*numbers):
 )  # fmt: skip
 def test_what_is_on_several_devices(data, held, is_mixed):
     values = [*arrays(*held), None, 3, "text", 2.5, (1, 2), np.dtype("f4"), {"a": 1}, np.float32(1)]
-    assert are_mixed(arrays(*data), values) is is_mixed
+    assert common_device(arrays(*data), values) == (MIXED if is_mixed else data[0])
 
 
 def test_an_array_without_axes_is_a_number():
     number = np.array(2.0, np.float32)
-    assert not are_mixed((OnGpu(1), number), ()) and not are_mixed((number, OnGpu(1)), ())
-    assert are_mixed((number, OnGpu(1), HOST), ())
+    assert common_device((OnGpu(1), number), ()) == common_device((number, OnGpu(1)), ()) == 1
+    assert common_device((number, OnGpu(1), ON_HOST), ()) == MIXED
+    assert common_device((number, number), ()) is None and common_device((number, ON_HOST), ()) == HOST
 
 
 def test_the_error_names_each_place():
-    call = types.SimpleNamespace(label="GetItem", slices=OnGpu(1), table=HOST, axis=0)
+    call = types.SimpleNamespace(label="GetItem", slices=OnGpu(1), table=ON_HOST, axis=0)
     error = mixed_devices(call, arrays(0, None))
     assert isinstance(error, ValueError) and isinstance(error, TypeError)
     assert str(error).startswith(
@@ -67,15 +68,15 @@ def test_the_error_names_each_place():
 
 def test_arguments_that_are_no_operands():
     refuse_mixed("accuracy", y=OnGpu(0), t=OnGpu(0), ignore=None)
-    refuse_mixed("accuracy", y=HOST, t=[1, 2])
+    refuse_mixed("accuracy", y=ON_HOST, t=[1, 2])
     with pytest.raises(
         MixedDevicesError, match=r"^accuracy: expected all arguments on one device, got y on @cupy:0, t on"
     ):
-        refuse_mixed("accuracy", y=OnGpu(0), t=HOST, ignore=-1)
+        refuse_mixed("accuracy", y=OnGpu(0), t=ON_HOST, ignore=-1)
     with pytest.raises(MixedDevicesError, match="t on @cupy:1; send them to one"):
         refuse_mixed("accuracy", y=types.SimpleNamespace(_array=OnGpu(0)), t=OnGpu(1))
 
 
 def test_nothing_is_asked_without_cupy(monkeypatch):
     monkeypatch.delitem(sys.modules, "cupy")
-    refuse_mixed("accuracy", y=HOST, t=OnGpu(0))
+    refuse_mixed("accuracy", y=ON_HOST, t=OnGpu(0))
