@@ -188,7 +188,7 @@ class Overlap:
         self._finish(passage)
 
     def give_up(self) -> None:
-        """Backward has failed after buckets were sent: the courier's ranks are told by their meetings."""
+        """Backward has failed after buckets were sent: other ranks find out when they next meet."""
 
     def _finish(self, passage: Passage | None) -> None:
         if self._is_ordered:

@@ -162,7 +162,7 @@ def _largest_magnitude(x: Array) -> float:
         return float(get_array_module(x).maximum(x.max(), -x.min()))
 
 
-def largest_number(dtype: DType) -> float:
+def largest_number(dtype: Any) -> float:
     """The largest finite number of a type of floating-point numbers."""
     if issubclass(dtype.type, np.floating):
         return float(np.finfo(dtype).max)

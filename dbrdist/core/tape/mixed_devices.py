@@ -44,10 +44,10 @@ def common_device(data: tuple[Array, ...], held: Iterable[Operand | Number | str
             if first is not None:
                 return MIXED
             first = number
-    for x in held:
-        if type(x) not in _NUMBERS:
-            number = number_of(x)
-            if number is not None and number != first and is_array(x):
+    for value in held:
+        if type(value) not in _NUMBERS:
+            number = number_of(value)
+            if number is not None and number != first and is_array(value):
                 return MIXED
     return first
 
@@ -67,8 +67,7 @@ def refuse_mixed(label: str, **arrays: Operand | Number | str | None) -> None:
     """Raise where arguments of a function, also those that are no operands, are on several devices or on the host."""
     if "cupy" not in sys.modules:
         return
-    found = {name: getattr(x, "_array", x) for name, x in arrays.items()}
-    found = {name: x for name, x in found.items() if is_array(x)}
+    found: dict[str, Array] = {name: a for name, x in arrays.items() if is_array(a := getattr(x, "_array", x))}
     if common_device(tuple(found.values()), ()) == MIXED:
         places = ", ".join(f"{name} on {_place(x)}" for name, x in found.items())
         raise MixedDevicesError(f"{label}: expected all arguments on one device, got {places}; send them to one")
