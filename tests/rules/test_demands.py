@@ -11,8 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 from dbrdist_launch import backends
+from pydantic import create_model
+from train_page import KINDS, PAGE, components, keys_of_the_run
 
 from dbrdist import optimizers, training
+from dbrdist.cli.configuration import schema
 from dbrdist.comm.communicators import create
 from dbrdist.comm.communicators.messages import NaiveCommunicator
 from dbrdist.core.update.optimizer import Optimizer
@@ -141,3 +144,28 @@ def test_every_row_of_a_provider_is_compared_with_the_reference():
 def test_a_row_without_comparison_is_noticed(monkeypatch):
     monkeypatch.setitem(providers.PROVIDERS["onednn"], "new_one", lambda *arguments: None)
     assert rows_without_comparison() == {"onednn: new_one"}
+
+
+def keys_of_configurations():
+    """Each key of a configuration, as it is written, and its last name."""
+    yield from ((key, name) for key, _, name in keys_of_the_run())
+    of_parts = [(f"{kind} {name}", cls) for kind in KINDS for name, cls in components(kind)]
+    for part, cls in (*of_parts, ("stop", schema.Stop), ("ema", schema.Ema)):
+        yield from ((f"{part}.{name}", name) for name in cls.model_fields if name != "name")
+
+
+def keys_without(text):
+    """The keys of configurations that a text does not name."""
+    named = set(re.findall(r"\w+", text))
+    return {key for key, name in keys_of_configurations() if name not in named}
+
+
+def test_every_key_of_a_configuration_is_tested_and_on_its_page():
+    assert keys_without(words_in(".")) == set()
+    assert keys_without(PAGE.read_text()) == set()
+
+
+def test_a_key_without_a_test_is_noticed(monkeypatch):
+    new = create_model("New", __base__=schema.Stop, **{"fresh" + "_key": (int, 0)})
+    monkeypatch.setattr(schema, "Stop", new)
+    assert keys_without(words_in(".")) == keys_without(PAGE.read_text()) == {"stop.fresh" + "_key"}
