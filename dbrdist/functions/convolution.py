@@ -23,6 +23,7 @@ from dbrdist.core.model.parameter import Kept, Parameter
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import ArgumentError, Given, Operands, expected
 from dbrdist.core.tape.function_node import FunctionNode, call, is_observed
+from dbrdist.core.tape.late_writes import write_later
 from dbrdist.core.tape.node import form
 from dbrdist.core.tape.variable import Operand, Variable, as_array
 from dbrdist.functions.connection import activation
@@ -69,7 +70,7 @@ class Convolution2D(FunctionNode):
                 gx = ConvolutionWeight(g, W.shape, W.dtype, target) if i else ConvolutionData(g, x.shape)
                 gxs.append(call(gx, x, gy) if i else call(gx, gy, W))
             elif i:
-                gxs.append(kernels.conv_backward_weight(x, gy, W.shape, g, W.dtype, target))
+                gxs.append(_gradient_of_weights(x, gy, W, g, target))
             elif _sees_a_part(g, W.shape, x.size, self.inputs[0].creator_node):
                 seen = self._gradient_of_input(gy, W, (*x.shape[:2], *gy.shape[2:]), _POINTWISE)
                 gxs.append(SpreadGradient(seen, x.shape, (g.sh, g.sw)))
@@ -81,6 +82,15 @@ class Convolution2D(FunctionNode):
         if self.laid is not None and gy.dtype == self.laid.dtype:
             return kernels.conv_backward_data_as_laid(gy, W, x_shape, g, self.laid)
         return kernels.conv_backward_data(gy, W, x_shape, g)
+
+
+def _gradient_of_weights(x: Array, gy: Array, W: Array, g: ConvGeometry, target: Array | None) -> Array:
+    """In flat memory a device writes it along with those of other layers."""
+    if target is not None and type(gy) is not ndarray:
+        made = kernels.conv_backward_weight_later(x, gy, W.shape, g, target)
+        if made is not None:
+            return write_later(*made, target)
+    return kernels.conv_backward_weight(x, gy, W.shape, g, W.dtype, target)
 
 
 def _sees_a_part(g: ConvGeometry, W_shape: tuple[int, ...], size: int, creator: FunctionNode | None) -> bool:

@@ -171,5 +171,6 @@ class SpreadGradient(Deferred):
 
     def _add_to(self, g: Array) -> Array:
         sh, sw = self.step
-        g[:, :, ::sh, ::sw] += self.seen
+        part = g[:, :, ::sh, ::sw]
+        part += self.seen  # CuPy would copy the part to itself if it was added to in one statement
         return g

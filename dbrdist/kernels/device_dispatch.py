@@ -43,6 +43,17 @@ def conv_backward_data_as_laid(
     return "conv_backward_data_as_laid", type(gy), *_lies(gy, W), x_shape, geometry, _switches(gy, W, laid)
 
 
+@kernel(is_light=True)
+def conv_backward_weight_later(
+    x: Array, gy: Array, W_shape: tuple[int, ...], geometry: ConvGeometry, out: Array
+) -> tuple[Any, Any] | None:
+    """The gradient of weights in a library's layout, and how ``out`` is written: a function of many such, and this one.
+
+    None where it is written at once.
+    """
+    return "conv_backward_weight_later", type(x), *_lies(x, gy, out), W_shape, geometry, _switches(x, gy, out)
+
+
 # ---- linear
 
 

@@ -21,6 +21,7 @@ import whole
 from stand_in import ndarray
 
 from dbrdist.kernels.gpu import cublaslt, cuda_source
+from dbrdist.kernels.gpu.cuda_layout import Pieces
 
 CLASSES = ("cudnn", "own", "cublas", "cupy")
 _PRODUCTS = {"dot", "matmul", "tensordot", "einsum"}
@@ -80,11 +81,19 @@ def _compiled(device: int, file: str, name: str) -> Any:
 
     def kernel(grid: Any, block: Any, arguments: Any, shared_mem: int = 0) -> None:
         if _counts is not None:
+            arguments = _unpacked(arguments)
             size = sum(a.nbytes for a in arguments if isinstance(a, ndarray))
             plain = tuple([a.data.ptr if isinstance(a, ndarray) else a for a in arguments])
             _note("own", short, size, 0, plain)
 
     return kernel
+
+
+def _unpacked(arguments: Any) -> list[Any]:
+    """Structs as their arrays and what else is in them."""
+    return [
+        x for a in arguments for x in ((*a.sources, *a.targets, a.numbers) if isinstance(a, Pieces) else (a,))
+    ]  # fmt: skip
 
 
 def _execute(graph: Any, addresses: Any, workspace: int, handle: Any) -> None:

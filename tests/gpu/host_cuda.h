@@ -16,6 +16,7 @@ static dim3 threadIdx, blockIdx, blockDim, gridDim;
 struct float4 { float x, y, z, w; };
 
 #define __global__
+#define __grid_constant__
 #define __device__ static inline
 #define __forceinline__
 #define __restrict__

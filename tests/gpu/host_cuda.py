@@ -243,7 +243,7 @@ def _argument(a):
         return ctypes.c_longlong(a)
     if isinstance(a, float):
         return ctypes.c_double(a)
-    assert isinstance(a, np.generic), type(a)
+    assert isinstance(a, np.generic) or (isinstance(a, np.ndarray) and a.size == 1), type(a)  # structs are of size 1
     return (ctypes.c_ubyte * a.itemsize).from_buffer_copy(a.tobytes())
 
 

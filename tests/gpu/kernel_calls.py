@@ -64,6 +64,7 @@ def calls(rng: Any, count: int = 4096) -> dict[str, Call]:
         "average pooling": Call(lambda x: _pooled(x, average), (x,), ("average_forward", "backward")),
         "cross_entropy": Call(_cross_entropy, (rows, t), ("cross_entropy", "cross_entropy_backward")),
         "conv": Call(_convolution, (x, _plain(rng, 8, c, 3, 3), gy), ("to_channels_last", "to_plain")),
+        "conv whose gradients are written later": Call(_later, (x, _plain(rng, 8, c, 3, 3), gy), ("all_to_plain",)),
         "conv of few channels": Call(_stem, (_images(rng, 2, 3, side, side), _plain(rng, 8, 3, 3, 3)), ("widen",)),
     }
     made |= _of_rows(rng, rows, x, gamma, flat, count)
@@ -237,6 +238,16 @@ def _convolution(x: Any, W: Any, gy: Any) -> Any:
     y = kernels.conv_forward(x, W, None, _SAME)
     gx = kernels.conv_backward_data(gy, W, x.shape, _SAME)
     return y, gx, kernels.conv_backward_weight(x, gy, W.shape, _SAME)
+
+
+def _later(x: Any, W: Any, gy: Any) -> Any:
+    """Two gradients in one launch."""
+    if type(x) is np.ndarray:
+        return [kernels.conv_backward_weight(x, gy, W.shape, _SAME)] * 2
+    outs = [backend.empty((W.size,), W.dtype, W).reshape(W.shape) for _ in range(2)]
+    made = [kernels.conv_backward_weight_later(x, gy, W.shape, _SAME, out) for out in outs]
+    made[0][0]([piece for _, piece in made])
+    return outs
 
 
 def _stem(x: Any, W: Any) -> Any:

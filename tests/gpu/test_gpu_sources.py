@@ -35,7 +35,7 @@ KERNELS = {
     },
     "layout": {
         "to_channels_last": list(itertools.product(FLOATS, FLOATS[1:])),
-        "to_plain": list(itertools.product(FLOATS[1:], FLOATS)),
+        **{name: list(itertools.product(FLOATS[1:], FLOATS)) for name in ("to_plain", "all_to_plain")},
         "widen": [(t, t) for t in FLOATS[1:]],
         "by_table": [(t,) for t in FLOATS[1:]],
     },

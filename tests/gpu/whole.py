@@ -28,6 +28,7 @@ import stand_in
 from stand_in import ndarray
 
 from dbrdist.kernels.gpu import cublaslt, cuda_source
+from dbrdist.kernels.gpu.cuda_layout import Pieces
 
 _ZONE = 512  # bytes before and behind a block that nobody may touch
 
@@ -67,6 +68,9 @@ class Memory:
         offset = self.start - int(self.held.ctypes.data)
         self.bytes = self.held[offset : offset + num_bytes]
         self.used = 0
+        # Where the collector finds a cycle, a lease in it gives its block back to the pool after this was called: what
+        # has been finalized once is not called again, and so not used again.
+        self.is_over = False
         if guard is not None:
             guard.memory.poison(self.start - _ZONE, num_bytes + 2 * _ZONE)
 
@@ -82,11 +86,14 @@ class Memory:
     def __del__(self, is_over: list[bool] = _is_over) -> None:
         if is_over:
             return
-        at = bisect.bisect_left(_starts, self.start)
-        if _starts[at : at + 1] == [self.start]:
-            del _starts[at], _blocks[self.start]
         if guard is not None:
             guard.memory.unpoison(self.start - _ZONE, self.num_bytes + 2 * _ZONE)
+        self.is_over = True
+        # Nothing that is made here may be a container: the collector would come, and with it another call of this.
+        at = bisect.bisect_left(_starts, self.start)
+        if at < len(_starts) and _starts[at] == self.start:
+            del _starts[at]
+        _blocks.pop(self.start, None)
 
 
 guard: Guard | None = None  # None where nothing is computed, but counted
@@ -131,7 +138,7 @@ def _lease(num_bytes: int, device: int | None = None) -> Any:
     clocks.use_device(before)
     block = lease.block
     memory = block.memory
-    if memory is None:
+    if memory is None or memory.is_over:
         memory = block.memory = Memory(block.num_bytes)
         bisect.insort(_starts, memory.start)
     memory.use(num_bytes)
@@ -227,15 +234,19 @@ def _compiled(device: int, file: str, name: str) -> Any:
     def kernel(grid: Any, block: Any, arguments: Any, shared_mem: int = 0) -> None:
         assert clocks.current_device() == device, f"{name}: made for device {device}, which is not the current one"
         arrays = [(a, w) for a, w in zip(arguments, is_written, strict=True) if isinstance(a, ndarray)]
+        for a in arguments:
+            if isinstance(a, Pieces):
+                arrays += [(x, False) for x in a.sources] + [(x, True) for x in a.targets]
         clocks.touch([a.lease for a, w in arrays if not w], [a.lease for a, w in arrays if w])
         run(grid, block, arguments, shared_mem)
         assert guard is not None
         guard.check(name)
         if clocks.capture is not None:
             plain = tuple([np.uint64(a.data.ptr) if isinstance(a, ndarray) else a for a in arguments])
-            clocks.capture.add(
-                name, (grid, block, shared_mem, *arguments), lambda: again(grid, block, plain, shared_mem)
-            )
+            seen = [
+                x for a in arguments for x in ((a.sources, a.targets, a.numbers) if isinstance(a, Pieces) else (a,))
+            ]
+            clocks.capture.add(name, (grid, block, shared_mem, *seen), lambda: again(grid, block, plain, shared_mem))
 
     def again(*launch: Any) -> None:
         run(*launch)

@@ -45,9 +45,14 @@ def _compiled(device: int, file: str, name: str) -> Callable[..., None]:
     return kernel
 
 
+def current_device() -> int:
+    """The number of this thread's device."""
+    return int(backend.import_cupy().cuda.runtime.getDevice())
+
+
 def kernel(file: str, name: str, *parameters: Any) -> Callable[..., None]:
     """The kernel ``name`` of a file for these template arguments, on the current device."""
-    return _compiled(int(backend.import_cupy().cuda.runtime.getDevice()), file, instance(name, *parameters))
+    return _compiled(current_device(), file, instance(name, *parameters))
 
 
 def over(size: int) -> tuple[tuple[int], tuple[int]]:

@@ -21,7 +21,8 @@ from dbrdist.core.array.config import config
 from dbrdist.core.array.types import Array, DType, Shape
 from dbrdist.kernels.cpu.onednn import Unsupported
 from dbrdist.kernels.geometry import ConvGeometry
-from dbrdist.kernels.gpu import cuda_source, cudnn
+from dbrdist.kernels.gpu import cuda_layout, cuda_source, cudnn
+from dbrdist.kernels.gpu.cuda_layout import Piece
 from dbrdist.kernels.gpu.cudnn import Graph, Notes
 from dbrdist.kernels.reference.numpy_ import plain_empty
 
@@ -272,7 +273,36 @@ def _plan_backward_weight(
     return conv_backward_weight
 
 
+def _plan_backward_weight_later(
+    x: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, out: Array
+) -> Callable[..., tuple[Any, Piece]]:
+    """See device_dispatch.conv_backward_weight_later."""
+    _require(W_shape, x, gy)
+    cuda_source.require(out)
+    own, (o, i, kh, kw) = x.dtype, W_shape
+    channels = _padded_channels(x.shape, own, geometry)
+    inside = (o, channels // geometry.groups, kh, kw)
+    if kh * kw == 1 and inside == tuple(W_shape) and out.dtype == own:
+        raise Unsupported("a gradient that cuDNN writes where it belongs")
+    if not out.flags.c_contiguous:
+        raise Unsupported("room in another order")
+    run = _build("weight", own, (x.shape[0], channels, *x.shape[2:]), inside, gy.shape, geometry)
+    image, gradient = _images(x, channels), _images(gy, gy.shape[1])
+    new, numbers = cuda_source.plain((prod(inside),), own), (i, kh * kw, inside[1])
+    writer = cuda_layout.to_plain(cuda_source.current_device(), own, out.dtype)
+
+    def conv_backward_weight_later(
+        x: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, out: Array
+    ) -> tuple[Any, Piece]:
+        memory, seen, g = new(), image(x), gradient(gy)
+        run(seen.data.ptr, g.data.ptr, memory.data.ptr)
+        return writer, Piece(memory, out, numbers)
+
+    return conv_backward_weight_later
+
+
 ROWS = {
+    "conv_backward_weight_later": _plan_backward_weight_later,
     "conv_forward": _plan_forward,
     "conv_forward_and_keep": _plan_forward_and_keep,
     "conv_inference": _plan_inference,

@@ -348,6 +348,7 @@ ROWS |= {
     "dropout": _planner(lambda *_: None),
     "by_table": _planner(lambda *_: None),
     "conv_forward_and_keep": _planner(lambda *_: None),
+    "conv_backward_weight_later": _planner(lambda *_: None),
     "linear_and_keep": _planner(lambda *_: None),
     "linear_weight_gradients": _planner(lambda *_: None),
     "ln_backward_into": _planner(lambda *_: None),

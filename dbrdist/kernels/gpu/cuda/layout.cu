@@ -28,6 +28,38 @@ __global__ void to_plain(const From* w, To* out, long long size, int I, int K, i
     }
 }
 
+// Filters of many layers: where those of each begin among all elements, and their numbers. Arguments of a kernel may take
+// 4,096 bytes.
+struct Piece {
+    const void* source;
+    void* target;
+    long long first;
+    int I, K, P, unused;
+};
+struct Pieces {
+    int count, unused;
+    Piece pieces[96];
+};
+
+// (O, K, P) to (O, I, K), for each piece
+template <typename From, typename To>
+__global__ void all_to_plain(const __grid_constant__ Pieces all, long long size) {
+    for (long long t = blockIdx.x * (long long)blockDim.x + threadIdx.x; t < size; t += (long long)gridDim.x * blockDim.x) {
+        int low = 0, high = all.count - 1;
+        while (low < high) {
+            int middle = (low + high + 1) / 2;
+            if (all.pieces[middle].first <= t) low = middle; else high = middle - 1;
+        }
+        const long long at = t - all.pieces[low].first;
+        const int I = all.pieces[low].I, K = all.pieces[low].K, P = all.pieces[low].P;
+        const int k = at % K;
+        const long long rest = at / K;
+        const int i = rest % I;
+        const long long o = rest / I;
+        ((To*)all.pieces[low].target)[at] = cast<To>(((const From*)all.pieces[low].source)[(o * K + k) * P + i]);
+    }
+}
+
 // (N, C, H, W) of any strides to (N, H, W, P)
 template <typename From, typename To>
 __global__ void widen(const From* x, To* out, long long size, int C, int H, int W, int P, long long sn, long long sc,

@@ -1,0 +1,166 @@
+"""Tests of dbrdist.core.tape.late_writes: gradients that a rule leaves to be written later, in host memory."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import dbrdist
+import dbrdist.functions as F
+from dbrdist import Parameter, optimizers
+from dbrdist.core.tape import late_writes
+from dbrdist.core.tape.function_node import FunctionNode
+
+written = []  # the jobs of each call of a writer
+
+
+@pytest.fixture(autouse=True)
+def nothing_waits():
+    written.clear()
+    yield
+    assert not late_writes.waiting
+
+
+def write(jobs):
+    written.append(len(jobs))
+    for value, target in jobs:
+        target[...] = value
+
+
+class Late(FunctionNode):
+    """y = p x, whose gradient of p in flat memory is written later; ``look`` is called after the rule."""
+
+    writes = True
+
+    def __init__(self, look=None):
+        self.look = look
+
+    def forward(self, xs):
+        self.retain_inputs((0, 1))
+        return (xs[0] * xs[1],)
+
+    def derive(self, wanted, gys, out):
+        p, x = self.retained_inputs()
+        grads = []
+        for k, i in enumerate(wanted):
+            g = gys[0] * (p if i else x)
+            target = None if out is None else out[k]
+            if i == 0 and target is not None:
+                target[...] = np.nan
+                g = late_writes.write_later(write, (g, target), target)
+            grads.append(g)
+        if self.look is not None:
+            self.look()
+        return tuple(grads)
+
+
+class Net(dbrdist.Chain):
+    def __init__(self, num=3):
+        super().__init__()
+        with self.init_scope():
+            for i in range(num):
+                setattr(self, f"p{i}", Parameter(np.full(2, 2.0 + i)))
+
+    @property
+    def all(self):
+        return list(self.params(include_uninit=False))
+
+
+@pytest.fixture
+def net():
+    made = Net()
+    optimizers.SGD().setup(made)
+    return made
+
+
+def loss_of(net, looks=(None, None, None)):
+    h = dbrdist.Variable(np.array([1.0, 3.0]))
+    for p, look in zip(net.all, looks, strict=True):
+        h = Late(look).apply((p, h))[0]
+    return F.sum(h)
+
+
+def check(net, times=1.0):
+    """Each gradient is the product of all others and x."""
+    values = [p.array for p in net.all]
+    for i, p in enumerate(net.all):
+        others = np.prod([v for k, v in enumerate(values) if k != i], axis=0)
+        np.testing.assert_allclose(p.grad, times * others * np.array([1.0, 3.0]))
+
+
+def test_all_are_written_at_the_end_of_the_pass(net):
+    net.cleargrads()
+    loss_of(net).backward()
+    assert written == [3]
+    check(net)
+
+
+def test_a_second_contribution_waits_for_the_first(net):
+    net.cleargrads()
+    (loss_of(net) + loss_of(net)).backward()
+    check(net, 2.0)
+    loss_of(net).backward()  # and one of another pass
+    check(net, 3.0)
+
+
+def test_a_rule_that_looks_at_gradients_finds_them(net):
+    seen = []
+    net.cleargrads()
+    loss_of(net, (None, lambda: seen.append(net.p2.grad.copy()), None)).backward()
+    np.testing.assert_allclose(seen, [[6.0, 18.0]])
+    check(net)
+
+
+def test_a_hook_of_functions_finds_them(net):
+    class Hook(dbrdist.FunctionHook):
+        def backward_postprocess(self, function, in_data, out_grad):
+            if net.p2.grad is not None:
+                assert not np.isnan(net.p2.node.gradient).any()
+
+    net.cleargrads()
+    with Hook():
+        loss_of(net).backward()
+    check(net)
+
+
+def test_what_waits_is_written_where_the_pass_fails(net):
+    def fail():
+        raise RuntimeError("a rule")
+
+    net.cleargrads()
+    with pytest.raises(RuntimeError, match="a rule"):
+        loss_of(net, (fail, None, None)).backward()
+    assert not np.isnan([net.p1.node.gradient, net.p2.node.gradient]).any()
+
+
+def test_a_target_that_waits_already_is_written_before(net):
+    target = np.zeros(2)
+    late_writes.write_later(write, (1.0, target), target)
+    late_writes.write_later(write, (2.0, target), target)
+    assert written == [1]
+    late_writes.settle()
+    assert written == [1, 1] and (target == 2).all()
+
+
+def test_no_more_than_some_wait_at_a_time():
+    targets = [np.zeros(1) for _ in range(late_writes._MOST + 1)]
+    for target in targets:
+        late_writes.write_later(write, (1.0, target), target)
+    assert written == [late_writes._MOST]
+    late_writes.settle()
+    assert all(target == 1 for target in targets)
+
+
+def test_threads_write_their_own():
+    mine, other = np.zeros(1), np.zeros(1)
+    late_writes.write_later(write, (1.0, mine), mine)
+    thread = threading.Thread(
+        target=lambda: (late_writes.write_later(write, (2.0, other), other), late_writes.settle())
+    )
+    thread.start()
+    thread.join()
+    assert other == 2 and mine == 0
+    late_writes.settle()
+    assert mine == 1
