@@ -22,8 +22,8 @@ from dbrdist.core.array.types import Destinations, DType, Number, PerAxis
 from dbrdist.core.model.parameter import Kept, Parameter
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import ArgumentError, Given, Operands, expected
+from dbrdist.core.tape.deferred import write_later
 from dbrdist.core.tape.function_node import FunctionNode, call, is_observed
-from dbrdist.core.tape.late_writes import write_later
 from dbrdist.core.tape.node import form
 from dbrdist.core.tape.variable import Operand, Variable, as_array
 from dbrdist.functions.connection import activation

@@ -21,7 +21,7 @@ import whole
 from stand_in import ndarray
 
 from dbrdist.kernels.gpu import cublaslt, cuda_source
-from dbrdist.kernels.gpu.cuda_layout import Pieces
+from dbrdist.kernels.gpu.cuda_layout import FilterPieces
 
 CLASSES = ("cudnn", "own", "cublas", "cupy")
 _PRODUCTS = {"dot", "matmul", "tensordot", "einsum"}
@@ -92,7 +92,7 @@ def _compiled(device: int, file: str, name: str) -> Any:
 def _unpacked(arguments: Any) -> list[Any]:
     """Structs as their arrays and what else is in them."""
     return [
-        x for a in arguments for x in ((*a.sources, *a.targets, a.numbers) if isinstance(a, Pieces) else (a,))
+        x for a in arguments for x in ((*a.sources, *a.targets, a.numbers) if isinstance(a, FilterPieces) else (a,))
     ]  # fmt: skip
 
 

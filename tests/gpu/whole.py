@@ -12,6 +12,7 @@ import atexit
 import bisect
 import contextlib
 import ctypes
+import functools
 import math
 import sys
 import types
@@ -28,7 +29,7 @@ import stand_in
 from stand_in import ndarray
 
 from dbrdist.kernels.gpu import cublaslt, cuda_source
-from dbrdist.kernels.gpu.cuda_layout import Pieces
+from dbrdist.kernels.gpu.cuda_layout import FilterPieces
 
 _ZONE = 512  # bytes before and behind a block that nobody may touch
 
@@ -68,9 +69,9 @@ class Memory:
         offset = self.start - int(self.held.ctypes.data)
         self.bytes = self.held[offset : offset + num_bytes]
         self.used = 0
-        # Where the collector finds a cycle, a lease in it gives its block back to the pool after this was called: what
-        # has been finalized once is not called again, and so not used again.
-        self.is_over = False
+        # By the array and not by a __del__ of this: where the collector finds a cycle, a lease in it gives its block
+        # back to the pool, and the memory would have been finalized and be used again.
+        _ends[self.start] = weakref.ref(self.held, functools.partial(_gone, self.start, num_bytes))
         if guard is not None:
             guard.memory.poison(self.start - _ZONE, num_bytes + 2 * _ZONE)
 
@@ -83,22 +84,24 @@ class Memory:
         guard.memory.unpoison(self.start, num_bytes)
         self.bytes[:num_bytes] = 255
 
-    def __del__(self, is_over: list[bool] = _is_over) -> None:
-        if is_over:
-            return
-        if guard is not None:
-            guard.memory.unpoison(self.start - _ZONE, self.num_bytes + 2 * _ZONE)
-        self.is_over = True
-        # Nothing that is made here may be a container: the collector would come, and with it another call of this.
-        at = bisect.bisect_left(_starts, self.start)
-        if at < len(_starts) and _starts[at] == self.start:
-            del _starts[at]
-        _blocks.pop(self.start, None)
+
+def _gone(start: int, num_bytes: int, ref: Any, is_over: list[bool] = _is_over) -> None:
+    """The memory is about to be freed. No container is made here: the collector would come, and call this again."""
+    if is_over:
+        return
+    if guard is not None:
+        guard.memory.unpoison(start - _ZONE, num_bytes + 2 * _ZONE)
+    at = bisect.bisect_left(_starts, start)
+    if at < len(_starts) and _starts[at] == start:
+        del _starts[at]
+    _blocks.pop(start, None)
+    _ends.pop(start, None)
 
 
 guard: Guard | None = None  # None where nothing is computed, but counted
 _starts: list[int] = []  # of the memory of all blocks
 _blocks: dict[int, weakref.ref[Any]] = {}
+_ends: dict[int, weakref.ref[Any]] = {}  # what is called as memory is freed
 
 
 class Limit:
@@ -138,7 +141,7 @@ def _lease(num_bytes: int, device: int | None = None) -> Any:
     clocks.use_device(before)
     block = lease.block
     memory = block.memory
-    if memory is None or memory.is_over:
+    if memory is None:
         memory = block.memory = Memory(block.num_bytes)
         bisect.insort(_starts, memory.start)
     memory.use(num_bytes)
@@ -235,7 +238,7 @@ def _compiled(device: int, file: str, name: str) -> Any:
         assert clocks.current_device() == device, f"{name}: made for device {device}, which is not the current one"
         arrays = [(a, w) for a, w in zip(arguments, is_written, strict=True) if isinstance(a, ndarray)]
         for a in arguments:
-            if isinstance(a, Pieces):
+            if isinstance(a, FilterPieces):
                 arrays += [(x, False) for x in a.sources] + [(x, True) for x in a.targets]
         clocks.touch([a.lease for a, w in arrays if not w], [a.lease for a, w in arrays if w])
         run(grid, block, arguments, shared_mem)
@@ -244,7 +247,9 @@ def _compiled(device: int, file: str, name: str) -> Any:
         if clocks.capture is not None:
             plain = tuple([np.uint64(a.data.ptr) if isinstance(a, ndarray) else a for a in arguments])
             seen = [
-                x for a in arguments for x in ((a.sources, a.targets, a.numbers) if isinstance(a, Pieces) else (a,))
+                x
+                for a in arguments
+                for x in ((a.sources, a.targets, a.numbers) if isinstance(a, FilterPieces) else (a,))
             ]
             clocks.capture.add(name, (grid, block, shared_mem, *seen), lambda: again(grid, block, plain, shared_mem))
 

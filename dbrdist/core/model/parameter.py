@@ -28,7 +28,7 @@ from dbrdist.core.array.config import get_dtype
 from dbrdist.core.array.ownership import is_private
 from dbrdist.core.array.types import DType, PerAxis
 from dbrdist.core.model.versions import note_change
-from dbrdist.core.tape import late_writes
+from dbrdist.core.tape import deferred
 from dbrdist.core.tape.node import note_assignment
 from dbrdist.core.tape.variable import Variable
 from dbrdist.core.tape.variable_words import warn_of_zerograd
@@ -266,8 +266,8 @@ class Parameter(Variable):
     @property
     def grad(self) -> Array:
         """The gradient as an array; None from ``cleargrads`` until it is written."""
-        if late_writes.waiting:  # a rule asks during a backward pass
-            late_writes.settle()
+        if deferred.waiting:  # a rule asks during a backward pass
+            deferred.write_all()
         g: Any = None if self._array is None else self.node.gradient
         return g.array if isinstance(g, Variable) else g
 

@@ -14,7 +14,7 @@ import numpy as np
 from dbrdist.core.array.backend import copy, get_array_module, on
 from dbrdist.core.array.config import config, using_config
 from dbrdist.core.array.declared import DeclaredNumber
-from dbrdist.core.tape import fusion, late_writes, ops
+from dbrdist.core.tape import deferred, fusion, ops
 from dbrdist.core.tape.call import hooked, variable
 from dbrdist.core.tape.deferred import plain
 from dbrdist.core.tape.function_node import FunctionNode, get_function_hooks, has_nan
@@ -64,8 +64,8 @@ class ObservingWalk(PlainWalk):
         node = function.inputs[i]
         if gx is node.view:  # the rule wrote the first contribution where it belongs
             node.gradient = gx
-            if late_writes.waiting:  # somebody looks on
-                late_writes.settle()
+            if deferred.waiting:  # somebody looks on
+                deferred.write_all()
             return
         if gx.shape != node.shape or gx.dtype != node.dtype:
             self.visit((gx,))
@@ -423,8 +423,8 @@ def backward_of_variables(
         finally:
             if walk.home is not None:
                 walk.go_home()
-            if late_writes.waiting:
-                late_writes.settle()
+            if deferred.waiting:
+                deferred.write_all()
     for watch in watches:
         watch.after()
 

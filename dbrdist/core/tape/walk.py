@@ -12,7 +12,7 @@ import numpy as np
 
 from dbrdist.core.array.backend import copy_as_it_lies
 from dbrdist.core.array.current_device import Visitor
-from dbrdist.core.tape import late_writes, ops
+from dbrdist.core.tape import deferred, ops
 from dbrdist.core.tape.deferred import Deferred, Gradient, plain
 from dbrdist.core.tape.node import VariableNode, assignments
 from dbrdist.core.tape.variable import Variable
@@ -106,8 +106,8 @@ class PlainWalk(Walk):
                 if g is not view:
                     view[...] = g
             elif old is view:
-                if late_writes.waiting:
-                    late_writes.settle()
+                if deferred.waiting:
+                    deferred.write_all()
                 view += g
             else:
                 np.add(old, g, out=view)

@@ -23,7 +23,7 @@ _PIECE = np.dtype([
 _PIECES = np.dtype([("count", np.int32), ("unused", np.int32), ("pieces", _PIECE, (_MOST,))])
 
 
-class Piece(NamedTuple):
+class FilterPiece(NamedTuple):
     """Filters (O, I, K) in one array and (O, K, P) in the other one: the arrays, and I, K and P."""
 
     source: Array
@@ -31,16 +31,16 @@ class Piece(NamedTuple):
     numbers: tuple[int, int, int]
 
 
-class Pieces(np.ndarray[Any, Any]):
+class FilterPieces(np.ndarray[Any, Any]):
     """An argument of a kernel, which CuPy passes by value: a struct with the addresses of its arrays."""
 
     sources: list[Array]
     targets: list[Array]
 
     @staticmethod
-    def of(pieces: list[Piece]) -> Pieces:
+    def of(pieces: list[FilterPiece]) -> FilterPieces:
         """That of some pieces; the place where the last one ends is the number of elements."""
-        made: Any = np.zeros((), _PIECES).view(Pieces)
+        made: Any = np.zeros((), _PIECES).view(FilterPieces)
         made.sources, made.targets = [p.source for p in pieces], [p.target for p in pieces]
         count, table = len(pieces), made["pieces"]
         made["count"] = count
@@ -60,14 +60,14 @@ class Pieces(np.ndarray[Any, Any]):
 
 
 @functools.cache
-def to_plain(device: int, source: DType, target: DType) -> Callable[[list[Piece]], None]:
+def to_plain(device: int, source: DType, target: DType) -> Callable[[list[FilterPiece]], None]:
     """A function that brings (O, K, P) in the type ``source`` to (O, I, K) in the type ``target``, on a device."""
     run = cuda_source.kernel("layout", "all_to_plain", source, target)
 
-    def write(pieces: list[Piece]) -> None:
+    def write(pieces: list[FilterPiece]) -> None:
         for start in range(0, len(pieces), _MOST):
             some = pieces[start : start + _MOST]
             size = sum(p.target.size for p in some)
-            run(*cuda_source.over(size), (Pieces.of(some), size))
+            run(*cuda_source.over(size), (FilterPieces.of(some), size))
 
     return write

@@ -22,7 +22,7 @@ from dbrdist.core.array.types import Array, DType, Shape
 from dbrdist.kernels.cpu.onednn import Unsupported
 from dbrdist.kernels.geometry import ConvGeometry
 from dbrdist.kernels.gpu import cuda_layout, cuda_source, cudnn
-from dbrdist.kernels.gpu.cuda_layout import Piece
+from dbrdist.kernels.gpu.cuda_layout import FilterPiece
 from dbrdist.kernels.gpu.cudnn import Graph, Notes
 from dbrdist.kernels.reference.numpy_ import plain_empty
 
@@ -275,7 +275,7 @@ def _plan_backward_weight(
 
 def _plan_backward_weight_later(
     x: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, out: Array
-) -> Callable[..., tuple[Any, Piece]]:
+) -> Callable[..., tuple[Any, FilterPiece]]:
     """See device_dispatch.conv_backward_weight_later."""
     _require(W_shape, x, gy)
     cuda_source.require(out)
@@ -293,10 +293,10 @@ def _plan_backward_weight_later(
 
     def conv_backward_weight_later(
         x: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, out: Array
-    ) -> tuple[Any, Piece]:
+    ) -> tuple[Any, FilterPiece]:
         memory, seen, g = new(), image(x), gradient(gy)
         run(seen.data.ptr, g.data.ptr, memory.data.ptr)
-        return writer, Piece(memory, out, numbers)
+        return writer, FilterPiece(memory, out, numbers)
 
     return conv_backward_weight_later
 

@@ -1,4 +1,4 @@
-"""Tests of dbrdist.core.tape.late_writes: gradients that a rule leaves to be written later, in host memory."""
+"""Tests of dbrdist.core.tape.deferred: gradients that a rule leaves to be written later, in host memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import dbrdist
 import dbrdist.functions as F
 from dbrdist import Parameter, optimizers
-from dbrdist.core.tape import late_writes
+from dbrdist.core.tape import deferred
 from dbrdist.core.tape.function_node import FunctionNode
 
 written = []  # the jobs of each call of a writer
@@ -20,7 +20,7 @@ written = []  # the jobs of each call of a writer
 def nothing_waits():
     written.clear()
     yield
-    assert not late_writes.waiting
+    assert not deferred.waiting
 
 
 def write(jobs):
@@ -29,7 +29,7 @@ def write(jobs):
         target[...] = value
 
 
-class Late(FunctionNode):
+class WrittenLater(FunctionNode):
     """y = p x, whose gradient of p in flat memory is written later; ``look`` is called after the rule."""
 
     writes = True
@@ -49,14 +49,14 @@ class Late(FunctionNode):
             target = None if out is None else out[k]
             if i == 0 and target is not None:
                 target[...] = np.nan
-                g = late_writes.write_later(write, (g, target), target)
+                g = deferred.write_later(write, (g, target), target)
             grads.append(g)
         if self.look is not None:
             self.look()
         return tuple(grads)
 
 
-class Net(dbrdist.Chain):
+class Products(dbrdist.Chain):
     def __init__(self, num=3):
         super().__init__()
         with self.init_scope():
@@ -70,7 +70,7 @@ class Net(dbrdist.Chain):
 
 @pytest.fixture
 def net():
-    made = Net()
+    made = Products()
     optimizers.SGD().setup(made)
     return made
 
@@ -78,7 +78,7 @@ def net():
 def loss_of(net, looks=(None, None, None)):
     h = dbrdist.Variable(np.array([1.0, 3.0]))
     for p, look in zip(net.all, looks, strict=True):
-        h = Late(look).apply((p, h))[0]
+        h = WrittenLater(look).apply((p, h))[0]
     return F.sum(h)
 
 
@@ -137,30 +137,28 @@ def test_what_waits_is_written_where_the_pass_fails(net):
 
 def test_a_target_that_waits_already_is_written_before(net):
     target = np.zeros(2)
-    late_writes.write_later(write, (1.0, target), target)
-    late_writes.write_later(write, (2.0, target), target)
+    deferred.write_later(write, (1.0, target), target)
+    deferred.write_later(write, (2.0, target), target)
     assert written == [1]
-    late_writes.settle()
+    deferred.write_all()
     assert written == [1, 1] and (target == 2).all()
 
 
 def test_no_more_than_some_wait_at_a_time():
-    targets = [np.zeros(1) for _ in range(late_writes._MOST + 1)]
+    targets = [np.zeros(1) for _ in range(deferred._MOST + 1)]
     for target in targets:
-        late_writes.write_later(write, (1.0, target), target)
-    assert written == [late_writes._MOST]
-    late_writes.settle()
+        deferred.write_later(write, (1.0, target), target)
+    assert written == [deferred._MOST]
+    deferred.write_all()
     assert all(target == 1 for target in targets)
 
 
 def test_threads_write_their_own():
     mine, other = np.zeros(1), np.zeros(1)
-    late_writes.write_later(write, (1.0, mine), mine)
-    thread = threading.Thread(
-        target=lambda: (late_writes.write_later(write, (2.0, other), other), late_writes.settle())
-    )
+    deferred.write_later(write, (1.0, mine), mine)
+    thread = threading.Thread(target=lambda: (deferred.write_later(write, (2.0, other), other), deferred.write_all()))
     thread.start()
     thread.join()
     assert other == 2 and mine == 0
-    late_writes.settle()
+    deferred.write_all()
     assert mine == 1
