@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -35,6 +36,7 @@ PER_RANK, NUM_STEPS, NUM_FIRST = 4, 14, 4
 MEMORY_BATCHES = (32, 128)
 RATE, GIGABITS, MICROSECONDS = "1gbit", 1.0, 50.0
 GOAL = 0.25
+ENV = {**os.environ}  # of jobs: measuring sets numbers of threads in that of this process
 CONFIG = """
 model: {name: resnet18, num_classes: 1000}
 data: {name: image_folder, root: data, test: null}
@@ -66,7 +68,7 @@ def seconds_of(out: Path) -> float:
 def train(start: list[str], folder: Path, out: str, *words: str, steps: int = NUM_STEPS) -> subprocess.Popen[bytes]:
     program = [sys.executable, "-m", "dbrdist.cli.train"]
     more = [f"out={folder / out}", f"data.root={folder / 'data'}", f"iterations={steps}", "--overwrite", *words]
-    return subprocess.Popen([*start, *program, str(folder / "c.yaml"), *more], stdout=subprocess.DEVNULL)
+    return subprocess.Popen([*start, *program, str(folder / "c.yaml"), *more], env=ENV, stdout=subprocess.DEVNULL)
 
 
 def finished(*jobs: subprocess.Popen[bytes]) -> None:
