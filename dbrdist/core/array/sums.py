@@ -36,8 +36,8 @@ def wide_sum(x: Array, axis: tuple[int, ...] | None, keepdims: bool) -> Array:
     if is_on_host and axis and len(axis) > 1 and x.size >= KERNEL_ELEMENTS and x.flags.c_contiguous:
         last, others = _last_axes(axis, x.ndim)
         if last and others:  # NumPy would add short rows one after another
-            y = wide_sum(wide_sum(x, last, True), others, True)
-            return y if keepdims else y.reshape([n for i, n in enumerate(x.shape) if i not in (*last, *others)])
+            total = wide_sum(wide_sum(x, last, True), others, True)
+            return total if keepdims else total.reshape([n for i, n in enumerate(x.shape) if i not in last + others])
     y = _by_loops(x, axis) if is_on_host and x.size >= KERNEL_ELEMENTS else None
     if y is not None:
         return y.reshape(y.shape + (1,) * (x.ndim - y.ndim)) if keepdims else y[()]
