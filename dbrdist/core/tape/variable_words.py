@@ -40,7 +40,7 @@ def formatted(x: Variable, spec: str) -> str:
     """``format(x, spec)``: of a Variable of one number, such as a loss in ``f"{loss:.3f}"``, the number's."""
     if not spec:
         return str(x)
-    if x._array is None or x.size != 1:
+    if x.size != 1:
         raise TypeError(f"format {spec!r}: expected a Variable of one number, got shape {x.shape}; format its array")
     return format(as_float(x), spec)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from dbrdist.core.usage.mistakes import warn
 
 if TYPE_CHECKING:
     from dbrdist.core.array.types import Array
+    from dbrdist.core.tape.function_node import FunctionNode
+    from dbrdist.core.tape.node import VariableNode
     from dbrdist.core.tape.variable import Variable
 
 _MANY_PASSES = 16  # before the first update: further ones are not looked at
@@ -59,7 +61,7 @@ class FirstGraphs:
         if self in watching_backward:
             watching_backward.remove(self)
 
-    def _see(self, call: Any) -> None:
+    def _see(self, call: FunctionNode) -> None:
         name = type(call).__name__
         if name in ("Convolution2D", "ConvolutionND", "LinearFunction"):
             self._warn_once("pixels", _words_of_pixels(call))
@@ -72,12 +74,12 @@ class FirstGraphs:
             warn(words)
 
 
-def _words_of_pixels(call: Any) -> str:
+def _words_of_pixels(call: FunctionNode) -> str:
     """A first layer whose input has the values of pixels, whole numbers up to 255."""
-    node, kept = call.inputs[0], call._keep_inputs or ()
-    if node.living_creator() is not None or 0 not in kept or call._kept_xs is None:
+    node = call.inputs[0]
+    if node.living_creator() is not None:
         return ""
-    x = call._kept_xs[kept.index(0)]
+    x = next((kept.array for kept in call.get_retained_inputs() if kept.node is node), None)
     if not isinstance(x, np.ndarray) or not _has_shape_of_images(x):
         return ""
     some = x[: -(-_LOOKED_AT // max(x[0].size, 1))].reshape(-1)
@@ -99,7 +101,7 @@ def _has_shape_of_images(x: Array) -> bool:
     return bool(x.ndim == 4 and x.size and x.shape[1] in (1, 3, 4) and min(x.shape[2:]) > 1)
 
 
-def _words_of_errors(call: Any) -> str:
+def _words_of_errors(call: FunctionNode) -> str:
     """A difference of one column of outputs and a vector of targets, which is a square."""
     a, b = call.inputs
     if a.ndim == 1:
@@ -117,5 +119,5 @@ def _words_of_errors(call: Any) -> str:
     )
 
 
-def _is_target(node: Any) -> bool:
+def _is_target(node: VariableNode) -> bool:
     return not node.requires_grad and node.living_creator() is None

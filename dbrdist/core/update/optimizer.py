@@ -266,7 +266,7 @@ class GradientMethod(Optimizer):
             try:
                 loss.backward(loss_scale=None if self._loss_scale is None else self.scale_of_step())
             except RuntimeError as error:
-                explain_no_graph(type(self).__name__, error, self._target, lossfun, loss)
+                explain_no_graph(type(self).__name__, error, lossfun, loss)
                 raise
             del loss
         if self._first_updates is not None and self._first_updates.begin(self.target, lossfun is not None):

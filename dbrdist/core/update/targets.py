@@ -157,7 +157,7 @@ def _is_in_memory_of(p: Parameter, known: set[Parameter]) -> bool:
     )
 
 
-def has_foreign_parts(optimizer: Any) -> bool:
+def has_foreign_parts(optimizer: GradientMethod) -> bool:
     """Whether a rule or a hook of an optimizer is the user's, who may give it any hyperparameters."""
     rules = [p.update_rule for p in optimizer.target.params() if isinstance(p.update_rule, UpdateRule)]
     hooks = [optimizer.hooks, *(rule._hooks for rule in rules if rule._hooks is not None)]
@@ -171,8 +171,8 @@ _num_lost: weakref.WeakKeyDictionary[Parameter, int] = weakref.WeakKeyDictionary
 
 def warn_of_lost_states(optimizer: str, params: Sequence[Parameter]) -> None:
     """Warn once where several setups in a row each discard a state, such as momentum, after a single update."""
-    rule: Any = params[0].update_rule if params else None
-    if getattr(rule, "t", 0) != 1 or not getattr(rule, "_state", None):
+    rule = params[0].update_rule if params else None
+    if not isinstance(rule, UpdateRule) or rule.t != 1 or not rule.state:
         return
     num_lost = _num_lost[params[0]] = _num_lost.get(params[0], 0) + 1
     if num_lost == _MANY_LOST:
@@ -268,11 +268,9 @@ def _check_loss(where: str, target: Link, lossfun: Callable[..., Variable] | Non
         )
 
 
-def explain_no_graph(
-    optimizer: str, error: RuntimeError, target: Link, lossfun: Callable[..., Variable] | None, loss: Variable
-) -> None:
+def explain_no_graph(optimizer: str, error: RuntimeError, lossfun: Callable[..., Variable], loss: Variable) -> None:
     """Raise a better error where a loss function was called with a batch instead of the network's outputs."""
-    if isinstance(lossfun, Link) or getattr(loss, "creator", loss) is not None:
+    if isinstance(lossfun, Link) or loss.creator is not None:
         return
     name = getattr(lossfun, "__name__", "")
     if str(getattr(lossfun, "__module__", "")).startswith("dbrdist.functions"):
