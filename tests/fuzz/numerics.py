@@ -3,7 +3,7 @@
     python -m tests.fuzz.numerics --cases 1000 --seed 0
     python -m tests.fuzz.numerics --seed 0 --only 137
 
-Record: 4,000 cases from seed 2300 on 27 November 2026 (12 kinds): none failed.
+Record: 20,500 cases of seeds 71000, 81000 and 92000 on 28 November 2026 (12 kinds): none failed.
 
 A case is a function of (seed, number), so that a failure repeats alone. The last line counts cases and failures by
 kind; the exit code is 1 where one failed.
@@ -53,9 +53,12 @@ def batch(rng: Any) -> None:
         np.testing.assert_array_equal(found[0], wanted[order])
 
 
+_OTHERWISE = ("polygamma", "zeta", "erfcx", "pow", "lgamma", "digamma")  # tested elsewhere, at points of their own
+
+
 def elementwise(rng: Any) -> None:
     """A row, its gradient, and both sides of a threshold."""
-    name = str(rng.choice([n for n in VALUES if n not in ("polygamma", "zeta", "erfcx", "pow", "lgamma", "digamma")]))
+    name = str(rng.choice([n for n in VALUES if n in ROWS and n not in _OTHERWISE]))
     row, (function, *derivatives) = ROWS[name], VALUES[name]
     dtype = rng.choice(["f", "d"])
     num = int(rng.choice([7, 100, 1 << 10]))
@@ -77,6 +80,8 @@ def elementwise(rng: Any) -> None:
     exact = tuple(WIDE(v) if isinstance(v, float) else v for v in numbers)
     value = function(*wide, *exact)
     for i, f in enumerate((function, *derivatives)):
+        if f is None:  # no gradient goes there
+            continue
         wanted, moved = f(*wide, *exact), 0
         for k in range(len(wide)):
             up, down = ([v * (1 + s * h) if j == k else v for j, v in enumerate(wide)] for s in (1, -1))
@@ -286,7 +291,8 @@ def losses(rng: Any) -> None:
         q = q * weight.reshape(-1, *(1,) * len(more))
     each = np.where(t == ignored, 0, -(q * logs).sum(axis=1))
     wanted = each if reduce == "no" else each.sum() / max((t != ignored).sum(), 1)
-    np.testing.assert_allclose(y, wanted, rtol=2e-5 if dtype == "f" else 1e-12, atol=np.finfo(dtype).eps)
+    most = 2 * np.finfo(dtype).eps  # of logarithms of what is nearly 1, with weights up to 2
+    np.testing.assert_allclose(y, wanted, rtol=2e-5 if dtype == "f" else 1e-12, atol=most)
     two = rng.integers(-1, 2, x.shape)
     found = F.sigmoid_cross_entropy(x, two, reduce="no").array
     wide = x.astype("d")

@@ -87,6 +87,7 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
         super().__init__(ranks, {**SETTINGS, **self.reducer_type.settings}, record, name, members, configs)
         self.reducer = self.reducer_type(self)
         self._finalized_at = ""
+        self._has_averaged = False  # gradients of a model, before whose first mean the ranks' networks are compared
 
     # ---- arrays ----
 
@@ -297,6 +298,9 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
             CommunicatorError: on every rank, if the parameters differ in name, shape or type.
         """
         _check_model("multi_node_mean_grad", model)
+        if not self._has_averaged and self.size > 1:
+            models.warn_of_other_networks(self, model)
+        self._has_averaged = True
         self.weighted_mean_grad(list(model.namedparams()), zero_fill, None)
 
     def allreduce_grad(self, model: Link, zero_fill: bool = False) -> None:

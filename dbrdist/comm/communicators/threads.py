@@ -15,6 +15,7 @@ from dbrdist.comm.protocol.primitives import Ranks, Row
 from dbrdist.comm.transport import message
 from dbrdist.comm.transport.call_log import Call
 from dbrdist.core.array.types import Array
+from dbrdist.errors import CommunicatorError
 
 if TYPE_CHECKING:
     from dbrdist.core.array.types import HostArray
@@ -214,7 +215,8 @@ def run_threads(
         thread.start()
     _join(threads, job, timeout_seconds)
     if failures:
-        rank, error = failures[0]
+        ours = [failed for failed in failures if not isinstance(failed[1], CommunicatorError)]  # what went wrong first
+        rank, error = (ours or failures)[0]
         error.add_note(f"on rank {rank} of {num_ranks}")
         raise error
     return results

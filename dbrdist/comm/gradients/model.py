@@ -16,11 +16,13 @@ from dbrdist.comm.protocol import agree, arguments
 from dbrdist.comm.protocol.arguments import attempt
 from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.transport import message
+from dbrdist.comm.transport.disagreement import name_ranks
 from dbrdist.core.array.backend import device_of, fill, get_array_module, is_array, on, to_device
 from dbrdist.core.array.types import Array, HostArray
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape.node import note_assignment
 from dbrdist.core.tape.variable import Variable
+from dbrdist.core.usage.mistakes import warn
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -39,6 +41,22 @@ def bcast_data(comm: CommunicatorBase, model: Link, root: int = 0) -> None:
     """Give every rank the parameters and persistent values of ``root``."""
     bcast_params(comm, model, root)
     _bcast_persistents(comm, model, root)
+
+
+def warn_of_other_networks(comm: CommunicatorBase, model: Link) -> None:
+    """Warn where ranks average gradients of networks that differ. Collective."""
+    arrays = [p.array for p in model.params() if isinstance(p.array, np.ndarray)]
+    found = 0
+    for array in arrays:
+        found = zlib.crc32(np.ascontiguousarray(array.reshape(-1)[:_FEW]).tobytes(), found)
+    mine = np.array([len(arrays), found], np.int64)
+    rows = comm.gate.allgather_rows(mine)
+    others = [rank for rank, row in enumerate(rows.tolist()) if row[0] == rows[0, 0] and row[1] != rows[0, 1]]
+    if others and comm.rank == 0:
+        warn(
+            f"multi_node_mean_grad: {name_ranks(others)} has other parameters than rank 0, so that equal steps do not "
+            "make equal networks; call comm.bcast_data(model) before the first step, or use a multi-node optimizer"
+        )
 
 
 def bcast_params(comm: CommunicatorBase, model: Link, root: int = 0) -> None:

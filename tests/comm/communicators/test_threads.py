@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 
 import dbrdist.core.array.config as core_config
+from dbrdist import functions as F
 from dbrdist.comm import run_threads, scatter_dataset
 from dbrdist.comm.communicators import threads
 from dbrdist.comm.communicators.threads import ThreadCommunicator
-from dbrdist.errors import CommunicatorError
+from dbrdist.core.array import random
+from dbrdist.errors import CommunicatorError, UsageWarning
+from dbrdist.links import Linear
 from tests.comm import contract
 from tests.each import each
 
@@ -115,6 +118,26 @@ def test_an_exception_goes_on_through_finalize(waits_on):
 def test_finalize_of_one_rank_is_an_error_without_another():
     with pytest.raises(CommunicatorError, match=r"different verbs: finalize on rank 0.*barrier on rank 1"):
         run_threads(2, lambda comm: comm.barrier() if comm.rank else comm.finalize(), timeout_seconds=30)
+
+
+def test_means_of_gradients_of_different_networks_are_warned_of():
+    """A loop of one's own that forgot ``comm.bcast_data(model)``: networks of other seeds never become one."""
+
+    def program(comm, seed, is_shared):
+        random.set_seed(seed * comm.rank)
+        model = Linear(3, 2)
+        if is_shared:
+            comm.bcast_data(model)
+        for _ in range(3):
+            model.cleargrads()
+            F.sum(model(np.ones((2, 3), np.float32))).backward()
+            comm.multi_node_mean_grad(model)
+
+    with pytest.warns(UsageWarning, match=r"rank 1 and rank 2 have|ranks? 1.* other parameters than rank 0") as given:
+        run_threads(3, program, 7, False)
+    assert len(given) == 1
+    run_threads(3, program, 7, True)
+    run_threads(3, program, 0, False)
 
 
 def test_a_rank_whose_color_is_undefined_is_in_no_part():
