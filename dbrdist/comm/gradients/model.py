@@ -49,7 +49,8 @@ def warn_of_other_networks(comm: CommunicatorBase, model: Link) -> None:
     found = 0
     for array in arrays:
         found = zlib.crc32(np.ascontiguousarray(array.reshape(-1)[:_FEW]).tobytes(), found)
-    mine = np.array([len(arrays), found], np.int64)
+    lines = agree.as_lines(agree.describe_params(list(model.namedparams())))  # what differs here is an error later
+    mine = np.array([zlib.crc32(lines.encode()), found], np.int64)
     rows = comm.gate.allgather_rows(mine)
     others = [rank for rank, row in enumerate(rows.tolist()) if row[0] == rows[0, 0] and row[1] != rows[0, 1]]
     if others and comm.rank == 0:
