@@ -198,7 +198,7 @@ def to_cpu(array: Any, stream: Any = None) -> Any:
     return _device_of_spec("@numpy").send(array)
 
 
-def copy(array: Array, out: Array = None, out_device: DeviceSpec | None = None, stream: Any = None) -> Array:
+def copy(array: Array, out: Array | None = None, out_device: DeviceSpec | None = None, stream: Any = None) -> Array:
     """A copy of an array on a GPU, on ``out_device`` or in ``out``."""
     check_cuda_available()
     if out is not None:

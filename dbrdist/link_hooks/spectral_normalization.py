@@ -108,7 +108,7 @@ class SpectralNormalization(WeightHook):
             link.gamma.initializer = Constant(values[0], W.dtype)
             link.gamma.initialize(())
 
-    def _matrix(self, W: Any) -> Variable:
+    def _matrix(self, W: Any) -> Any:
         """W with a row for each output."""
         if self.axis:
             W = W.transpose((self.axis, *(i for i in range(W.ndim) if i != self.axis)))

@@ -62,7 +62,7 @@ def blur(x: Operand, stride: int = 1) -> Variable:
     return F.convolution_2d(x, W, stride=stride, pad=1, groups=num_channels)
 
 
-def _blurred(x: Variable, conv: L.Convolution2D, blurs: bool) -> Variable:
+def _blurred(x: Operand, conv: L.Convolution2D, blurs: bool) -> Operand:
     """What a convolution reads, filtered before samples are left out."""
     return blur(x) if blurs and conv.stride[0] > 1 and x.shape[1] >= _MIN_BLURRED else x
 
