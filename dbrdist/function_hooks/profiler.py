@@ -108,12 +108,25 @@ class Profile:
         self.peak_bytes = _peak_bytes()
 
     def begin(self, what: FunctionNode | Optimizer | None = None, layer: str = "", phase: str = "") -> float:
-        """Open a call of a function or an optimizer: the time at which it begins."""
+        """Open a call of a function or an optimizer: the time at which it begins.
+
+        Args:
+            what: the function or optimizer.
+            layer: the path of the innermost link.
+            phase: forward, backward or update.
+        """
         self._inner.append(0.0)
         return time.perf_counter()
 
     def finish(self, function: str, layer: str, phase: str, began: float) -> ProfileEntry:
-        """Close the innermost open call and note it."""
+        """Close the innermost open call and note it.
+
+        Args:
+            function: the label of the function, or the class of the optimizer.
+            layer: the path of the innermost link.
+            phase: forward, backward or update.
+            began: what :meth:`begin` returned.
+        """
         ended = time.perf_counter()
         took = ended - began
         inner = self._inner
@@ -205,7 +218,12 @@ class Profile:
         return self._layers[-1] if self._layers else ""
 
     def within(self, link: Link, run: Callable[[], Any]) -> Any:
-        """Run a link's call; its path is known from the outermost link that contains it."""
+        """Run a link's call; its path is known from the outermost link that contains it.
+
+        Args:
+            link: the link that is called, whose path becomes that of the functions inside.
+            run: makes the call, without arguments.
+        """
         if not self._layers:
             for path, inner in link.namedlinks():
                 self._names.setdefault(id(inner), (path, inner))
@@ -268,12 +286,21 @@ class Profile:
         return name, calls, *times, _share(entry.total_seconds, self.seconds), _size(entry.bytes)
 
     def print_report(self, num: int = 20, file: TextIO | None = None) -> None:
-        """Print the table of the ``num`` slowest functions and layers."""
+        """Print the table of the ``num`` slowest functions and layers.
+
+        Args:
+            num: the number of rows of each part.
+            file: an open text file; None for standard output.
+        """
         for line in self.lines(num):
             print(line, file=file or stdout)
 
     def write_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write the calls as a file for ui.perfetto.dev or chrome://tracing."""
+        """Write the calls as a file for ui.perfetto.dev or chrome://tracing.
+
+        Args:
+            path: of the file of JSON, which is replaced as a whole.
+        """
         events = [
             {
                 "name": e.function, "cat": e.phase, "ph": "X", "pid": 0, "tid": 0,

@@ -14,13 +14,13 @@ from numpy import ndarray
 from dbrdist import kernels
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, is_array, is_floating
 from dbrdist.core.array.config import config
+from dbrdist.core.array.gpu.mixed_devices import refuse_mixed
 from dbrdist.core.array.sums import product_sum
 from dbrdist.core.array.types import Module
 from dbrdist.core.names.limits import decay, within
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating, one_of
 from dbrdist.core.tape.function_node import FunctionNode, call
-from dbrdist.core.tape.mixed_devices import refuse_mixed
 from dbrdist.core.tape.variable import Operand, Variable, as_variable
 from dbrdist.functions.activation import Softmax
 from dbrdist.functions.lean_loss import lean_cross_entropy

@@ -12,10 +12,10 @@ import numpy as np
 from numpy import ndarray
 
 from dbrdist.core.array.backend import accumulation_dtype, get_array_module, is_floating
+from dbrdist.core.array.gpu.mixed_devices import refuse_mixed
 from dbrdist.core.array.types import Array
 from dbrdist.core.tape.call import variable
 from dbrdist.core.tape.checks import expected
-from dbrdist.core.tape.mixed_devices import refuse_mixed
 from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.core.usage.mistakes import warn
 from dbrdist.functions.scores import warn_of_other_labels

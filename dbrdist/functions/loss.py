@@ -15,13 +15,13 @@ from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_modu
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config
 from dbrdist.core.array.elementwise import elementwise
+from dbrdist.core.array.gpu.mixed_devices import refuse_mixed
 from dbrdist.core.array.sums import square_sum
 from dbrdist.core.names.limits import distances, share, threshold, within
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import UnknownOptionError, expected, floating, one_of, wrong_type
 from dbrdist.core.tape.elementwise_table import row, together
 from dbrdist.core.tape.function_node import FunctionNode
-from dbrdist.core.tape.mixed_devices import refuse_mixed
 from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.core.usage.mistakes import refuse
 from dbrdist.functions.activation import sigmoid, softplus

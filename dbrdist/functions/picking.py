@@ -17,12 +17,12 @@ from dbrdist.core.array.backend import (
     zeros_as,
 )
 from dbrdist.core.array.config import config
+from dbrdist.core.array.gpu.mixed_devices import refuse_mixed
 from dbrdist.core.array.types import Index
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.elementwise_table import matched, together
 from dbrdist.core.tape.function_node import FunctionNode, call
-from dbrdist.core.tape.mixed_devices import refuse_mixed
 from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.shapes import broadcast as broadcast
 from dbrdist.functions.shapes import broadcast_to as broadcast_to

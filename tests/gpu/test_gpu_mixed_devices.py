@@ -9,7 +9,7 @@ import dbrdist
 import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import Variable
-from dbrdist.core.tape.mixed_devices import MixedDevicesError
+from dbrdist.core.array.gpu.mixed_devices import MixedDevicesError
 
 
 class Places:

@@ -14,10 +14,10 @@ from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config
 from dbrdist.core.array.current_device import On, current_number, elsewhere, on
 from dbrdist.core.array.elementwise import elementwise
+from dbrdist.core.array.gpu.mixed_devices import MIXED, common_device, mixed_devices
 from dbrdist.core.tape import type_check
 from dbrdist.core.tape.checks import Operands
 from dbrdist.core.tape.fusion import settle_for, waiting
-from dbrdist.core.tape.mixed_devices import MIXED, common_device, mixed_devices
 from dbrdist.core.tape.node import Record, Value, VariableNode, assignments, make_node
 from dbrdist.core.tape.variable import Variable
 from dbrdist.core.usage.mistakes import warn

@@ -8,7 +8,14 @@ import types
 import numpy as np
 import pytest
 
-from dbrdist.core.tape.mixed_devices import HOST, MIXED, MixedDevicesError, common_device, mixed_devices, refuse_mixed
+from dbrdist.core.array.gpu.mixed_devices import (
+    HOST,
+    MIXED,
+    MixedDevicesError,
+    common_device,
+    mixed_devices,
+    refuse_mixed,
+)
 from tests.each import each
 
 
