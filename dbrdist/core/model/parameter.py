@@ -125,14 +125,12 @@ class Parameter(Variable):
             raise given_a_class("Parameter", initializer, "an initializer, a number or an array")
         if isinstance(initializer, (tuple, str)):
             hint = f"; write Parameter(shape={initializer!r})" if isinstance(initializer, tuple) else ""
-            kind = type(initializer).__name__
-            raise TypeError(f"Parameter: expected an initializer, a number or an array, got {kind}{hint}")
+            raise TypeError(f"Parameter: expected an array, a number or an initializer, got {initializer!r}{hint}")
         self.initializer = _fill_with_nan if initializer is None and as_chainer[0] else initializer
         if is_array(initializer):
             if shape is not None and _as_shape(shape) != initializer.shape:
-                raise ValueError(
-                    f"parameter {name or ''}: expected an array of shape {_as_shape(shape)}, got {initializer.shape}"
-                )
+                words = f"expected an array of shape {_as_shape(shape)}, got {initializer.shape}"
+                raise ValueError(f"parameter {name or ''}: {words}")
             self._take(initializer)
             self._begin_gradient()
             return
@@ -306,10 +304,7 @@ class Parameter(Variable):
         if self._array is None:
             self.initialize(g.shape)
             self.node.gradient = None
-        if g.shape != self.shape:
-            raise ValueError(
-                f"parameter {self.name or ''}: addgrad expected a gradient of shape {self.shape}, got {g.shape}"
-            )
+        self._expect_shape(g.shape, "addgrad expected a gradient")
         super().addgrad(var)
 
     def copydata(self, var: Variable) -> None:
@@ -319,12 +314,13 @@ class Parameter(Variable):
             return
         if self._array is None:
             self.initialize(source.shape)
-        if source.shape != self.shape:
-            raise ValueError(
-                f"parameter {self.name or ''}: copydata expected an array of shape {self.shape}, got {source.shape}"
-            )
+        self._expect_shape(source.shape, "copydata expected an array")
         fill(self.array, to_device(source, self.device))
         note_assignment(self)
+
+    def _expect_shape(self, shape: tuple[int, ...], words: str) -> None:
+        if shape != self.shape:
+            raise ValueError(f"parameter {self.name or ''}: {words} of shape {self.shape}, got {shape}")
 
     # ---- flat memory ------------------------------------------------------------------------------------------------
 
