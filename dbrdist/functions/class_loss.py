@@ -96,10 +96,14 @@ class LabelCrossEntropy(FunctionNode):
         if self.smoothing and (self.weight is not None or self.valid is not None):
             gx -= self._weights() * gy[:, None]
         else:
-            if self.smoothing:
-                gx -= (self.spread * gy)[:, None]
             rows = get_array_module(gx).arange(len(self.at))  # gx lies in any order, so that no flat view is sure
-            gx[rows, self.at - rows * self.shape[-1]] -= self.at_label * gy
+            places, weight = (rows, self.at - rows * self.shape[-1]), self.at_label
+            if self.smoothing:
+                weight = weight + self.spread
+                labels = gx[places]
+                gx -= (self.spread * gy)[:, None]
+                gx[places] = labels
+            gx[places] -= weight * gy
         if self.valid is not None:
             get_array_module(gx).copyto(gx, 0, where=~self.valid.reshape(-1, 1))  # a mask as an index would wait
         return (_class_second(gx.reshape(self.shape).astype(x.dtype, copy=False)),)

@@ -90,6 +90,7 @@ epochs: 1
 """
 
 
+@pytest.mark.filterwarnings("ignore:.*gets pixels")  # as they are
 @pytest.mark.parametrize("kind", ["index inside", "index elsewhere", "shards"])
 def test_a_configuration_names_an_index_or_shards_like_a_folder(root, tmp_path, kind, run):
     """The losses are those of the class folders, bit for bit."""

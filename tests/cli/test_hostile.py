@@ -225,6 +225,7 @@ def photos(root, part, num, bad=(), size=8):
 PHOTOS = ["data={name: image_folder, root: photos, corrupt: skip}", "model=mlp", "transforms.train=[]", "batch=4"]
 
 
+@pytest.mark.filterwarnings("ignore:.*gets pixels")  # as they are
 def test_each_example_that_is_left_out_is_named_once_for_both_parts(run):
     photos("photos", "train", 6, bad={(0, 2)})
     photos("photos", "test", 6, bad={(0, 1), (1, 5)})
@@ -239,6 +240,7 @@ def test_each_example_that_is_left_out_is_named_once_for_both_parts(run):
     assert json.loads(Path("result/summary.json").read_text())["num_skipped_examples"] == 1
 
 
+@pytest.mark.filterwarnings("ignore:.*gets pixels")  # as they are
 def test_a_batch_without_a_good_image_does_not_end_the_run(run):
     photos("photos", "train", 4, bad={(0, i) for i in range(4)} | {(1, 0)})
     photos("photos", "test", 2)

@@ -20,15 +20,22 @@ def test_data_on_threads(check, num_ranks):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU])
 def test_signals_are_taken_and_given_back(number, monkeypatch):
     monkeypatch.setenv("DBRDIST_LAUNCH", "1")  # which passes a Ctrl-C on to the ranks
+    outside = signal.getsignal(number)
+    if number in (signal.SIGHUP, signal.SIGXCPU):
+        signal.signal(number, signal.SIG_DFL)  # the tests may run below nohup
     before = signal.getsignal(number)
     stop = extensions.StopOnRequest(create_communicator("single"))
-    stop.initialize(None)
-    stop.initialize(None)  # as a run does, before its trainer
-    os.kill(os.getpid(), number)
-    with pytest.raises(StopRequested, match=f"{number.name} arrived on rank 0; all ranks stopped after step 4$"):
-        stop(data_contract.FakeTrainer)
-    stop.finalize()
-    assert signal.getsignal(number) is before
+    try:
+        stop.initialize(None)
+        stop.initialize(None)  # as a run does, before its trainer
+        os.kill(os.getpid(), number)
+        with pytest.raises(StopRequested, match=f"{number.name} arrived on rank 0; all ranks stopped after step 4$"):
+            stop(data_contract.FakeTrainer)
+        stop.finalize()
+        assert signal.getsignal(number) is before
+    finally:
+        stop.finalize()
+        signal.signal(number, outside)
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGXCPU])

@@ -87,10 +87,10 @@ def test_functions_say_whether_they_are_linear(cases):
 
 # Beside those of one formula, which say so by their derivatives.
 SAID_TO_BE_NEW = {
-    "AveragePooling2D", "CReLU", "Col2Im", "Convolution2D", "ConvolutionData", "GetItem", "Im2Col",
+    "AveragePooling2D", "CReLU", "Cast", "Col2Im", "Convolution2D", "ConvolutionData", "GetItem", "Im2Col",
     "LargestAlong", "LogSoftmax", "LogSumExp", "MatMul", "MaxPooling2D", "Permutation", "Product", "ReLU", "Rearranged",
     "Sampled", "Shift", "Softmax", "SplitAxis", "SpreadAlong", "SquaredCovariances", "Strided", "SumAlong", "SumOfExp",
-    "Unstrided", "Where", "Zoneout",
+    "Unstrided", "WeightedMean", "Where", "Zoneout",
 }  # fmt: skip
 
 

@@ -22,10 +22,11 @@ def test_rows_take_their_arguments_once_and_whole():
     with pytest.raises(TypeError, match="elu: expected the arguments x, alpha, got 3"):
         F.elu(ones(1), 1.0, 2.0)
     assert F.elu(-ones(1), alpha=np.float64(2)).dtype == np.float32
-    elementwise_table.Row("f", np.exp, (lambda gy, x, y: gy,), "f", ("x",), "float", (0, 1), {}, None, False, False)
+    others = "f", ("x",), "float", (0, 1), {}, None, False, False, False
+    elementwise_table.Row("f", np.exp, (lambda gy, x, y: gy,), *others)
     for given in ((), (lambda w: w,), (lambda x: x, lambda x: x)):
         with pytest.raises(TypeError, match=r"row 'f': expected a derivative by each of .*x.*, got names "):
-            elementwise_table.Row("f", np.exp, given, "f", ("x",), "float", (0, 1), {}, None, False, False)
+            elementwise_table.Row("f", np.exp, given, *others)
 
 
 @pytest.fixture
