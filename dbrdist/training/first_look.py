@@ -127,8 +127,11 @@ class FirstSteps:
 
 
 def _num_updates(updater: Any) -> int | None:
-    """How many updates the optimizers have made; None where that is not known."""
+    """How many updates the optimizers have made; None where that is not known, and where none need be in any step."""
     try:
-        return sum(int(optimizer.t) for optimizer in updater.get_all_optimizers().values())
+        optimizers = list(updater.get_all_optimizers().values())
+        if not optimizers or any(getattr(optimizer, "calls_per_step", 1) != 1 for optimizer in optimizers):
+            return None
+        return sum(int(optimizer.t) for optimizer in optimizers)
     except (AttributeError, NotImplementedError, TypeError, ValueError):
         return None
