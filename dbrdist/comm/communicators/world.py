@@ -55,7 +55,8 @@ class ThreadJob:
 
     def _look(self) -> None:
         now = time.monotonic()
-        states = {r.rank: deadlock.WaitState.of(r, now, r.rank in self.left) for r in self.records}
+        found = {r.rank: deadlock.WaitState.of(r, now, r.rank in self.left) for r in self.records}
+        states = deadlock.without_hope(found)
         waiting = deadlock.stuck(states)
         if waiting:
             self.failure = deadlock.describe(states, waiting)

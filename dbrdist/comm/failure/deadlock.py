@@ -1,14 +1,15 @@
 """Do ranks wait for each other? A proof from what each of them says at one moment, without patience or guesses.
 
 A rank that computes may still come, so nobody is stuck who waits for it. What is left when such ranks are taken away,
-again and again, can never continue: every rank of it waits for another of it, or for one that has left.
+again and again, can never continue: every rank of it waits for another of it, or for one that has left. Of a rank with
+several threads a wait for one that has left is in vain whatever the other threads do.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dbrdist.comm.transport.call_log import Call, CallLog
@@ -190,6 +191,25 @@ class _Needs:
         return waiting
 
 
+def without_hope(states: Mapping[int, WaitState]) -> dict[int, WaitState]:
+    """The states, but of a rank that may go on by another thread the waits alone that nothing else ends.
+
+    These are waits for ranks that have left. Such a rank counts as one that does nothing but wait there.
+    """
+    found = dict(states)
+    left = [rank for rank, state in states.items() if state.has_left]
+    if not left:
+        return found
+    as_whole = stuck(states)
+    for rank, state in states.items():
+        if state.has_left or rank in as_whole:
+            continue
+        vain = [wait for wait in state.waits if _is_in_vain(states, rank, wait, left)]
+        if vain:
+            found[rank] = replace(state, is_busy=False, waits=vain)
+    return found
+
+
 def stuck(states: Mapping[int, WaitState]) -> dict[int, set[int]]:
     """The ranks that can never continue, and for whom each waits; ranks that said nothing count as computing."""
     needs = _Needs(states)
@@ -210,6 +230,10 @@ def grow(states: Mapping[int, WaitState], core: Mapping[int, set[int]]) -> dict[
             return {rank: needs.among(rank, gone) for rank in found}
         found |= more
         rest -= more
+
+
+def _is_in_vain(states: Mapping[int, WaitState], rank: int, wait: Wait, left: Sequence[int]) -> bool:
+    return any(other in wait.members and _is_missing(states, rank, wait, other) for other in left)
 
 
 def _is_missing(states: Mapping[int, WaitState], rank: int, wait: Wait, other: int) -> bool:

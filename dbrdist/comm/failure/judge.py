@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dbrdist.comm.failure import deadlock
@@ -58,7 +59,8 @@ class DeadlockJudge:
             if self._has_news or time.monotonic() > self._looks_again_at:
                 self._pause_seconds = _PATIENCE_SECONDS if self._has_news else 2 * self._pause_seconds
                 self._has_news, self._looks_again_at = False, math.inf
-                self._ask(deadlock.stuck(self._states))
+                states = deadlock.without_hope(self._states)
+                self._ask({rank: states[rank].wait_ids() for rank in deadlock.stuck(states)})
             return None
         is_early = time.monotonic() - self._asked_at < _PATIENCE_SECONDS and len(self._answers) < self._num_asked
         if is_early or not self._asked.keys() <= self._answers.keys():
@@ -69,7 +71,8 @@ class DeadlockJudge:
             self._forget(gone_on)
             self._has_news = True
             return None
-        states = {**self._answers, **{rank: state for rank, state in self._states.items() if state.has_left}}
+        whole = {**self._answers, **{rank: state for rank, state in self._states.items() if state.has_left}}
+        states = deadlock.without_hope(whole)
         asked = {rank: ids for rank, ids in asked.items() if not states[rank].has_left}
         core = deadlock.stuck({rank: state for rank, state in states.items() if rank in asked or state.has_left})
         if not core:  # a thread of theirs may have been busy just then
@@ -78,6 +81,10 @@ class DeadlockJudge:
         self._has_news = True  # there may be others
         waiting = deadlock.grow(states, core)
         self._forget(waiting)  # judged once
+        for rank in waiting:  # but for what other threads wait for
+            others = [wait for wait in whole[rank].waits if wait not in states[rank].waits]
+            if others:
+                self._states[rank] = replace(whole[rank], waits=others)
         text = self._verdict_on(states, waiting)
         return text, {rank: states[rank].wait_ids() for rank in waiting}
 
@@ -90,9 +97,12 @@ class DeadlockJudge:
         self._said |= dict.fromkeys(meetings, text)
         return text
 
-    def _ask(self, waiting: Iterable[int]) -> None:
-        """Ask all ranks, so that others who wait for the same ones hear the same verdict."""
-        self._asked = {rank: self._states[rank].wait_ids() for rank in waiting}
+    def _ask(self, waiting: dict[int, set[int]]) -> None:
+        """Ask all ranks, so that others who wait for the same ones hear the same verdict.
+
+        ``waiting`` are those that seem to be stuck, and in which waits.
+        """
+        self._asked = waiting
         self._answers, self._asked_at = {}, time.monotonic()
         if not self._asked:
             return

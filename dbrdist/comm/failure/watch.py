@@ -3,7 +3,8 @@
 A thread on each rank listens on a side channel. A rank that has waited for a while says where, and how far it has come
 on each communicator, to the lowest rank, which judges (``deadlock.py``). If ranks seem to wait for each other, it asks
 them once more: only where all still are in the same waits, so that they were at one moment, they raise the error. A
-rank that computes is never judged, however long the others wait for it.
+rank that computes is never judged, however long the others wait for it; a thread of it that waits for a rank that has
+left is.
 
 At its exit a rank waits for the others, asleep. If they do not come, it says that it has left.
 
@@ -57,6 +58,7 @@ class _Watch:
         self.joined = False
         self.lock = threading.Lock()
         self.said: set[int] = set()  # the waits that the judge was told of
+        self.has_said_busy = False  # at the same time another thread did something
         self.left_at = 0.0  # when the judge heard of the first rank that has left
         self.has_named_missing = False
         self.told_at = 0.0  # when this rank was told to end its wait
@@ -184,20 +186,23 @@ def _state(keys: Iterable[Sequence[Hashable]] | None) -> WaitState:
 
 
 def _say_where() -> None:
-    """Tell the judge where this rank waits, once for each wait, and once when it waits there no more."""
+    """Tell the judge where this rank waits, once for each wait, and once when it waits there no more.
+
+    If another thread of it does something else meanwhile, it says so once more when that is over.
+    """
     now = time.monotonic()
     calls = [call for call in list(call_log.process.running.values()) if call.is_waiting]
     late = {call.wait_id for call in calls if now - call.since > patience_seconds}
-    if not late - _watch.said:
+    if not late - _watch.said and not (late and _watch.has_said_busy and not call_log.process.is_busy()):
         if _watch.said and not _watch.said & {call.wait_id for call in calls}:
             _watch.said = set()
             for each in _watch.channels:
                 each.tell(each.judge, {"what": "goes on", "rank": call_log.process.rank})
         return
     state = _state(keys=())
-    if state.is_busy or not late <= state.wait_ids():
+    if not late <= state.wait_ids():
         return
-    _watch.said = late
+    _watch.said, _watch.has_said_busy = late, state.is_busy
     for each in _watch.channels:
         each.tell(each.judge, {"what": "state", **state.encode()})
 

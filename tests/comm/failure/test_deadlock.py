@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from types import SimpleNamespace
 
@@ -29,6 +30,7 @@ DEEDS = {
     "finalize_of_one": "rank 0 has waited .* in finalize .*rank 1 has waited .* for rank 0 in barrier",
     "left_out_step": "in (update|reduce)",
     "one_step_more": "left, but rank 0 has waited .* in (allreduce|barrier)",
+    "thread_and_left": "rank 1 has left, but rank 0 has waited .* for rank 1 in recv with tag 0",
     "caught_and_left": "rank 1 has left, but rank 0 has waited .* for rank 1 in allgather_obj",
 }
 
@@ -149,6 +151,39 @@ def test_a_rank_that_has_left():
     assert stuck(a, WaitState(1, False, True, counts={("c",): 5})) == {}
 
 
+def test_a_thread_that_waits_for_a_rank_that_has_left_is_stuck_whatever_other_threads_do():
+    left = WaitState(1, False, True, counts={("c",): 4})
+    lost, alive = meeting(5, (0, 1)), meeting(2, (0, 2), "d")
+    counts = {("c",): 5, ("d",): 2}
+    for state in (WaitState(0, True, waits=[lost], counts=counts), waiting(0, lost, alive, counts=counts)):
+        states = deadlock.without_hope({0: state, 1: left, 2: WaitState(2, True)})
+        assert deadlock.stuck(states) == {0: {1}} and states[0].waits == [lost]
+    for other in (WaitState(1, False, True, counts={("c",): 5}), WaitState(1, True, counts={("c",): 4})):
+        states = {0: WaitState(0, True, waits=[lost], counts=counts), 1: other}
+        assert deadlock.without_hope(states) == states
+    both = {0: waiting(0, lost, message("recv", 1), counts=counts), 1: left}
+    assert deadlock.without_hope(both) == both
+
+
+def test_threads_that_wait_for_a_rank_that_has_left_are_stuck(impatient):
+    def body(comm):
+        raised = []
+
+        def receive():
+            with pytest.raises(CommunicatorError) as error:
+                comm.recv(1, 0)
+            raised.append(str(error.value))
+
+        if comm.rank == 0:
+            thread = threading.Thread(target=receive, daemon=True)
+            thread.start()
+            thread.join(20)
+        return raised
+
+    (text,), _ = run_threads(2, body, timeout_seconds=60)
+    assert "rank 1 has left, but rank 0 has waited" in text
+
+
 def test_who_waits_for_a_stuck_rank_is_told_too():
     left = WaitState(0, False, True, counts={("c",): 4})
     states = {0: left}
@@ -205,6 +240,25 @@ def test_who_comes_late_to_a_meeting_hears_the_same_verdict():
     later, told = verdict_on(judge, waiting(3, meeting(6, (0, 1, 2, 3)), counts={("c",): 6}))
     assert "rank 2 has left, but rank 3 has waited" in later
     assert set(told) == {3}
+
+
+def test_a_verdict_on_one_thread_leaves_the_others():
+    judge = DeadlockJudge(Deaf())
+    left = WaitState(2, False, True, counts={("c",): 4})
+    lost, alive = meeting(5, (0, 2)), meeting(2, (0, 1), "d")
+    alive.wait_id = 2
+    mine = waiting(0, lost, alive, counts={("c",): 5, ("d",): 2})
+    text, told = verdict_on(judge, left, mine)
+    assert "rank 2 has left, but rank 0 has waited 3 s for rank 2 in verb" in text
+    assert told == {0: {1}}
+    other = waiting(1, message("recv", 0), counts={("d",): 1})
+    judge.hear(other, is_answer=False)
+    assert judge.look() is None
+    for state in (other, waiting(0, alive, counts={("c",): 5, ("d",): 2})):
+        judge.hear(state, is_answer=True)
+    judge._asked_at = 0.0
+    text, told = judge.look()
+    assert "rank 0 has waited 3 s for rank 1" in text and told == {0: {2}, 1: {1}}
 
 
 def test_the_verdict_waits_for_answers_that_a_busy_machine_delays(monkeypatch):

@@ -5,6 +5,7 @@ Each rank prints what it raises as one line, with the seconds that it took.
 
 import os
 import sys
+import threading
 import time
 
 import numpy as np
@@ -90,6 +91,23 @@ def caught_and_left():
         comm.allgather_obj(1)
     except ValueError:
         sys.exit(0)
+
+
+def thread_and_left():
+    """The main thread of rank 0 waits for another of its threads, which waits for a rank that has left."""
+    raised = []
+
+    def receive():
+        try:
+            comm.recv(1, 0)
+        except Exception as e:
+            raised.append(e)
+
+    if comm.rank == 0:
+        thread = threading.Thread(target=receive)
+        thread.start()
+        thread.join()
+        raise raised[0]
 
 
 deed = sys.argv[1]
