@@ -9,6 +9,7 @@ from support import put
 from dbrdist import kernels
 from dbrdist.core.array import backend
 from dbrdist.kernels.gpu import cublaslt
+from dbrdist.kernels.unsupported import Unsupported
 
 F32 = np.dtype(np.float32)
 
@@ -95,6 +96,21 @@ def test_stacks_are_multiplied_as_they_are(on, dtype, device, rng):
         kernels.stacked_matmul(heads, heads.swapaxes(-1, -2)),
         (w := a.astype("d").transpose(0, 2, 1, 3)) @ w.swapaxes(-1, -2), eps_of(dtype),
     )  # fmt: skip
+
+
+def test_stacks_for_whose_addresses_there_is_no_algorithm(on, dtype, device, rng, monkeypatch):
+    if on == "host-cuda":
+        pytest.skip("there is no library")
+    flat = put(device, (numbers := rng.standard_normal((2, 2 * 4 * 8 + 1))).astype(dtype))
+    kernels.stacked_matmul(flat[0, :-1].reshape(2, 4, 8), flat[1, :-1].reshape(2, 8, 4))
+
+    def refuse(*_):
+        raise Unsupported("no algorithm")
+
+    monkeypatch.setattr(cublaslt._Product, "_chosen", refuse)
+    y = kernels.stacked_matmul(flat[0, 1:].reshape(2, 4, 8), flat[1, 1:].reshape(2, 8, 4))
+    a, b = numbers.astype(dtype).astype("d")[:, 1:].reshape(2, 2, 4, 8)
+    near(y, a @ b.reshape(2, 8, 4), eps_of(dtype))
 
 
 @pytest.mark.parametrize("wide", [False, True])

@@ -65,8 +65,8 @@ def stacked_matmul(a: Array, b: Array) -> Plan:
     require(a, b)
     if a.dtype != b.dtype or a.dtype.itemsize != 2 or min(a.ndim, b.ndim) < 2 or not cublaslt.is_there():
         raise Unsupported("other types, or no cuBLASLt")
-    cublaslt.product(a, b)  # what it refuses once it always does
-    return cublaslt.product
+    cublaslt.product(a, b)  # what it refuses here is left to others
+    return cublaslt.serve  # as it may refuse later matrices for where they begin
 
 
 def _plan_linear(x: Array, W: Array, b: Array | None) -> Callable[..., tuple[Array, Array]]:
