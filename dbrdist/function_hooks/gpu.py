@@ -102,9 +102,10 @@ class CUDAProfileRanges(Profile):
         self._recorder = _RangeRecorder(self._mark, self._close)
 
     def __enter__(self) -> Profile:
+        super().__enter__()  # which may refuse
         if spans.recording() is None:  # a trace keeps its own
             spans.record(self._recorder)
-        return super().__enter__()
+        return self
 
     def __exit__(self, *exc: object) -> None:
         super().__exit__(*exc)

@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
@@ -374,11 +375,15 @@ def _seconds_of_a_call(profile: Profile, times: int = 200) -> float:
     """What the profiler adds to a call, from calls of nothing; they leave no trace."""
     kept = profile.entries, profile._noted
     profile.entries, profile._noted, profile._num_calls = {}, [], 0
+    recorder = spans.recording() or spans.Recorder()
+    recorded, recorder.spans = recorder.spans, deque()
     began = time.thread_time()
     for _ in range(times):
         around_calls.here()
         profile.finish("", profile.layer, "forward", profile.begin())
     seconds = (time.thread_time() - began) / times
     profile.entries, profile._noted = kept
+    noted, recorder.spans = list(recorder.spans), recorded
+    recorded.extend(span for span in noted if span.name)  # of other threads
     profile._inner[:] = [0.0]
     return seconds

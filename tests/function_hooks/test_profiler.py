@@ -272,11 +272,12 @@ def test_an_empty_block_prints_a_table():
     assert "function  calls" in out.getvalue() and "100.0 %" in out.getvalue()
 
 
-def test_the_trace_of_all_ranks_shows_the_calls_too(tmp_path):
+@pytest.mark.parametrize("most_overhead", [None, 0.05])
+def test_the_trace_of_all_ranks_shows_the_calls_too(most_overhead, tmp_path):
     recorder = spans.Recorder()
     spans.record(recorder)
     try:
-        with dbrdist.profile() as p:
+        with dbrdist.profile(most_overhead) as p:
             L.Linear(3, 2)(np.ones((2, 3), "f"))
     finally:
         spans.record(None)

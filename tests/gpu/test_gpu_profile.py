@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import dbrdist
 import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import datasets, iterators, optimizers, training
@@ -67,6 +68,12 @@ def test_a_trace_keeps_its_own_recorder(device):
         assert spans.recording() is recorder and any(span.name == "step" for span in recorder.spans)
     finally:
         spans.record(None)
+
+
+def test_a_refused_profile_leaves_no_recorder(device):
+    with dbrdist.profile(), pytest.raises(RuntimeError, match="another profile"), CUDAProfileRanges():
+        pass
+    assert spans.recording() is None
 
 
 def test_an_error_closes_all_ranges(device, on):
