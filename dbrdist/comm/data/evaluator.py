@@ -257,7 +257,7 @@ def _content(evaluator: Evaluator) -> list[Any] | None:
         order, whole = (dataset.order, dataset.whole) if isinstance(dataset, Shard) else (None, dataset)
         examples = known_examples(whole)
         params = [p for target in evaluator.get_all_targets().values() for p in target.namedparams()]
-    except (AttributeError, KeyError, TypeError):  # an evaluator or a dataset of the program's own
+    except Exception:  # what an evaluator or a dataset of the program's own raises here: nothing can be told of it
         return None
     if not examples:
         return None

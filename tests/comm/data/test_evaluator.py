@@ -303,6 +303,32 @@ def test_evaluators_in_another_order_are_refused(is_scattered, num_more, has_two
         run_threads(2, Program(is_scattered, num_more, (1, 0), has_two_networks), timeout_seconds=30)
 
 
+class Stream:
+    """A program's own iterator, of examples whose number nobody knows."""
+
+    dataset = property(lambda self: self)
+
+    def __len__(self):
+        raise RuntimeError("no length")
+
+    def __iter__(self):
+        return iter([[(np.ones(4, np.float32), np.int32(0))]])
+
+    __next__ = next = reset = __iter__
+
+
+def test_evaluators_of_examples_of_which_nothing_is_known_are_refused():
+    def program(comm):
+        made = [
+            create_multi_node_evaluator(extensions.Evaluator(Stream(), Classifier(Linear(4, 3))), comm)
+            for _ in range(1 + comm.rank)
+        ]
+        made[-1]()
+
+    with pytest.raises(CommunicatorError, match="expected the same eval"):
+        run_threads(2, program, timeout_seconds=30)
+
+
 def test_what_is_no_evaluator_is_refused():
     def program(comm):
         iterator = SerialIterator([1, 2], 1, repeat=False)
