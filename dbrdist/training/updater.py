@@ -208,7 +208,10 @@ class StandardUpdater(Updater):
             raise
         self.step_seconds += time.perf_counter() - began
         self.iteration += 1
-        if self._captured is not None:
+        if (
+            self._captured is not None
+            and getattr(self.update_core, "__func__", None) is not StandardUpdater.update_core
+        ):
             self._captured.look(type(self))
 
     def _on_device(self) -> Any:

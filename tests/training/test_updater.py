@@ -13,6 +13,7 @@ from dbrdist import iterators, optimizers, training
 from dbrdist.core.array import spans
 from dbrdist.core.files.serializer import DictionarySerializer
 from dbrdist.datasets.loading.serial import SerialIterator
+from dbrdist.errors import UsageWarning
 from dbrdist.training import StandardUpdater, Trainer
 from dbrdist.training import updater as updater_module
 from tests.each import each
@@ -125,6 +126,26 @@ def test_an_iterator_may_call_other_things_by_our_names():
     updater.update()
     assert updater.iteration == 1 and optimizer.update.call_count == 1
     assert "num_samples" not in optimizer.update.call_args.kwargs
+
+
+@each(is_own=[False, True])
+def test_a_first_step_without_examples_is_not_taken_for_a_step_of_the_programs_own(is_own):
+    """A rank may have no share of a short batch."""
+
+    class Nothing:
+        epoch, is_new_epoch = 0, False
+
+        def next(self):
+            return []
+
+    class Own(StandardUpdater):
+        def update_core(self):
+            pass
+
+    optimizer = optimizers.SGD(0.1).setup(L.Classifier(L.Linear(2, 2)))
+    updater = (Own if is_own else StandardUpdater)(Nothing(), optimizer, capture=True)
+    with pytest.warns(UsageWarning, match="of Own is the program's own") if is_own else contextlib.nullcontext():
+        updater.update()
 
 
 def test_a_serializer_may_give_nothing_back():
