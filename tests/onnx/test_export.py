@@ -81,6 +81,16 @@ def test_at_least_120_functions_are_exported():
     assert len(names - {None}) >= 190
 
 
+@each(axis=[None, 1, (0, -1)], keepdims=[False, True])
+def test_means_with_weights(axis, keepdims, tmp_path):
+    def function(x):
+        return F.mean(x, axis, weights=F.sigmoid(x), keepdims=keepdims)
+
+    x = random(3, 4)
+    export(function, x, tmp_path / "f.onnx", input_names=["x"], check=False)
+    np.testing.assert_allclose(run(tmp_path / "f.onnx", x=x)[0], function(dbrdist.Variable(x)).array, rtol=1e-5)
+
+
 @each(name=[name for name, function in FURTHER.items() if function])
 def test_functions_without_derivatives(name, tmp_path):
     x = random(3, 4)

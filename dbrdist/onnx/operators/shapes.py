@@ -43,6 +43,13 @@ def _mean(g: OnnxGraph, c: Conversion) -> str:
     return g.mean(c.names[0], c.axes(c.node.axis), c.node.keepdims)
 
 
+@converts("WeightedMean")
+def _weighted_mean(g: OnnxGraph, c: Conversion) -> str:
+    x, w = c.names
+    axes, keepdims = c.axes(c.node.axis), c.node.keepdims
+    return g.op("Div", g.sum(g.op("Mul", x, w), axes, keepdims), g.sum(w, axes, keepdims))
+
+
 @converts("SumTo")
 def _sum_to(g: OnnxGraph, c: Conversion) -> str:
     target, shape = c.out_shape(), c.shape()
