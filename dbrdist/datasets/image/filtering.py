@@ -27,6 +27,8 @@ _HALF_UP = 2.0**-16  # lifts what is halfway between two bytes, and nothing else
 _ROWS = 12  # of the result, in one product: more rows have more pixels in common, and more weights that are 0
 _PRODUCT = 1 << 18  # multiplications in one, at most: OpenBLAS divides larger ones among threads
 _MAX_CACHED = 4096
+_MAX_ROOM_BYTES = 1 << 25  # of each memory that a thread keeps: more, for a few large images, would be a waste
+_MANY_TAPS = 4096  # pixels with so small weights each that what rounding leaves is no longer little
 
 
 def resize(image: Array, height: int, width: int, method: str, out: Array | None = None) -> Array:
@@ -62,7 +64,7 @@ def resize_numpy(image: Array, height: int, width: int, method: str, out: Array 
 
 
 class _Room:
-    """Memory that is used again and again: fresh memory costs a page fault for each 4 KiB."""
+    """Memory that is used again and again: fresh memory costs a page fault for each 4 KiB. Very much is not kept."""
 
     def __init__(self, dtype: type) -> None:
         self._all: Any = np.empty(0, dtype)
@@ -70,6 +72,8 @@ class _Room:
     def of(self, shape: tuple[int, ...]) -> Any:
         """An array of undefined values, until the next one is asked for."""
         size = math.prod(shape)
+        if size * self._all.itemsize > _MAX_ROOM_BYTES:
+            return np.empty(shape, self._all.dtype)
         if self._all.size < size:
             self._all = np.empty(size, self._all.dtype)
         return self._all[:size].reshape(shape)
@@ -91,19 +95,26 @@ def _resize_numbers(image: Array, height: int, width: int, method: str) -> Array
     if kind not in "iuf":
         raise TypeError(f"expected an image of integers or floating numbers to resize, got {image.dtype}")
     values: Any = image.astype(np.float32 if image.dtype == np.float32 else np.float64)
+    multiply: Any = np.dot if kind != "f" or np.isfinite(values).all() else _of_what_counts
     for axis, new in ((1, width), (0, height)):
         if values.shape[axis] != new:
             starts, stops, weights = _weights(values.shape[axis], new, method, 0)
             rows, taps = weights.shape[1:]
             old = np.moveaxis(values, axis, 0)
-            made = np.empty((new, *old.shape[1:]), values.dtype)
+            flat = old.reshape(len(old), -1)
+            made = np.empty((new, flat.shape[1]), values.dtype)
             for start, stop, matrix in zip(starts, stops, weights):
-                made[stop - rows : stop] = np.tensordot(matrix, old[start : start + taps], 1)
-            values = np.moveaxis(made, 0, axis)
+                made[stop - rows : stop] = multiply(matrix, flat[start : start + taps])
+            values = np.moveaxis(made.reshape(new, *old.shape[1:]), 0, axis)
     if kind != "f":
         limits = np.iinfo(image.dtype.str)
         values = np.clip(np.rint(values), limits.min, limits.max)
     return np.ascontiguousarray(values, image.dtype)
+
+
+def _of_what_counts(matrix: Array, pixels: Array) -> Array:
+    """The product, in which a NaN or an infinity has no part where its weight is 0."""
+    return np.stack([row[row != 0].dot(pixels[row != 0]) for row in matrix])
 
 
 def _transposed(image: Array, room: _Room) -> Any:
@@ -123,7 +134,7 @@ def _along(pixels: Any, new: int, method: str, out: Any) -> None:
     make = _weights if max(old, new) <= _MAX_CACHED else _weights.__wrapped__
     starts, stops, weights = make(old, new, method, _BITS[method])
     rows, taps = weights.shape[1:]
-    step = max(_PRODUCT // (rows * taps), 32)
+    step = max(min(_PRODUCT // (rows * taps), _MAX_ROOM_BYTES // (4 * max(old, new))), 32)
     for first in range(0, m, step):
         part = slice(first, min(first + step, m))
         n = part.stop - first
@@ -176,8 +187,14 @@ def _weights(old: int, new: int, method: str, bits: int) -> tuple[list[int], lis
 
 
 def _quantized(weights: Array, bits: int) -> Any:
-    """Multiples of ``2**-bits`` whose rows sum to 1; the largest one takes what rounding leaves."""
-    whole = np.rint(weights / weights.sum(1, keepdims=True) * 2.0**bits)
+    """Multiples of ``2**-bits`` whose rows sum to 1; the largest one takes what rounding leaves.
+
+    Where there are very many, sums of the first ones are rounded instead: no pixel takes much, nor less than nothing.
+    """
+    exact = weights / weights.sum(1, keepdims=True) * 2.0**bits
+    if weights.shape[1] > _MANY_TAPS:
+        return np.diff(np.rint(np.cumsum(exact, 1)), axis=1, prepend=0) * 2.0**-bits
+    whole = np.rint(exact)
     whole[np.arange(len(whole)), whole.argmax(1)] += 2.0**bits - whole.sum(1)
     return whole * 2.0**-bits
 

@@ -111,6 +111,41 @@ def test_other_types_of_pixels(method, size, dtype):
     np.testing.assert_allclose(made, expected, atol=0.51 if dtype == "int16" else 2e-3)
 
 
+@each(method=["bilinear", "bicubic"], size=[(100, 5), (41, 60), (10, 5)], value=[np.nan, np.inf])
+def test_a_number_that_is_not_finite_spoils_what_it_is_part_of_alone(method, size, value):
+    image = next(images()).astype(np.float32)[:41, :30, :1]
+    expected = resize(image, *size, method)
+    spoilt = image.copy()
+    spoilt[20, 15] = value
+    made, mask = resize(spoilt, *size, method), resize((spoilt != image).astype(np.float64), *size, method) != 0
+    assert 0 < mask.sum() < 0.5 * mask.size
+    np.testing.assert_array_equal(np.isfinite(made), ~mask)
+    np.testing.assert_allclose(made[~mask], expected[~mask], rtol=1e-6, atol=1e-4)
+
+
+@each(length=[8000, 65500, 200_000], new=[1, 2, 3])
+def test_very_long_images(length, new):
+    """Weights are then a few of the smallest ones, and the pixel with the largest had most of the sum."""
+    image = np.zeros((length, 3, 1), np.uint8)
+    image[length // 2, 0] = 255
+    image[length // 2 :, 1] = 255
+    image[:, 2, 0] = np.random.default_rng(0).integers(0, 256, length)
+    source = Pillow.fromarray(image[:, :, 0])
+    expected = np.array(source.resize((3, new), FLAGS["bilinear"])).astype(int)
+    assert np.abs(resize(image, new, 3, "bilinear")[:, :, 0] - expected).max() <= 1
+    assert filtering._weights(length, new, "bilinear", 16)[2].min() >= 0
+
+
+def test_no_thread_keeps_much_memory(monkeypatch):
+    image = np.tile(next(images()), (3, 3, 1))
+    expected = filtering.resize_numpy(image, 40, 50, "bilinear")
+    monkeypatch.setattr(filtering, "_rooms", filtering._Rooms())
+    monkeypatch.setattr(filtering, "_MAX_ROOM_BYTES", 10_000)
+    np.testing.assert_array_equal(filtering.resize_numpy(image, 40, 50, "bilinear"), expected)
+    kept = [room._all.nbytes for room in vars(filtering._rooms).values()]
+    assert len(kept) == 4 and max(kept) <= 10_000
+
+
 def test_pixels_that_are_no_numbers_are_refused():
     with pytest.raises(TypeError, match="expected an image of integers or floating numbers to resize, got bool"):
         resize(np.ones((4, 4, 3), bool), 2, 2, "bilinear")
