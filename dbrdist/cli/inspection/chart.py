@@ -106,7 +106,8 @@ def chart(title: str, x_name: str, series: Sequence[Series], keys: Sequence[Key]
     x0, x1 = min(xs), max(xs)
     y0, y1 = _room(min(ys), max(ys))
     if x0 == x1:
-        x0, x1 = x0 - 0.5, x1 + 0.5
+        margin = max(0.5, abs(x0) * 1e-3)  # half of one is nothing beside a very large number
+        x0, x1 = x0 - margin, x1 + margin
 
     def place(x: float, y: float) -> tuple[float, float]:
         across, up = (x - x0) / (x1 - x0), (y - y0) / (y1 - y0)

@@ -144,6 +144,14 @@ def test_all_numbers_stay_in_the_picture_and_its_axes_tell_them_apart():
                     assert len(set(words)) == len(words) and all(len(text) <= 9 or "x" in text for text in words), words
 
 
+@each(x=[0.0, 7.0, -4.6e17, 1e290, 1.7e308, 5e-324])
+def test_one_place_on_an_axis_stands_in_its_middle(x):
+    """Half of one to both sides is nothing beside a large number."""
+    made = chart.chart("t", "x", [Series("a", [(x, 1.0), (x, 2.0)], "red")])
+    at = re.findall(r"[ML](-?[\d.]+) -?[\d.]+", made.partition("h18")[2])[-2:]
+    assert [float(place) for place in at] == pytest.approx([304.0, 304.0], abs=0.1)
+
+
 def test_numbers_of_an_axis_are_counted_from_the_first_where_they_have_no_room():
     made = chart.chart("t", "epoch", [Series("a", [(150000, 1e6), (150004, 1e6 + 1)], "red")])
     for words in (">150,001<", ">0.5<", ">1e6 + ...<"):
