@@ -29,7 +29,8 @@ from dbrdist.errors import ConfigError
 
 _NUM_FIRST, _NUM_STEPS, _MAX_STEPS = 2, 5, 100  # steps that choose kernels and make the optimizer's state; of the rest
 _SECONDS = 1.0  # at least, so that a pause of the machine is one step of many
-_START = "from dbrdist.cli.running.calibration import serve; serve()"
+# The places of the user's own modules are those of this process, but a `queue.py` among them is no part of Python.
+_START = "import sys; given = {!r}; sys.path += given; from {} import serve; sys.path[:] = given; serve()"
 
 
 class Times(NamedTuple):
@@ -115,11 +116,13 @@ def _steps(config: Config, origin: Origin, made: Any, num_examples: int) -> tupl
 
 @contextlib.contextmanager
 def _process(num_threads: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that waits for what to measure; it ends with the block."""
+    """A process that waits for what to measure; it ends with the block, and a Ctrl-C is for this process alone."""
     env = {"OMP_NUM_THREADS": str(num_threads), **os.environ}
+    start = _START.format([place for place in sys.path if isinstance(place, str)], __name__)
     process = subprocess.Popen(
-        [sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, bufsize=0
-    )
+        [sys.executable, "-P", "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, bufsize=0,
+        start_new_session=True,
+    )  # fmt: skip
     try:
         yield process
     finally:
@@ -153,5 +156,6 @@ def serve() -> None:
     config = Config.model_validate(entries)
     made = assemble.parts(config, origin, 0, 1)
     os.write(answers, b"ready\n")
-    source.read(8)
+    if not source.read(8):
+        return  # nobody listens any more
     os.write(answers, json.dumps(_steps(config, origin, made, num_examples)).encode() + b"\n")

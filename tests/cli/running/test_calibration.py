@@ -1,11 +1,15 @@
 """The speed of ranks that compute at the same time: the slowest of several, and processes of their own."""
 
 import itertools
+import os
+import pickle
+import sys
 
 import numpy as np
 import pytest
 
 from dbrdist.cli.builders import assemble
+from dbrdist.cli.configuration import resolve
 from dbrdist.cli.running import calibration, rehearsal
 from dbrdist.errors import ConfigError
 from tests.cli.config_helpers import configured
@@ -29,9 +33,10 @@ def test_the_slowest_of_several_draws(ranks):
     assert calibration.of_slowest(times, ranks, 16) == pytest.approx(0.325 + (expected - 0.325) / 4)
 
 
-def made(folder):
+def made(folder, model=CONFIG[0]):
     rehearsal.make_photographs(str(folder))
-    config, origin = configured(*CONFIG, f"data: {{name: image_folder, root: {folder}, train: train, test: null}}")
+    data = f"data: {{name: image_folder, root: {folder}, train: train, test: null}}"
+    config, origin = configured(model, CONFIG[1], data)
     return config, origin, assemble.parts(config, origin, 0, 1)
 
 
@@ -45,6 +50,38 @@ def test_as_many_processes_as_ranks_or_cores(tmp_path, monkeypatch):
     assert (both.num_processes, both.num_threads) == (2, 1)
     assert len(both.computation) == len(both.update) >= 10
     assert min(both.computation + both.update) > 0
+
+
+def test_processes_find_the_user_s_modules_where_this_one_does(tmp_path, monkeypatch):
+    """Beside the configuration; and a file of the working folder by the name of one of Python's is not taken for it."""
+    beside, here = tmp_path / "beside", tmp_path / "here"
+    beside.mkdir()
+    here.mkdir()
+    text = (
+        "def make():\n    return dbrdist.Sequential(lambda x: x.reshape(len(x), -1), dbrdist.links.Linear(None, 4))\n"
+    )
+    (beside / "network_beside_it.py").write_text(f"import dbrdist\nimport dbrdist.links\n{text}")
+    (here / "queue.py").write_text("raise ImportError('the wrong queue')\n")
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    resolve.search_beside(str(beside / "config.yaml"))
+    monkeypatch.setattr(calibration, "available_cores", lambda: 2)
+    monkeypatch.setattr(calibration, "_SECONDS", 0.0)
+    config, origin, parts = made(tmp_path / "images", "model: {name: 'network_beside_it:make'}")
+    assert calibration.measure(config, origin, parts, 2, 3).num_processes == 2
+
+
+def test_a_process_whose_starter_is_gone_measures_nothing(tmp_path):
+    config, origin, _ = made(tmp_path)
+    given = pickle.dumps((config.model_dump(mode="python"), origin, 3))
+    with calibration._process(1) as process:
+        calibration._tell(process, given)
+        assert calibration._hear(process) == b"ready\n"
+        assert os.getsid(process.pid) != os.getsid(0)  # a Ctrl-C does not reach it
+        process.stdin.close()
+        assert process.stdout.read() == b""
+        assert process.wait() == 0
+        process.stdin = None
 
 
 def test_a_process_that_fails_is_named(tmp_path, monkeypatch, capfd):
