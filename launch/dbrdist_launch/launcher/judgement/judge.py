@@ -302,8 +302,10 @@ class Judge:
         """This rank's end, or the MPI_Abort by which mpiexec had begun to end all of them."""
         aborted = report.find_abort(self.ranks, self.starter_lines, codes.LOST_PEER)
         cut = any(other.cut for other in self.ranks.values())
-        if self.starter is not None and self.starter.kills_step:  # srun does it at an abort
-            cut = cut or (rank.end is not None and rank.end.signal == signal.SIGKILL)
+        if self.starter is not None and self.starter.kills_step and rank.end is not None and not rank.end.oom:
+            # srun does it at an abort. What MPI itself says at the loss of a peer may come of this very kill.
+            is_called = report.has_called_abort(self.ranks, self.starter_lines)
+            cut = cut or (rank.end.signal == signal.SIGKILL and is_called)
         if cut and aborted is not None and aborted[0] in self.ranks:
             return report.from_abort(self.ranks[aborted[0]], aborted[1])
         return report.from_exit(rank)

@@ -244,6 +244,12 @@ def find_abort(ranks: dict[int, Rank], starter_lines: list[str], starter_code: i
     return (min(delayed)[1], starter_code) if delayed and starter_code not in (0, codes.LOST_PEER) else None
 
 
+def has_called_abort(ranks: dict[int, Rank], starter_lines: list[str]) -> bool:
+    """Whether a program is said to have called MPI_Abort itself."""
+    lines = [*starter_lines, *(line for rank in ranks.values() for line in rank.errors)]
+    return any("application called MPI_Abort" in line or "MPI_ABORT was invoked" in line for line in lines)
+
+
 def complete(failure: Failure, ranks: list[Rank], now: float, started_at: float, with_stacks: bool) -> None:
     """Fill in times, steps and the others."""
     failure.seconds = round(now - started_at, 3)

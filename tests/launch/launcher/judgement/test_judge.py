@@ -781,3 +781,18 @@ def test_a_rank_that_srun_killed_for_an_abort_is_not_its_cause(known):
     failure = made.take_bad_exit(exits(made, 0, code=137, signal=9), NOW)
     assert (failure.rank, failure.code) == ((1, 7) if known else (0, 137))
     assert made.take_bad_exit(exits(made, 2, code=3), NOW).code == 3  # it ended by itself
+
+
+@pytest.mark.parametrize("oom", [None, "out-of-memory kill counted in memory.events"])
+@pytest.mark.parametrize("called", [True, False])
+def test_a_rank_killed_in_a_step_comes_before_what_its_peers_said_of_it(oom, called):
+    """MPICH ends a rank that has lost a peer with words like those of an abort; and the kernel's kill is no srun's."""
+    made = judge("a", "a", "a", ended=False)
+    lost = b"Fatal error in internal_Allreduce: Other MPI error, error stack: connection failure"
+    words = b"application called MPI_Abort(MPI_COMM_WORLD, 7) - process 1" if called else lost
+    made.ranks[1].take_output("err", b"Abort(7) on node 1 (rank 1 in comm 0): " + words + b"\n")
+    killed = exits(made, 0, code=137, signal=9)
+    killed.exit = killed.exit._replace(oom=oom)
+    failure = made.take_bad_exit(killed, NOW)
+    expected = ("exit", 1, 7) if called and not oom else ("oom" if oom else "signal", 0, 137)
+    assert (failure.kind, failure.rank, failure.code) == expected
