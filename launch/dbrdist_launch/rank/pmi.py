@@ -61,10 +61,10 @@ class PmiRelay:
             self._loop.forget(self._ours.fileno())
             return
         self._tail = (self._tail + data)[-len(data) - len(_ABORT) + 1 :]
-        if _ABORT in self._tail and self.due is None:
-            self._say_all()
-            self.due = time.monotonic() + limits.ABORT_SECONDS
         self._held += data
+        if _ABORT in self._tail and self.due is None:
+            self.due = time.monotonic() + limits.ABORT_SECONDS
+            self._say_all()
         self.look(time.monotonic())
 
     def look(self, now: float) -> None:

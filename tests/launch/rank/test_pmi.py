@@ -95,6 +95,18 @@ def test_an_abort_does_not_wait_for_a_launcher_that_takes_nothing(relayed, monke
     assert relayed.at_server() == ABORT
 
 
+def test_an_abort_goes_on_although_its_words_cannot(relayed):
+    def fail():
+        raise OSError("no connection")
+
+    relayed.relay._say_all = fail
+    relayed.program.send(ABORT)
+    with pytest.raises(OSError, match="no connection"):  # the supervisor reports it, and goes on
+        relayed.loop.turn(1.0)
+    relayed.relay.look(0.0)
+    assert relayed.at_server() == ABORT
+
+
 STEP = {"SLURM_STEP_ID": "0"}
 
 
