@@ -380,5 +380,5 @@ def parse_ranks(text: str | None) -> frozenset[int] | None:
         low, high = whole(first), whole(last or first)
         if low is None or high is None:
             raise LaunchError(f"--show-ranks {text!r}: expected numbers and ranges such as 0,4-7, or all, or none")
-        found.update(range(low, min(high, _MOST_RANKS) + 1))
+        found.update(range(min(low, _MOST_RANKS), min(high, _MOST_RANKS) + 1))
     return frozenset(found)
