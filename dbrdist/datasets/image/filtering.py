@@ -108,7 +108,8 @@ def _resize_numbers(image: Array, height: int, width: int, method: str) -> Array
             values = np.moveaxis(made.reshape(new, *old.shape[1:]), 0, axis)
     if kind != "f":
         limits = np.iinfo(image.dtype.str)
-        values = np.clip(np.rint(values), limits.min, limits.max)
+        top = float(limits.max)  # for 64 bits that is one more than there is
+        values = np.clip(np.rint(values), limits.min, top if top == limits.max else math.nextafter(top, 0))
     return np.ascontiguousarray(values, image.dtype)
 
 

@@ -111,6 +111,13 @@ def test_other_types_of_pixels(method, size, dtype):
     np.testing.assert_allclose(made, expected, atol=0.51 if dtype == "int16" else 2e-3)
 
 
+@each(dtype=["uint8", "int16", "uint32", "int64", "uint64"], method=["bilinear", "bicubic"])
+def test_the_largest_integers_stay_so(dtype, method):
+    for value in (np.iinfo(dtype).min, np.iinfo(dtype).max):
+        made = resize(np.full((4, 5, 3), value, dtype), 7, 3, method)
+        np.testing.assert_allclose(made.astype(np.float64), np.full((7, 3, 3), float(value)), rtol=1e-12)
+
+
 @each(method=["bilinear", "bicubic"], size=[(100, 5), (41, 60), (10, 5)], value=[np.nan, np.inf])
 def test_a_number_that_is_not_finite_spoils_what_it_is_part_of_alone(method, size, value):
     image = next(images()).astype(np.float32)[:41, :30, :1]
