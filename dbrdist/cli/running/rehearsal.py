@@ -89,7 +89,7 @@ def small(config: Config, origin: Origin, folder: str, trial: Trial) -> Config:
     data["batch"] = trial.batch
     if config.virtual_workers is not None:
         data["batch"] = {"virtual_workers": trial.workers, "per_worker": trial.per_worker}
-    data["data"] |= {"root": folder, "train": "train", "test": "test"}
+    data["data"] |= {"root": folder, "train": "train", "test": None if config.data.test is None else "test"}
     data["model"] = {**data["model"]}
     if data["model"].get("num_classes", 0) is None:
         data["model"]["num_classes"] = 1000

@@ -110,3 +110,12 @@ def test_the_trial_goes_to_no_service_and_is_no_range_test(tmp_path):
     )
     found = rehearsal.small(config, origin, str(tmp_path), rehearsal.Trial())
     assert (found.log.wandb, found.log.mlflow, found.log.csv, found.lr_finder) == (None, None, True, None)
+
+
+@each(test=[None, "val"])
+def test_the_trial_has_a_test_where_the_run_has_one(tmp_path, test):
+    """Where it has none, made-up photographs of another size than those for training were given to the network."""
+    words = f"data: {{name: image_folder, root: x, test: {test or 'null'}}}"
+    config, origin = configured("model: {name: resnet20, num_classes: 10}", words)
+    found = rehearsal.small(config, origin, str(tmp_path), rehearsal.Trial())
+    assert (found.data.test is None) == (test is None)
