@@ -155,7 +155,7 @@ def serve() -> None:
     entries, origin, num_examples = pickle.loads(source.read(int.from_bytes(source.read(8))))
     config = Config.model_validate(entries)
     made = assemble.parts(config, origin, 0, 1)
-    os.write(answers, b"ready\n")
-    if not source.read(8):
-        return  # nobody listens any more
-    os.write(answers, json.dumps(_steps(config, origin, made, num_examples)).encode() + b"\n")
+    with contextlib.suppress(BrokenPipeError):  # nobody listens any more
+        os.write(answers, b"ready\n")
+        if source.read(8):
+            os.write(answers, json.dumps(_steps(config, origin, made, num_examples)).encode() + b"\n")
