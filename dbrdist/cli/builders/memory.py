@@ -15,6 +15,7 @@ from dbrdist.cli.builders.assemble import Parts
 from dbrdist.cli.builders.probe import Look, reporter
 from dbrdist.cli.configuration.load import Origin
 from dbrdist.cli.configuration.schema import Config, VirtualBatch
+from dbrdist.cli.output.words import counted
 from dbrdist.core.array import random
 from dbrdist.core.array.backend import import_cupy
 from dbrdist.core.array.config import using_config
@@ -182,7 +183,10 @@ def fitting(need: Need | None, config: Config, num_ranks: int, free: int | None,
         return "use a smaller batch"
     own = int((free * _PART - need.fixed_bytes) / need.bytes_per_example)
     if own > most >= 1:  # small steps need another share of memory than large ones
-        return f"a batch of {max(int(most) // 2, 1) * num_ranks:,} is worth a try"
+        half = max(int(most) // 2, 1)
+        if isinstance(config.batch, VirtualBatch):
+            return f"{counted(half, 'example')} per virtual worker may be worth a try"
+        return f"a batch of {half * num_ranks:,} is worth a try"
     if own < 1:
         return "not even one example per rank fits: use a smaller network or input, or dtype: mixed16"
     if isinstance(config.batch, VirtualBatch):

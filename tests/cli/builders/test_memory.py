@@ -105,6 +105,9 @@ def test_a_gpu_has_a_memory_of_its_own(monkeypatch):
     assert memory.fitting(need, plan, 1, 20_000_000) == "a batch of about 16 fits, as measured before the run"
     assert memory.fitting(need, plan, 1, 20_000_000, 9) == "a batch of 4 is worth a try"
     assert memory.fitting(need, plan, 1, 3_000_000).startswith("not even one example per rank fits")
+    virtual = config(GOOD.replace("64", "{virtual_workers: 8, per_worker: 16}"))
+    assert memory.fitting(need, virtual, 2, 20_000_000).startswith("16 examples per virtual worker fit")
+    assert memory.fitting(need, virtual, 2, 20_000_000, 9) == "4 examples per virtual worker may be worth a try"
     assert memory.fitting(None, plan, 1, 3) == memory.fitting(need, plan, 1, None) == "use a smaller batch"
 
 
