@@ -72,7 +72,8 @@ def measure(config: Config, origin: Origin, made: assemble.Parts, per_host: int,
     num_processes = min(per_host, cores) if config.device == "cpu" else 1
     if num_processes == 1:
         return Times(*_steps(config, origin, made, num_examples), num_examples)
-    num_threads = max(cores // num_processes, 1)
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    num_threads = int(given) if given.isdigit() and int(given) else max(cores // num_processes, 1)
     with contextlib.ExitStack() as stack:
         words = [stack.enter_context(_process(num_threads)) for _ in range(num_processes)]
         for process in words:
@@ -152,7 +153,10 @@ def serve() -> None:
     """The main function of a process: read what to measure, say that it is ready, measure when told to."""
     source, answers = sys.stdin.buffer, os.dup(1)
     os.dup2(2, 1)  # what a program of the user's prints is no answer
-    entries, origin, num_examples = pickle.loads(source.read(int.from_bytes(source.read(8))))
+    given = source.read(int.from_bytes(source.read(8)))
+    if not given:
+        return
+    entries, origin, num_examples = pickle.loads(given)
     config = Config.model_validate(entries)
     made = assemble.parts(config, origin, 0, 1)
     with contextlib.suppress(BrokenPipeError):  # nobody listens any more

@@ -71,7 +71,31 @@ def test_processes_find_the_user_s_modules_where_this_one_does(tmp_path, monkeyp
     assert calibration.measure(config, origin, parts, 2, 3).num_processes == 2
 
 
+@each(**{"given, expected": [(None, 2), ("1", 1), ("3", 3), ("0", 2), ("3,1", 3)]})
+def test_threads_are_those_that_the_user_has_set(monkeypatch, given, expected):
+    """As in the job, whose ranks leave OMP_NUM_THREADS alone; the sentence about the speed names their number."""
+    told = []
+
+    def process(num_threads):
+        told.append(num_threads)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(calibration, "available_cores", lambda: 4)
+    monkeypatch.setattr(calibration, "_process", process)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    with pytest.raises(ConfigError, match="enough"):
+        calibration.measure(configured(*CONFIG)[0], None, None, 2, 3)
+    assert told == [expected]
+
+
 def test_a_process_whose_starter_is_gone_measures_nothing(tmp_path):
+    with calibration._process(1) as process:
+        process.stdin.close()
+        assert process.stdout.read() == b""
+        assert process.wait() == 0
+        process.stdin = None
     config, origin, _ = made(tmp_path)
     given = pickle.dumps((config.model_dump(mode="python"), origin, 3))
     with calibration._process(1) as process:
