@@ -50,9 +50,10 @@ def run(
     """Run a command as an MPI job, in a launcher of its own, and wait for its end.
 
     `command` is a list of words, or one word. `options` are those of the command line: `ranks=4, max_restarts=3,
-    env={"SEED": "7"}, inject=False`. With `capture` the result holds the output as text; with `check` a job that does
-    not end with code 0 raises `JobError`. `environment` replaces that of this process. A KeyboardInterrupt, or another
-    exception while this waits, asks the ranks to save and stop, and is raised once they have; one more stops them.
+    env={"SEED": "7", "HOME": None}, inject=False`, where None passes a variable on as it is. With `capture` the result
+    holds the output as text; with `check` a job that does not end with code 0 raises `JobError`. `environment` replaces
+    that of this process. A KeyboardInterrupt, or another exception while this waits, asks the ranks to save and stop,
+    and is raised once they have; one more stops them.
 
         result = dbrdist_launch.run(["python", "train.py"], ranks=4, log_dir="logs")
         print(result.code, result.failure and result.failure["rank"])
@@ -107,7 +108,10 @@ def arguments(options: Mapping[str, Any]) -> list[str]:
             yes, _, no = names[0].partition("/")
             words += [yes] if value else [no] if no else []
         elif isinstance(value, Mapping):
-            words += [word for key, part in value.items() for word in (names[-1], f"{key}={part}")]
+            parts = (
+                str(key) if part is None else f"{key}={part}" for key, part in value.items()
+            )  # None: as it is here
+            words += [word for part in parts for word in (names[-1], part)]
         elif isinstance(value, (list, tuple)):
             words += [word for part in value for word in (names[-1], str(part))]
         else:

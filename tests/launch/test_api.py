@@ -29,6 +29,7 @@ def test_options_become_the_words_of_the_command_line():
 
 def test_variables_may_be_a_mapping():
     assert api.arguments({"env": {"A": "1 2", "B": 3}}) == ["--env", "A=1 2", "--env", "B=3"]
+    assert api.arguments({"env": {"A": None, "B": ""}}) == ["--env", "A", "--env", "B="]  # as it is here; empty
 
 
 mpiexec = pytest.mark.mpiexec
