@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from dbrdist.core.usage.mistakes import warn
 
 if TYPE_CHECKING:
     from dbrdist.core.array.types import Array
+    from dbrdist.core.model.link import Link
     from dbrdist.core.tape.function_node import FunctionNode
     from dbrdist.core.tape.node import VariableNode
     from dbrdist.core.tape.variable import Variable
@@ -22,6 +24,13 @@ _MANY_CALLS = 20_000  # of one graph
 _LOOKED_AT = 4096  # elements of an input
 _FEWEST_PIXELS = 64  # of a row that may be a flattened image
 _WHITE = 255
+_FEWEST_BRIGHT = 0.01  # the share of values in the upper half: of counts, such as those of words, there are fewer
+_GROUPS = "GroupNormalization"  # which consists of several calls, the first of which are Reshape and Mean
+_NORMALIZATIONS = (
+    "BatchNormalization", "FixedBatchNormalization", _GROUPS, "LayerNormalization", "MultiNodeBatchNormalization",
+    "RMSNormalization", "RectifiedSum", "SharedBatchNormalization",
+)  # fmt: skip
+_LAYERS = ("Convolution2D", "ConvolutionND", "LinearFunction")
 
 
 class FirstGraphs:
@@ -30,7 +39,8 @@ class FirstGraphs:
     It warns once of each of two mistakes that let a network learn badly or nothing, without an error.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, target: Link) -> None:
+        self._target = weakref.ref(target)
         self._thread = threading.get_ident()  # other threads may be ranks, with optimizers of their own
         self._num_passes = 0
         self._is_known: set[str] = set()
@@ -45,13 +55,19 @@ class FirstGraphs:
             self.end()
             return
         seen: set[int] = set()
-        waiting = [y.node for y in outputs]
+        waiting = [(y.node, "", True) for y in outputs]
         while waiting and len(seen) < _MANY_CALLS:
-            call = waiting.pop().living_creator()
+            node, user, is_of_loss = waiting.pop()
+            call = node.living_creator()
             if call is not None and id(call) not in seen:
                 seen.add(id(call))
-                waiting += call.inputs
-                self._see(call)
+                name = _name(call)
+                self._see(call, name, user, is_of_loss)
+                if name != "Reshape":
+                    user = name
+                elif user == "Mean":
+                    user = _GROUPS
+                waiting += [(x, user, is_of_loss and name not in (*_LAYERS, "MatMul")) for x in call.inputs]
 
     def after(self) -> None:
         """The pass changes nothing in the graph."""
@@ -61,12 +77,21 @@ class FirstGraphs:
         if self in watching_backward:
             watching_backward.remove(self)
 
-    def _see(self, call: FunctionNode) -> None:
-        name = type(call).__name__
-        if name in ("Convolution2D", "ConvolutionND", "LinearFunction"):
-            self._warn_once("pixels", _words_of_pixels(call))
-        elif name == "sub":
+    def _see(self, call: FunctionNode, name: str, user: str, is_of_loss: bool) -> None:
+        """Look at a call; ``user`` takes its output; ``is_of_loss``: no layer is between it and the loss."""
+        if name in _LAYERS and user not in _NORMALIZATIONS:  # which take the scale of the input away
+            words = _words_of_pixels(call)
+            if words and self._learns(call.inputs[1]):
+                self._warn_once("pixels", words)
+        elif name == "sub" and is_of_loss:
             self._warn_once("errors", _words_of_errors(call))
+
+    def _learns(self, weights: VariableNode) -> bool:
+        """Whether weights are the target's and not frozen: frozen ones were made for such an input."""
+        target = self._target()
+        if weights.living_creator() is not None or target is None:  # such as those of spectral normalization
+            return True
+        return any(p.node is weights and not p.is_frozen for p in target.params())
 
     def _warn_once(self, mistake: str, words: str) -> None:
         if words and mistake not in self._is_known:
@@ -74,18 +99,26 @@ class FirstGraphs:
             warn(words)
 
 
+def _name(call: FunctionNode) -> str:
+    """The name of its class; nothing where that is the program's own, which may do something else."""
+    kind = type(call)
+    return kind.__name__ if kind.__module__.startswith("dbrdist.") else ""
+
+
 def _words_of_pixels(call: FunctionNode) -> str:
     """A first layer whose input has the values of pixels, whole numbers up to 255."""
     node = call.inputs[0]
     if node.living_creator() is not None:
         return ""
-    x = next((kept.array for kept in call.get_retained_inputs() if kept.node is node), None)
+    x = next((kept.array for kept in call.get_retained_inputs() if kept is not None and kept.node is node), None)
     if not isinstance(x, np.ndarray) or not _has_shape_of_images(x):
         return ""
     some = x[: -(-_LOOKED_AT // max(x[0].size, 1))].reshape(-1)
     some = some[:: -(-some.size // _LOOKED_AT)]
     low, high = float(some.min()), float(some.max())
     if not (low >= 0 and _WHITE / 2 < high <= _WHITE and bool((some == np.rint(some)).all())):
+        return ""
+    if np.count_nonzero(some > _WHITE / 2) < _FEWEST_BRIGHT * some.size:
         return ""
     what = "convolution" if x.ndim > 2 else "Linear"
     return (

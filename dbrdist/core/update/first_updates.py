@@ -154,13 +154,13 @@ def _computed(ends: Sequence[VariableNode]) -> Iterator[VariableNode]:
 class FirstUpdates:
     """The first updates of one optimizer, until there is nothing to look for any more."""
 
-    def __init__(self, optimizer: str) -> None:
+    def __init__(self, optimizer: str, target: Link) -> None:
         self._optimizer = optimizer
         self._watched: _WatchedGradient | None = None
         self._passes: _WatchedPasses | None = None
         self._depth: _WatchedDepth | None = None
         self._gradients_are_known = False
-        self._graphs = FirstGraphs()
+        self._graphs = FirstGraphs(target)
 
     def __del__(self) -> None:
         self._graphs.end()

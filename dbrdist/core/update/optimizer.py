@@ -229,7 +229,7 @@ class GradientMethod(Optimizer):
         params = parameters_of(f"{type(self).__name__}.setup", link)
         check_parameters(type(self).__name__, link, params)
         warn_of_lost_states(type(self).__name__, params)
-        self._first_updates = FirstUpdates(type(self).__name__)
+        self._first_updates = FirstUpdates(type(self).__name__, link)
         self._params_at_setup = weakref.WeakSet(params)
         for p in params:
             was_frozen = p.is_frozen or (p.update_rule is not None and not p.update_rule.enabled)

@@ -101,7 +101,79 @@ def with_scaling():
     trained(Scaled(), PIXELS)
 
 
+def normalized(*layers):
+    trained(L.Classifier(dbrdist.Sequential(*layers, F.relu, L.Linear(None, 3))), PIXELS)
+
+
+def with_frozen_layers():
+    """As those of a network that others trained with such pixels."""
+    model = network()
+    model(PIXELS, T)
+    model.predictor[0].disable_update()
+    trained(model, PIXELS)
+
+
+def counts_of_words():
+    x = RNG.integers(0, 9, (40, 100)).astype(np.float32)
+    x[0, 0] = 180
+    trained(L.Classifier(L.Linear(100, 3)), x, (np.arange(40) % 3).astype(np.int32))
+
+
+def distances_to_as_many_centers():
+    """As many centers as there are examples, by chance: the layer behind them takes each with each."""
+
+    class Radial(dbrdist.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.place, self.out = L.Linear(4, 1), L.Linear(6, 3)
+
+        def forward(self, x, t):
+            return F.softmax_cross_entropy(self.out(F.exp(-((self.place(x) - Y) ** 2))), t)
+
+    trained(Radial(), RNG.normal(size=(6, 4)).astype(np.float32))
+
+
+class LinearFunction(dbrdist.FunctionNode):
+    """A program's own, which retains nothing."""
+
+    def forward(self, inputs):
+        self.inputs_ = inputs
+        return (inputs[0] @ inputs[1].T,)
+
+    def backward(self, indexes, gys):
+        x, W = self.inputs_
+        return F.matmul(gys[0], W), F.matmul(F.transpose(gys[0]), x)
+
+
+class sub(dbrdist.FunctionNode):
+    """Another one, of three operands."""
+
+    def forward(self, inputs):
+        return (inputs[0] - inputs[1] - inputs[2],)
+
+    def backward(self, indexes, gys):
+        return gys[0], -gys[0], -gys[0]
+
+
+def functions_of_ones_own():
+    model = L.Linear(64, 2)
+
+    def loss(x, t):
+        y = LinearFunction().apply((x, model.W))[0]
+        return F.sum(sub().apply((y, y, y))[0])
+
+    trained(model, np.ones((2, 64), np.float32), None, loss)
+
+
 NOT_WARNED = {
+    "normalized behind the first convolution": lambda: normalized(L.Convolution2D(3, 4, 3), L.BatchNormalization(4)),
+    "normalized in groups": lambda: normalized(L.Convolution2D(3, 4, 3, nobias=True), L.GroupNormalization(2)),
+    "normalized behind the first Linear": lambda: normalized(L.Linear(243, 4), L.LayerNormalization(4)),
+    "frozen layers": with_frozen_layers,
+    "counts of words": counts_of_words,
+    "distances": distances_to_as_many_centers,
+    "functions of one's own": functions_of_ones_own,
     "scaled pixels": lambda: trained(network(), PIXELS / 255),
     "pixels around 0": lambda: trained(network(), PIXELS - 128),
     "scaled in the network": with_scaling,
