@@ -6,16 +6,23 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from dbrdist.core.array.backend import on, to_cpu
+from dbrdist.core.model.link import Link
 from dbrdist.core.usage.mistakes import warn
 from dbrdist.training.parallel_updater import ParallelUpdater
 from dbrdist.training.triggers import IntervalTrigger, ManualScheduleTrigger
 from dbrdist.training.updater import StandardUpdater
 
 if TYPE_CHECKING:
+    from dbrdist.core.array.types import HostArray
+    from dbrdist.core.model.parameter import Parameter
     from dbrdist.training.trainer import Trainer
     from dbrdist.training.triggers import TriggerLike
 
-_MOST_DIGITS = 6  # a rate times 1e-6 trains nothing any more, and one times 1e6 destroys what was learned
+_MOST_DIGITS = 6  # a rate times 1e-6 trains nothing any more
+_MOST_DIGITS_UP = 10  # a search for the best rate goes over some eight, from 1e-7 to 10
 _MARGIN = 1.5  # what a conversion of units may be off by: ranks, or a last batch that is short
 
 
@@ -36,7 +43,8 @@ def see_triggers(trainer: Trainer, entries: Iterable[Any]) -> None:
         shrink = getattr(entry.extension, "factor_of_each_call", None)
         if shrink is not None and _is_each_step(entry) and (stop.unit == "iteration" or steps is not None):
             calls = stop.period * (1 if stop.unit == "iteration" else steps or 1)
-            if shrink > 0 and abs(calls * math.log10(shrink)) > _MOST_DIGITS:
+            digits = calls * math.log10(shrink) if shrink > 0 else 0.0
+            if not -_MOST_DIGITS <= digits <= _MOST_DIGITS_UP:
                 words = f"multiplies the rate by {shrink:g} after each iteration, some {calls:.0f} times in this run"
                 warn(
                     f"Trainer: {entry.name} {words}; for once per epoch write trainer.extend(..., trigger=(1, 'epoch'))"
@@ -79,8 +87,7 @@ def _words(trigger: Any) -> str:
 
 def _steps_of_epoch(updater: Any) -> float | None:
     """How many steps an epoch takes, where its main iterator says so; one's own updater may take several batches."""
-    kind, ours = type(updater), (StandardUpdater.update_core, ParallelUpdater.update_core)
-    if getattr(kind, "update_core", None) not in ours or kind.update is not StandardUpdater.update:
+    if not _is_ours(updater):
         return None
     try:
         iterator = updater.get_iterator("main")
@@ -90,48 +97,96 @@ def _steps_of_epoch(updater: Any) -> float | None:
 
 
 _MANY_UPDATES = 100  # without a step or an update that is counted
+_FEW = 8  # elements of each parameter that are compared
 
 
 class FirstSteps:
-    """What the first calls of an updater do: count steps, and update parameters."""
+    """What the first calls of an updater do: count steps, and update parameters.
+
+    Whether something is updated is asked of updaters of one's own alone. They may collect examples for many steps
+    before they train, and may change parameters without an optimizer.
+    """
 
     def __init__(self, updater: Any) -> None:
         self._updater = updater
-        self._iteration = getattr(updater, "iteration", None)
-        self._before = _num_updates(updater)
+        self._iteration = _iteration(updater)
+        self._before = None if _is_ours(updater) else _num_updates(updater)
+        self._values: dict[Parameter, HostArray] = {}
+        self._note_values()
         self._num_calls = 0
 
     def after_update(self) -> FirstSteps | None:
         """Called after each update; None once both are seen, or missed."""
         self._num_calls += 1
-        if self._num_calls == _MANY_UPDATES:
+        is_counted = self._iteration is None or _iteration(self._updater) != self._iteration
+        has_updated = self._before is None or _num_updates(self._updater) != self._before
+        if is_counted and has_updated:
+            return None
+        if self._num_calls == 1:
+            self._note_values()
+        if self._num_calls == _MANY_UPDATES and (not is_counted or self._has_changed() or self._has_gradients()):
             self.end()
             return None
-        is_counted = getattr(self._updater, "iteration", None) != self._iteration
-        has_updated = self._before is None or _num_updates(self._updater) != self._before
-        return None if is_counted and has_updated else self
+        return self
 
     def end(self) -> None:
         """Warn of what is missing."""
         name = type(self._updater).__name__
-        if self._num_calls and getattr(self._updater, "iteration", None) == self._iteration:
+        if not self._num_calls:
+            return
+        if self._iteration is not None and _iteration(self._updater) == self._iteration:
             warn(
                 f"{name}.update: {self._num_calls} calls, and the iteration is still {self._iteration}, so that no "
                 "trigger fires; override update_core() instead of update(), or add 1 to self.iteration"
             )
-        elif self._num_calls and self._before is not None and _num_updates(self._updater) == self._before:
+        elif self._before is not None and _num_updates(self._updater) == self._before and not self._has_changed():
             warn(
                 f"{name}: {self._num_calls} steps, and no optimizer has updated anything; call update() of one in "
                 "update_core()"
             )
 
+    def _note_values(self) -> None:
+        """Keep a few values of parameters; those that a first batch initialises come after it."""
+        for p in _params(self._updater) if self._before is not None else ():
+            if p not in self._values:
+                self._values[p] = _some_values(p)
+
+    def _has_changed(self) -> bool:
+        """Whether a parameter has other values, as where a program updates it by itself."""
+        return any(not np.array_equal(_some_values(p), old, equal_nan=True) for p, old in self._values.items())
+
+    def _has_gradients(self) -> bool:
+        """Whether there was a backward pass."""
+        return any(p.grad is not None for p in self._values)
+
+
+def _some_values(p: Parameter) -> HostArray:
+    with on(p.array):
+        return np.array(to_cpu(p.array.ravel()[:_FEW]))
+
+
+def _params(updater: Any) -> list[Parameter]:
+    links = [getattr(optimizer, "target", None) for optimizer in updater.get_all_optimizers().values()]
+    return [p for link in links if isinstance(link, Link) for p in link.params(include_uninit=False)]
+
+
+def _is_ours(updater: Any) -> bool:
+    """Whether a step is what our updaters do."""
+    kind, ours = type(updater), (StandardUpdater.update_core, ParallelUpdater.update_core)
+    return getattr(kind, "update_core", None) in ours and kind.update is StandardUpdater.update
+
+
+def _iteration(updater: Any) -> int | None:
+    """How many steps an updater has counted; None where it counts none."""
+    iteration = getattr(updater, "iteration", None)
+    return int(iteration) if isinstance(iteration, (int, np.integer)) else None
+
 
 def _num_updates(updater: Any) -> int | None:
-    """How many updates the optimizers have made; None where that is not known, and where none need be in any step."""
+    """How many updates the optimizers have made; None where there are none, or that is not known."""
     try:
-        optimizers = list(updater.get_all_optimizers().values())
-        if not optimizers or any(getattr(optimizer, "calls_per_step", 1) != 1 for optimizer in optimizers):
-            return None
-        return sum(int(optimizer.t) for optimizer in optimizers)
+        counts = [optimizer.t for optimizer in updater.get_all_optimizers().values()]
     except (AttributeError, NotImplementedError, TypeError, ValueError):
         return None
+    is_known = len(counts) > 0 and all(isinstance(t, (int, np.integer)) for t in counts)
+    return sum(map(int, counts)) if is_known else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import zipfile
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -424,7 +425,72 @@ def few_updates():
     training.Trainer(Accumulates(iterator, sgd(L.Classifier(Net()))), (6, "iteration"), "a").run()
 
 
+def own(update_core, num_steps=4, optimizer=None):
+    """A run of an updater that calls ``update_core(updater, model, arrays)``."""
+
+    class Own(training.StandardUpdater):
+        def update_core(self):
+            arrays = dbrdist.dataset.concat_examples(self.get_iterator("main").next())
+            update_core(self, model, *arrays)
+
+    model = L.Classifier(Net())
+    updater = Own(iterators.SerialIterator(DATA, 5), sgd(model) if optimizer is None else optimizer)
+    training.Trainer(updater, (num_steps, "iteration"), "a").run()
+
+
+def by_hand(change):
+    def update_core(updater, model, x, t):
+        model.cleargrads()
+        model(x, t).backward()
+        for p in model.params():
+            change(p)
+
+    own(update_core)
+
+
+def descend(p):
+    p.array -= 0.01 * p.grad
+
+
+def collects_first(updater, model, x, t):
+    """As with a memory of examples that is filled before training begins."""
+    if updater.iteration >= 150:
+        updater.get_optimizer("main").update(model, x, t)
+
+
+class Uncounted(optimizers.SGD):
+    """An optimizer of one's own that does not count."""
+
+    def update(self, lossfun=None, *args, **kwargs):
+        for p in self.target.params():
+            p.array += 0.1
+
+
+def uncounted():
+    optimizer = Uncounted().setup(L.Classifier(Net()))
+    own(lambda updater, *args: optimizer.update(), optimizer=optimizer)
+    iterator = iterators.SerialIterator(DATA, 5)
+    training.Trainer(training.StandardUpdater(iterator, optimizer), (3, "iteration"), "a").run()
+
+
+def mocks():
+    """An updater that is a mock, and one whose optimizer is one."""
+    calls = []
+    training.Trainer(mock.MagicMock(), lambda trainer: calls.append(trainer) or len(calls) > 5, "a").run()
+    optimizer = mock.MagicMock(target=L.Linear(2, 2))
+    own(lambda updater, *args: optimizer.update(), optimizer=optimizer)
+
+
 NOT_WARNED = {
+    "parameters changed by hand": lambda: by_hand(descend),
+    "parameters that update themselves": lambda: by_hand(lambda p: p.update()),
+    "examples collected before training": lambda: own(collects_first, 160),
+    "no optimizers": lambda: own(lambda updater, *args: None, optimizer={}),
+    "optimizers that do not count": uncounted,
+    "mocks": mocks,
+    "a search for the best rate": runs(
+        lambda: extensions.ExponentialShift("lr", 10 ** (8 / 40), init=1e-7), (10, "epoch")
+    ),
     "updates in some of the steps": few_updates,
     "a list of numbers as a dataset": lambda: datasets.ConcatenatedDataset([1, 2]),
     "a rate that grows slowly": runs(lambda: extensions.ExponentialShift("lr", 1.2), (10, "epoch")),
