@@ -108,6 +108,14 @@ class _Container(Link):
         return f"{type(self).__name__}(\n" + ",\n".join(lines) + ",\n)" if lines else f"{type(self).__name__}()"
 
 
+def _is_to_be_child(x: object) -> bool:
+    """Whether it is a link that no chain has yet, and that is not frozen, as what a network only refers to."""
+    if not isinstance(x, Link) or x.name is not None:
+        return False
+    params = list(x.params())
+    return not params or not all(p.is_frozen for p in params)
+
+
 class Chain(_Container):
     """A link whose children are attributes, assigned within ``with self.init_scope():`` or given as keywords.
 
@@ -141,7 +149,7 @@ class Chain(_Container):
             if "_children" not in self.__dict__:  # of super(dbrdist.Chain, self), which leaves Chain out
                 raise _missing_init()
             self._check_name(name, "link")
-        elif type(value) is tuple and len(value) == 1 and isinstance(value[0], Link) and self.within_init_scope:
+        elif type(value) is tuple and len(value) == 1 and self.within_init_scope and _is_to_be_child(value[0]):
             kind = type(value[0]).__name__
             refuse(TypeError(
                 f"{type(self).__name__}.{name}: expected a link, got a tuple of one {kind}: is there a comma at the "

@@ -42,7 +42,7 @@ def formatted(x: Variable, spec: str) -> str:
         return str(x)
     if x.size != 1:
         raise TypeError(f"format {spec!r}: expected a Variable of one number, got shape {x.shape}; format its array")
-    return format(as_float(x), spec)
+    return format(x.array.item() if x.dtype.kind in "biu" else as_float(x), spec)
 
 
 class NoArray:

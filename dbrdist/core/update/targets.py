@@ -166,15 +166,20 @@ def has_foreign_parts(optimizer: GradientMethod) -> bool:
 
 
 _MANY_LOST = 3
-_num_lost: weakref.WeakKeyDictionary[Parameter, int] = weakref.WeakKeyDictionary()
+_num_lost: weakref.WeakKeyDictionary[Parameter, tuple[str, int]] = weakref.WeakKeyDictionary()  # by which optimizer
 
 
 def warn_of_lost_states(optimizer: str, params: Sequence[Parameter]) -> None:
-    """Warn once where several setups in a row each discard a state, such as momentum, after a single update."""
+    """Warn once where several setups in a row each discard a state, such as momentum, after a single update.
+
+    Those of one kind of optimizer count: a program may try several kinds with one network.
+    """
     rule = params[0].update_rule if params else None
     if not isinstance(rule, UpdateRule) or rule.t != 1 or not rule.state:
         return
-    num_lost = _num_lost[params[0]] = _num_lost.get(params[0], 0) + 1
+    last, num_lost = _num_lost.get(params[0], ("", 0))
+    num_lost = num_lost + 1 if last == optimizer else 1
+    _num_lost[params[0]] = optimizer, num_lost
     if num_lost == _MANY_LOST:
         warn(
             f"{optimizer}.setup: each setup begins with empty states, so what the optimizer remembers of earlier "

@@ -1035,7 +1035,31 @@ class Softmax(dbrdist.FunctionNode):
         return (gys[0] * 2,)
 
 
+def several_kinds_of_optimizers():
+    net = Net()
+    for kind in (optimizers.Adam, optimizers.AdaGrad, optimizers.RMSprop, optimizers.MomentumSGD):
+        kind().setup(net).update(lambda: F.sum(net(X)))
+
+
+def tuples_of_one():
+    """References to links that a chain has already, or to frozen ones."""
+    frozen, other = L.Linear(2, 2), dbrdist.Sequential(L.Linear(2, 2))
+    frozen.disable_update()
+
+    class References(dbrdist.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.fc = L.Linear(2, 2)
+                self.layers, self.teacher, self.first = (self.fc,), (frozen,), (other[0],)
+
+    assert [path for path, _ in References().namedlinks(skipself=True)] == ["/fc"]
+
+
 NOT_WARNED = {
+    "several kinds of optimizers in turn": several_kinds_of_optimizers,
+    "tuples of one link": tuples_of_one,
+    "formats of whole numbers": lambda: f"{dbrdist.Variable(np.array(3)):d} {dbrdist.Variable(np.array([True])):d}",
     "two setups": lambda: set_up_in_each_step(2),
     "setup in each step of an optimizer without states": lambda: set_up_in_each_step(5, optimizers.SGD()),
     "types of parameters": lambda: [dbrdist.using_config("dtype", t).__enter__() for t in ("float32", np.float32)],
