@@ -142,7 +142,7 @@ class FirstSteps:
         elif self._before is not None and _num_updates(self._updater) == self._before and not self._has_changed():
             warn(
                 f"{name}: {self._num_calls} steps, and no optimizer has updated anything; call update() of one in "
-                "update_core()"
+                "update_core(), or give the updater no optimizers, {}, where none is meant"
             )
 
     def _note_values(self) -> None:

@@ -326,7 +326,7 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
 
 
 def _check_model(verb: str, model: Link) -> None:
-    if not isinstance(model, Link):
+    if not isinstance(model, Link) and not hasattr(model, "namedparams"):  # such as a program's own group of links
         raise TypeError(f"{verb} expected a link, got {type(model).__name__}")
 
 

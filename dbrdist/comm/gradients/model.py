@@ -45,7 +45,7 @@ def bcast_data(comm: CommunicatorBase, model: Link, root: int = 0) -> None:
 
 def warn_of_other_networks(comm: CommunicatorBase, model: Link) -> None:
     """Warn where ranks average gradients of networks that differ. Collective."""
-    arrays = [p.array for p in model.params() if isinstance(p.array, np.ndarray)]
+    arrays = [p.array for _, p in model.namedparams() if isinstance(p.array, np.ndarray)]
     found = 0
     for array in arrays:
         found = zlib.crc32(np.ascontiguousarray(array.reshape(-1)[:_FEW]).tobytes(), found)

@@ -140,6 +140,18 @@ def test_means_of_gradients_of_different_networks_are_warned_of():
     run_threads(3, program, 0, False)
 
 
+def test_a_group_of_links_with_named_parameters_is_averaged():
+    def program(comm):
+        link = Linear(3, 2)
+        comm.bcast_data(link)
+        link.cleargrads()
+        F.sum(link(np.full((2, 3), comm.rank, np.float32))).backward()
+        comm.multi_node_mean_grad(SimpleNamespace(namedparams=link.namedparams))
+        return link.W.grad.tolist()
+
+    assert run_threads(2, program) == [[[1.0] * 3] * 2] * 2
+
+
 def test_a_rank_whose_color_is_undefined_is_in_no_part():
     parts = run_threads(3, lambda comm: comm.split(-32766 if comm.rank else 0, 0))  # MPI.UNDEFINED
     assert [part is None for part in parts] == [False, True, True]
