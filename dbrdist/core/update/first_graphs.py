@@ -30,6 +30,9 @@ _NORMALIZATIONS = (
     "BatchNormalization", "FixedBatchNormalization", _GROUPS, "LayerNormalization", "MultiNodeBatchNormalization",
     "RMSNormalization", "RectifiedSum", "SharedBatchNormalization",
 )  # fmt: skip
+_KEEP_SCALE = (  # functions of which c x gives c y
+    "AveragePooling2D", "Cast", "Concat", "Dropout", "MaxPooling2D", "ReLU", "Reshape", "Transpose", "leaky_relu",
+)  # fmt: skip
 _LAYERS = ("Convolution2D", "ConvolutionND", "LinearFunction")
 
 
@@ -63,9 +66,9 @@ class FirstGraphs:
                 seen.add(id(call))
                 name = _name(call)
                 self._see(call, name, user, is_of_loss)
-                if name != "Reshape":
+                if name not in _KEEP_SCALE:
                     user = name
-                elif user == "Mean":
+                elif name == "Reshape" and user == "Mean":
                     user = _GROUPS
                 waiting += [(x, user, is_of_loss and name not in (*_LAYERS, "MatMul")) for x in call.inputs]
 

@@ -168,6 +168,9 @@ def functions_of_ones_own():
 
 NOT_WARNED = {
     "normalized behind the first convolution": lambda: normalized(L.Convolution2D(3, 4, 3), L.BatchNormalization(4)),
+    "normalized behind what keeps the scale": lambda: normalized(
+        L.Convolution2D(3, 4, 3), F.relu, lambda x: F.max_pooling_2d(x, 2), F.dropout, L.BatchNormalization(4)
+    ),
     "normalized in groups": lambda: normalized(L.Convolution2D(3, 4, 3, nobias=True), L.GroupNormalization(2)),
     "normalized behind the first Linear": lambda: normalized(L.Linear(243, 4), L.LayerNormalization(4)),
     "frozen layers": with_frozen_layers,
