@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import sys
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,7 @@ __all__ = [
 
 @functools.cache
 def _is_available() -> bool:
-    if importlib.util.find_spec("cupy") is None:
+    if "cupy" not in sys.modules and importlib.util.find_spec("cupy") is None:  # a stand-in has no spec
         return False
     try:
         return bool(backend.import_cupy().cuda.runtime.getDeviceCount() > 0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
 import numpy as np
 import pytest
 
@@ -36,6 +39,16 @@ def test_cuda_without_a_gpu():
         cuda.should_use_cudnn("auto")
     with pytest.raises(AttributeError, match="has no attribute 'to_gpuu'"):
         _ = cuda.to_gpuu
+
+
+def test_a_module_in_the_place_of_cupy_is_no_gpu(monkeypatch):
+    """As programs put one there whose parts import CuPy without using it."""
+    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
+    cuda._is_available.cache_clear()
+    try:
+        assert cuda.available is False and cuda.cudnn_enabled is False
+    finally:
+        cuda._is_available.cache_clear()
 
 
 def test_devices_as_chainer_spells_them():
