@@ -119,7 +119,7 @@ def _unregistered(owner: Link, known: set[Parameter]) -> Iterator[str]:
     for name, value in owner.__dict__.items():
         if name.startswith("_") and name in ("_list", "_layers", "_cleared", "_hooks"):
             continue
-        kinds = [type(x).__name__ for x in _parts(value) if _is_forgotten(x, known)]
+        kinds = [type(x).__name__ for x in _parts(value) if _is_forgotten(x, known) and not _is_above(x, owner)]
         if kinds:
             what = kinds[0] if isinstance(value, (Link, Parameter)) else f"a {type(value).__name__} with {kinds[0]}"
             yield f"{type(owner).__name__}.{name} ({what})"
@@ -148,6 +148,11 @@ def _is_forgotten(x: Link | Parameter, known: set[Parameter]) -> bool:
     return any(
         p not in known and not p.is_frozen and p.update_rule is None and not _is_in_memory_of(p, known) for p in params
     )
+
+
+def _is_above(x: Link | Parameter, owner: Link) -> bool:
+    """Whether it is a network that has the owner as a part, to which that only refers."""
+    return isinstance(x, Link) and any(link is owner for link in x.links())
 
 
 def _is_in_memory_of(p: Parameter, known: set[Parameter]) -> bool:

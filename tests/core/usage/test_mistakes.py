@@ -1056,7 +1056,15 @@ def tuples_of_one():
     assert [path for path, _ in References().namedlinks(skipself=True)] == ["/fc"]
 
 
+def part_with_its_whole():
+    """A part of a network that refers to the whole, and has an optimizer of its own."""
+    whole = dbrdist.Chain(part=Net(), other=Net())
+    whole.part.parent = whole
+    sgd(whole.part)
+
+
 NOT_WARNED = {
+    "a part that refers to the whole": part_with_its_whole,
     "several kinds of optimizers in turn": several_kinds_of_optimizers,
     "tuples of one link": tuples_of_one,
     "formats of whole numbers": lambda: f"{dbrdist.Variable(np.array(3)):d} {dbrdist.Variable(np.array([True])):d}",
