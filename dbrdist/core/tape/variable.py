@@ -30,6 +30,7 @@ from dbrdist.core.tape.variable_words import (
     formatted,
     not_assigned,
     not_compared,
+    refuse_order,
     statistics,
     warn_of_zerograd,
 )
@@ -212,16 +213,16 @@ class Variable(Arithmetic):
         raise not_compared("!=")
 
     def __lt__(self, other: Operand) -> bool:
-        raise not_compared("<")
+        return refuse_order("<", other)
 
     def __le__(self, other: Operand) -> bool:
-        raise not_compared("<=")
+        return refuse_order("<=", other)
 
     def __gt__(self, other: Operand) -> bool:
-        raise not_compared(">")
+        return refuse_order(">", other)
 
     def __ge__(self, other: Operand) -> bool:
-        raise not_compared(">=")
+        return refuse_order(">=", other)
 
     def __format__(self, spec: str) -> str:
         return formatted(self, spec)

@@ -9,6 +9,8 @@ from dbrdist.core.array.backend import Array
 from dbrdist.core.array.chainer_mode import as_chainer
 
 if TYPE_CHECKING:
+    from types import NotImplementedType
+
     from dbrdist.core.tape.variable import Variable
 
 
@@ -19,6 +21,13 @@ class ComparisonError(NotImplementedError, TypeError):
 def not_compared(sign: str) -> ComparisonError:
     """The error of a comparison."""
     return ComparisonError(f"Variables are not compared by {sign}; compare their arrays: x.array {sign} y.array")
+
+
+def refuse_order(sign: str, other: object) -> NotImplementedType:
+    """Raise for another Variable, an array or a number; anything else may know by itself how it compares."""
+    if hasattr(other, "dtype") or isinstance(other, (int, float, list, tuple, type(None))):
+        raise not_compared(sign)
+    return NotImplemented
 
 
 def not_assigned() -> AttributeError:
