@@ -103,7 +103,7 @@ _FEW = 8  # elements of each parameter that are compared
 class FirstSteps:
     """What the first calls of an updater do: count steps, and update parameters.
 
-    Whether something is updated is asked of updaters of one's own alone. They may collect examples for many steps
+    Whether something is updated is asked of a program's own updaters alone. They may collect examples for many steps
     before they train, and may change parameters without an optimizer.
     """
 
