@@ -677,6 +677,7 @@ def test_a_run_whose_terminal_is_closed_saves_and_ends_with_75(tmp_path):
     if not child:
         try:
             os.chdir(tmp_path)
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run below nohup
             os.execve(words[0], words, environment)
         finally:
             os._exit(127)

@@ -58,10 +58,10 @@ def _parts(config: Config, origin: Origin, made: Parts) -> Iterator[str]:
                         _evaluated(look, ".".join(place), key)
             except ConfigError as mistake:
                 yield str(mistake)
-        elif part == "test":
-            for place, key in _wanted(config):
-                words = f"there is no test data that {key} could come from"
-                yield f"{origin.where(place)}: {'.'.join(place)}: {words}"
+        elif part == "test" and (config.snapshot.best or "").startswith("validation/"):
+            # a run with `stop` goes on to its last epoch, as a recipe without test data shall, and says so
+            words = f"there is no test data that {config.snapshot.best} could come from"
+            yield f"{origin.where(('snapshot', 'best'))}: snapshot.best: {words}"
 
 
 def _look_at(look: Look, made: Parts) -> None:

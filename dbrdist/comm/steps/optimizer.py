@@ -132,11 +132,6 @@ class MultiNodeOptimizer(JointSteps):
         """Steps of this rank by itself since the ranks averaged their parameters; None where all steps are joint."""
         return self._carried.num_local if self._way.local_steps > 1 and self.communicator.size > 1 else None
 
-    @property
-    def calls_per_step(self) -> int:
-        """How many calls of ``update`` make one step."""
-        return self._way.accumulate
-
     @contextlib.contextmanager
     def whole_state(self, root: int = 0) -> Iterator[None]:
         """``with optimizer.whole_state():`` rank ``root`` can save what all ranks have. Collective.

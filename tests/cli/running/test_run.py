@@ -375,10 +375,6 @@ def test_the_best_is_saved(run, mode, best):
             "stop.metric: no evaluation reports 'validation/main/acuracy'; it reports validation/main/acc",
         ),
         (
-            ["stop={target: 0.9}", "data={name: 'usernet:few', args: {n: 200}}", "transforms.train=[]"],
-            "stop.metric: there is no test data that validation/main/accuracy could come from",
-        ),
-        (
             ["snapshot.every=1 or 2"],
             "snapshot.every: expected a period such as '1 epoch', '200 iterations', '30 minutes'",
         ),
@@ -391,6 +387,13 @@ def test_snapshots_that_cannot_be(run, words, message):
     code, _, err = run("run.yaml", *words)
     assert code == 2
     assert message in err
+
+
+def test_a_run_with_a_goal_and_without_test_data_goes_on_to_its_last_epoch_and_says_so(run):
+    """As a recipe whose test data is left out."""
+    words = ["stop={target: 0.9}", "data={name: 'usernet:few', args: {n: 200}}", "transforms.train=[]", "epochs=2"]
+    with pytest.warns(UsageWarning, match="the run goes on to its last epoch: nobody has reported 'validation/main/a"):
+        assert run("run.yaml", *words, "iterations=null")[0] == 0
 
 
 def test_a_best_that_never_came_is_said(run):
