@@ -49,8 +49,9 @@ def formatted(x: Variable, spec: str) -> str:
     """``format(x, spec)``: of a Variable of one number, such as a loss in ``f"{loss:.3f}"``, the number's."""
     if not spec:
         return str(x)
-    if x.size != 1:
-        raise TypeError(f"format {spec!r}: expected a Variable of one number, got shape {x.shape}; format its array")
+    if x.array is None or x.size != 1:
+        got = "one without an array" if x.array is None else f"shape {x.shape}"
+        raise TypeError(f"format {spec!r}: expected a Variable of one number, got {got}; format its array")
     return format(x.array.item() if x.dtype.kind in "biu" else as_float(x), spec)
 
 

@@ -72,3 +72,14 @@ def test_mistakes_with_a_sequential():
             s.insert(place, double)
     s.insert(-1, L.Linear(2, 2))
     assert isinstance(s[0], L.Linear)
+
+
+def test_a_link_may_also_stand_in_a_tuple_alone():
+    class Net(dbrdist.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.first = L.Linear(2, 2)
+                self.hidden = (self.first,)
+
+    assert [name for name, _ in Net().namedparams()] == ["/first/W", "/first/b"]

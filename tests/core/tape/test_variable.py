@@ -329,3 +329,10 @@ def test_backward_accumulate_adds_to_what_is_there():
     (kept,) = rule.backward_accumulate((1,), (g,), (old,))
     (none,) = rule.backward_accumulate((1,), (g,), (None,))
     assert new.array == 6 and both.array == 16 and kept is old and none is None
+
+
+def test_formats_are_those_of_the_number():
+    assert f"{dbrdist.Variable(np.array([[7]])):4d}|{dbrdist.Variable(np.array(1.5)):.2f}" == "   7|1.50"
+    for x, got in ((dbrdist.Parameter(), "without an array"), (dbrdist.Variable(np.zeros((2, 3), "f")), r"\(2, 3\)")):
+        with pytest.raises(TypeError, match=rf"format '>9': .*got .*{got}"):
+            f"{x:>9}"
