@@ -25,7 +25,7 @@ _LOOKED_AT = 4096  # elements of an input
 _FEWEST_PIXELS = 64  # of a row that may be a flattened image
 _WHITE = 255
 _FEWEST_BRIGHT = 0.01  # the share of values in the upper half: of counts, such as those of words, there are fewer
-_GROUPS = "GroupNormalization"  # which consists of several calls, the first of which are Reshape and Mean
+_GROUPS = "GroupNormalization"  # which consists of several calls, the first of which takes means away
 _NORMALIZATIONS = (
     "BatchNormalization", "FixedBatchNormalization", _GROUPS, "LayerNormalization", "MultiNodeBatchNormalization",
     "RMSNormalization", "RectifiedSum", "SharedBatchNormalization",
@@ -67,9 +67,7 @@ class FirstGraphs:
                 name = _name(call)
                 self._see(call, name, user, is_of_loss)
                 if name not in _KEEP_SCALE:
-                    user = name
-                elif name == "Reshape" and user == "Mean":
-                    user = _GROUPS
+                    user = _GROUPS if name == "sub" and _takes_mean_away(call) else name
                 waiting += [(x, user, is_of_loss and name not in (*_LAYERS, "MatMul")) for x in call.inputs]
 
     def after(self) -> None:
@@ -106,6 +104,12 @@ def _name(call: FunctionNode) -> str:
     """The name of its class; nothing where that is the program's own, which may do something else."""
     kind = type(call)
     return kind.__name__ if kind.__module__.startswith("dbrdist.") else ""
+
+
+def _takes_mean_away(call: FunctionNode) -> bool:
+    """The first step of normalizations that are made of other functions, as that of groups is."""
+    mean = call.inputs[1].living_creator()
+    return mean is not None and _name(mean) == "Mean"
 
 
 def _words_of_pixels(call: FunctionNode) -> str:

@@ -113,8 +113,8 @@ def with_a_function_of_ones_own():
     trained(L.Classifier(Own()), PIXELS.reshape(6, -1))
 
 
-def normalized_later(*between):
-    layers = L.Convolution2D(3, 2, 3), *between, L.BatchNormalization(2), L.Linear(None, 3)
+def normalized_later(*between, by=lambda: L.BatchNormalization(2)):
+    layers = L.Convolution2D(3, 2, 3), *between, by(), L.Linear(None, 3)
     trained(L.Classifier(dbrdist.Sequential(*layers)), PIXELS)
 
 
@@ -218,6 +218,7 @@ NOT_WARNED = {
     "scaled in the network": with_scaling,
     "normalized first": lambda: trained(network(L.BatchNormalization(3)), PIXELS),
     "normalized after the first layer": normalized_later,
+    "normalized in groups after the first layer": lambda: normalized_later(by=lambda: L.GroupNormalization(1)),
     "normalized after a rectifier": lambda: normalized_later(F.relu),
     "counts of words": lambda: trained(L.Classifier(L.Linear(243, 3)), counts_of_words()),
     "a function of one's own": with_a_function_of_ones_own,
