@@ -25,6 +25,7 @@ _LOOKED_AT = 4096  # elements of an input
 _FEWEST_PIXELS = 64  # of a row that may be a flattened image
 _WHITE = 255
 _FEWEST_BRIGHT = 0.01  # the share of values in the upper half: of counts, such as those of words, there are fewer
+_DARK = 16  # on the average, of what is not 0: counts are smaller
 _GROUPS = "GroupNormalization"  # which consists of several calls, the first of which takes means away
 _NORMALIZATIONS = (
     "BatchNormalization", "FixedBatchNormalization", _GROUPS, "LayerNormalization", "MultiNodeBatchNormalization",
@@ -66,7 +67,7 @@ class FirstGraphs:
                 seen.add(id(call))
                 name = _name(call)
                 self._see(call, name, user, is_of_loss)
-                if name not in _KEEP_SCALE:
+                if name not in _KEEP_SCALE and (name, user) != ("Mean", _GROUPS):
                     user = _GROUPS if name == "sub" and _takes_mean_away(call) else name
                 waiting += [(x, user, is_of_loss and name not in (*_LAYERS, "MatMul")) for x in call.inputs]
 
@@ -125,12 +126,14 @@ def _words_of_pixels(call: FunctionNode) -> str:
     low, high = float(some.min()), float(some.max())
     if not (low >= 0 and _WHITE / 2 < high <= _WHITE and bool((some == np.rint(some)).all())):
         return ""
-    if np.count_nonzero(some > _WHITE / 2) < _FEWEST_BRIGHT * some.size:
+    is_dark = some[some > 0].mean(dtype=np.float64) < _DARK
+    if is_dark or np.count_nonzero(some > _WHITE / 2) < _FEWEST_BRIGHT * some.size:
         return ""
     what = "convolution" if x.ndim > 2 else "Linear"
     return (
         f"the first {what} of the network gets pixels from {low:.0f} to {high:.0f}, with which it learns badly; scale "
-        f"them, for example x.astype(numpy.float32) / 255, in evaluation and prediction, too"
+        "them, for example x.astype(numpy.float32) / 255, in evaluation and prediction, too; the transform of a "
+        "configuration is normalize"
     )
 
 
