@@ -390,7 +390,7 @@ class TrainingRun:
 
     def _train_profiled(self) -> int:
         """Train with a profile of functions and layers, which the trace shows as well."""
-        with profile(0.03) if self.parts.device is None else CUDAProfileRanges(0.03) as found:
+        with profile(0.02) if self.parts.device is None else CUDAProfileRanges(0.02) as found:
             code = self.train(traces=True)
         if self.comm.rank == 0:
             for line in found.lines():
