@@ -322,8 +322,8 @@ def profile(most_overhead: float | None = None) -> Profile:
 
     Args:
         most_overhead: the part of the time by which profiling may lengthen the block, such as 0.05. Steps of a network
-            whose functions take longer are all recorded; of faster ones ten at a time, with pauses between, in which a
-            trace that records at the same time pauses, too.
+            whose functions take longer are all recorded; of faster ones twenty at a time, with pauses between, in
+            which a trace that records at the same time pauses, too.
             ``seconds`` and shares are then those of the recorded steps. A step ends with an optimizer's ``update``: a
             block without updates, such as an evaluation, is recorded as a whole. None records every step.
 

@@ -108,8 +108,17 @@ def test_hooks_of_links_and_their_state(second, tmp_path):
         for _ in range(2):
             net.cleargrads()
             F.sum(net(second.send(np.ones((2, 2, 5, 5), np.float32)))).backward()
+        kept = {name: backend.to_cpu(getattr(net, name)).copy() for name in net._persistent}
         serializers.save_npz(tmp_path / "net", net)
+        with dbrdist.using_device(second):
+            for name in kept:
+                getattr(net, name)[...] = 0
         serializers.load_npz(tmp_path / "net", net)
+        assert backend.device_of(net.W.grad) == second
+        for name, values in kept.items():
+            state = getattr(net, name)
+            assert backend.device_of(state) == second
+            np.testing.assert_array_equal(backend.to_cpu(state), values)
 
 
 def test_another_thread_uses_the_device_of_the_arrays(second):

@@ -132,8 +132,8 @@ def _words_of_pixels(call: FunctionNode) -> str:
     what = "convolution" if x.ndim > 2 else "Linear"
     return (
         f"the first {what} of the network gets pixels from {low:.0f} to {high:.0f}, with which it learns badly; scale "
-        "them, for example x.astype(numpy.float32) / 255, in evaluation and prediction, too; the transform of a "
-        "configuration is normalize"
+        "them in training, evaluation and prediction, for example by x.astype(numpy.float32) / 255, or in a "
+        "configuration by the transform normalize"
     )
 
 
