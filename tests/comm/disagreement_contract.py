@@ -8,13 +8,18 @@ import operator
 import numpy as np
 
 from dbrdist import optimizers
-from dbrdist.comm import create_multi_node_optimizer
+from dbrdist.comm import RecalibrateStatistics, Reduction, create_multi_node_optimizer
+from dbrdist.comm.data.evaluator import GenericMultiNodeEvaluator
+from dbrdist.comm.data.iterators import create_multi_node_iterator
 from dbrdist.comm.links import MultiNodeBatchNormalization
+from dbrdist.comm.run.snapshots import AverageStatistics
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape import ops
 from dbrdist.core.update.update_rule import UpdateRule
 from dbrdist.errors import CommunicatorError
+from dbrdist.iterators import SerialIterator
+from dbrdist.links import BatchNormalization
 from tests.comm.contract import array_of, raises, same
 from tests.comm.training_contract import Dense, Net, batches, gradients_of
 
@@ -206,6 +211,63 @@ def check_two_models_in_another_order(comm):
     for optimizer in both.values():
         optimizer._is_synchronized = True
     all_raise(comm, CommunicatorError, text, both[first].update)
+
+
+def reductions(comm, model, value):
+    model.W.grad = np.full(model.W.shape, value, np.float32)
+    reduction = Reduction(comm, model)
+
+    def reduce():
+        reduction.start()
+        reduction.wait()
+
+    return reduce
+
+
+def generic_evaluators(comm, model, value):
+    rows = [(np.ones(1, np.float32), np.int32(0))] * 2
+    made = GenericMultiNodeEvaluator(comm, SerialIterator(rows, 2, repeat=False, shuffle=False), model)
+    made.calc_local = lambda *args: value
+    return made.evaluate
+
+
+def multi_node_iterators(comm, model, value):
+    iterator = create_multi_node_iterator(SerialIterator([value] * 2, 1), comm)
+    return lambda: next(iterator)
+
+
+def averages_of_statistics(comm, model, value):
+    average = AverageStatistics(comm, model)
+    return lambda: average(None)
+
+
+def recalibrations(comm, model, value):
+    rows = [(np.full(2, value + k, np.float32),) for k in range(2 * comm.size)]
+    recalibrate = RecalibrateStatistics(
+        comm, model, lambda: SerialIterator(rows, len(rows), rank=comm.rank, size=comm.size, seed=0), 1
+    )
+    return lambda: recalibrate(None)
+
+
+@several
+def check_what_ranks_use_together_in_another_order(comm):
+    """Two things of equal shapes: nothing but their order tells them apart, and sums of both belong to none."""
+    for make, text in [
+        (reductions, "start number 3 of reduction 2 of the communicator instead of start number 3 of reduction 1"),
+        (generic_evaluators, "gather_obj of generic evaluator 1"),
+        (multi_node_iterators, "agree of multi-node iterator 1"),
+        (averages_of_statistics, "the same average of running statistics on every rank"),
+        (recalibrations, "the same recalibration on every rank"),
+    ]:
+        models = [Chain(), Chain()]
+        for model in models:
+            with model.init_scope():
+                model.W, model.bn = Parameter(np.zeros(3, "f")), BatchNormalization(2)
+            model.forward = model.bn.forward
+        both = [make(comm, model, value) for value, model in enumerate(models, 1)]
+        for use in both * 2:
+            use()
+        all_raise(comm, CommunicatorError, text, both[comm.rank == comm.size - 1])
 
 
 @several

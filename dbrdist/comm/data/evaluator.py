@@ -147,6 +147,8 @@ class GenericMultiNodeEvaluator(Evaluator):
         raise_together(comm, attempt(rank_of, root, comm.size, "GenericMultiNodeEvaluator: root")[1])
         self.comm = comm
         self.root = root
+        made = roster_of(comm, "generic evaluators").enter(sys._getframe(1))
+        self._made = f"generic evaluator {made.ordinal}"  # ranks make them together
 
     def calc_local(self, *args: Any, **kwargs: Any) -> Any:
         """The result of one batch; anything that can be pickled, but not None."""
@@ -163,7 +165,8 @@ class GenericMultiNodeEvaluator(Evaluator):
             if self.eval_hook is not None:
                 self.eval_hook(self)
             mine = [self._result_of(batch) for batch in _without_padding(self)]
-        everyone = self.comm.gather_obj(mine, self.root)
+        with self.comm.gate.of(self._made):
+            everyone = self.comm.gather_obj(mine, self.root)
         total = None
         with agree.together(self.comm):
             if everyone is not None:

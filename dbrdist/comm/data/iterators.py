@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.protocol import agree
+from dbrdist.comm.protocol.roster import roster_of
 from dbrdist.core.files.serializer import AbstractSerializer, DictionarySerializer, NpzDeserializer
 from dbrdist.core.names.missing_names import explained as _explained
 from dbrdist.datasets.loading.order import ShuffleOrderSampler
@@ -54,6 +56,8 @@ class MultiNodeIterator(Iterator):
         self._comm = communicator
         self._rank_master = rank_master
         self._is_master = communicator.rank == rank_master
+        made = roster_of(communicator, "multi-node iterators").enter(sys._getframe(1))
+        self._name = f"multi-node iterator {made.ordinal}"  # ranks make them together
         with agree.together(communicator):
             if self._is_master and not hasattr(actual_iterator, "__next__"):
                 raise TypeError(
@@ -72,7 +76,8 @@ class MultiNodeIterator(Iterator):
     next = __next__
 
     def _from_master(self, function: Callable[[], R]) -> R:
-        return agree.on_root(self._comm, function, self._rank_master)
+        with self._comm.gate.of(self._name):
+            return agree.on_root(self._comm, function, self._rank_master)
 
     def _read(self) -> tuple[bool, Batch | None, dict[str, float | None]]:
         """(whether there was none, the next batch, where the iterator is now)."""

@@ -7,11 +7,12 @@ the ranks exchange words and raise the same error, with what differs, on which r
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,7 @@ class Gate:
         self.closed = ""  # why no verb can run any more
         self.ranks = ranks
         self.backward_of = 0  # in a backward pass the number of the call that it goes through, else 0
+        self.owner, self.owner_digest = "", 0  # whose verbs these are, where several things have the same
         self.num_differentiable = 0  # collective calls of comm.functions, the same on all ranks
         self.config: str | None = None
         self.config_digest = 0
@@ -68,6 +70,16 @@ class Gate:
     def config_changed(self) -> None:
         """Compare the configuration again at the next verb."""
         self.config = None
+
+    @contextlib.contextmanager
+    def of(self, owner: str) -> Iterator[None]:
+        """Within the block verbs are those of a thing; ranks whose things have other names are in different verbs."""
+        outer = self.owner, self.owner_digest
+        self.owner, self.owner_digest = owner, _verb_words[owner]
+        try:
+            yield
+        finally:
+            self.owner, self.owner_digest = outer
 
     def call(self, verb: str, place: tuple[str, int] | None = None) -> Passage:
         """Enter a collective verb: ``with gate.call("bcast") as call``. ``place`` is the line of the call, if known.
@@ -138,8 +150,9 @@ class Gate:
 
     def explain(self, call: Passage, what: str, detail: str, error: Exception | None) -> Exception:
         """What every rank raises, from the words of all. All ranks come here, or none."""
+        verb = call.verb + (f" backward through differentiable call {self.backward_of}" if self.backward_of else "")
         mine = disagreement.Words(
-            call.verb + (f" backward through differentiable call {self.backward_of}" if self.backward_of else ""),
+            f"{verb} of {self.owner}" if self.owner else verb,
             call.number,
             call.root,
             self.config or "",
@@ -260,7 +273,7 @@ class Passage(Call):
             gate.describe_config()
         number = self.number = gate.record.count(gate.name)
         self.meets_by = "row"
-        verb = _verb_words[self.verb] ^ gate.backward_of
+        verb = _verb_words[self.verb] ^ gate.backward_of ^ gate.owner_digest
         words = (number, verb, self.root, gate.config_digest, error is not None, *payload)
         return _packers[len(words)].pack(*words)
 

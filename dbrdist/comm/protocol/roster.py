@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from dbrdist.comm.transport.call_log import place_of
+from dbrdist.errors import CommunicatorError
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -61,3 +62,14 @@ def roster_of(comm: CommunicatorBase, kind: str) -> Roster:
 def are_same(entries: list[RosterEntry]) -> bool:
     """Whether ranks speak of one thing: the same by order, or made at the same line, as where one rank makes more."""
     return len({e.ordinal for e in entries}) == 1 or len({e.place for e in entries}) == 1
+
+
+def check_same(comm: CommunicatorBase, entry: RosterEntry, what: str) -> None:
+    """Raise CommunicatorError on every rank where they speak of different things. Collective."""
+    entries = comm.allgather_obj(entry)
+    if not are_same(entries):
+        made = "; ".join(f"number {e.ordinal} (made at {e.place}) on rank {r}" for r, e in enumerate(entries[:8]))
+        raise CommunicatorError(
+            f"expected the same {what} on every rank, by the order in which they were made, got {made}: the ranks call "
+            "them in different orders"
+        )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
+from dbrdist.comm.protocol.roster import check_same, roster_of
 from dbrdist.comm.steps.worker_state import Statistics
 from dbrdist.core.array import random
 from dbrdist.core.array.backend import DeviceSpec
@@ -62,6 +64,7 @@ class RecalibrateStatistics(Extension):
         if num_batches < 1:
             raise ValueError(f"expected num_batches of 1 or more, got {num_batches}")
         self._comm = comm
+        self._entry = roster_of(comm, "recalibrations").enter(sys._getframe(1))
         self._model = model
         self._make_iterator = make_iterator
         self._num_batches = num_batches
@@ -69,6 +72,7 @@ class RecalibrateStatistics(Extension):
         self._device = device
 
     def __call__(self, trainer: Trainer | None = None) -> None:
+        check_same(self._comm, self._entry, "recalibration")
         links = [link for link in self._model.links() if isinstance(link, BatchNormalization)]
         if not links:
             return

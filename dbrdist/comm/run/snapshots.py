@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.gradients.mean_network import may_differ, mean_over_ranks, mean_parameters
 from dbrdist.comm.protocol.agree import on_root, together
+from dbrdist.comm.protocol.roster import check_same, roster_of
 from dbrdist.comm.steps.optimizer import MultiNodeOptimizer
 from dbrdist.core.array.backend import is_array, to_cpu
 from dbrdist.core.array.types import Array, Number
@@ -200,10 +202,12 @@ class AverageStatistics(Extension):
     def __init__(self, comm: CommunicatorBase, model: Link):
         self._comm = comm
         self._model = model
+        self._entry = roster_of(comm, "averages of statistics").enter(sys._getframe(1))
 
     def __call__(self, trainer: Trainer) -> None:
         if self._comm.size == 1:
             return
+        check_same(self._comm, self._entry, "average of running statistics")
         for path, value in _persistents(self._model).items():
             if value.dtype.kind == "f":
                 _set_persistent(self._model, path, self._comm.allreduce(value) / self._comm.size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,14 @@ from dbrdist.comm.protocol import agree, arguments
 from dbrdist.comm.protocol.arguments import attempt
 from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.protocol.primitives import Row
+from dbrdist.comm.protocol.roster import roster_of
 from dbrdist.comm.transport import message
 from dbrdist.core.array.backend import Array
 
 if TYPE_CHECKING:
     from dbrdist.core.model.link import Link
 
-_NUM_SAME = 2  # parameters, how many reductions were started
+_NUM_SAME = 2  # parameters, which reduction this is and how often it was started
 _RUNS, _COUNT, _PLACE, _SHOWN = range(_NUM_SAME, _NUM_SAME + 4)
 _NEVER, _LATER, _NOW = range(3)  # whether the gradients come with the row: with none, with one in the wait, with this
 
@@ -67,6 +69,7 @@ class Reduction:
         self._model = model
         self._started: _Started | None = None
         self._num_starts = 0
+        self._number = roster_of(communicator, "reductions").enter(sys._getframe(1)).ordinal  # ranks make them together
         with agree.together(communicator):
             self._plan = self._current_plan()
         agree.same_everywhere(communicator, self._plan.text, "the same parameters")
@@ -98,7 +101,7 @@ class Reduction:
         plan, wrong = attempt(self._current_plan)
         self._plan = self._plan if plan is None else plan
         self._num_starts += 1
-        started = self._way(self.communicator, self._plan, self._num_starts, count, error or wrong)
+        started = self._way(self.communicator, self._plan, (self._number, self._num_starts), count, error or wrong)
         started.begin(self._courier)
         self._started = started
 
@@ -142,11 +145,16 @@ class _Started:
     """One reduction on its way; this one begins in the wait."""
 
     def __init__(
-        self, comm: CommunicatorBase, plan: ReductionPlan, number: int, count: int | None, error: Exception | None
+        self,
+        comm: CommunicatorBase,
+        plan: ReductionPlan,
+        numbers: tuple[int, int],
+        count: int | None,
+        error: Exception | None,
     ) -> None:
         self.comm = comm
         self.plan = plan
-        self.number = number
+        self.numbers = numbers  # of the reduction in its communicator, and of this start
         self.count = count
         self.error = error
         self.grads: Sequence[Array] = plan.collect()
@@ -177,10 +185,10 @@ class _Started:
 
     def post(self, call: Passage, enclosed: Sequence[Array] = (), shown: int = _NEVER) -> None:
         """Show what the ranks must have in common."""
-        plan, number = self.plan, self.number
+        plan, (number, num_starts) = self.plan, self.numbers
         count = EQUAL_WEIGHT if self.count is None else self.count
-        row = [plan.digest, number, plan.runs_digest, count, plan.place, shown]
-        words = f"start number {number}\n{plan.text}"
+        row = [plan.digest, number << 32 | num_starts, plan.runs_digest, count, plan.place, shown]
+        words = f"start number {num_starts} of reduction {number} of the communicator\n{plan.text}"
         call.post(row, self.error, num_same=_NUM_SAME, what="the same reduction", detail=words, enclosed=enclosed)
 
     def where(self) -> str:

@@ -29,8 +29,10 @@ def test_what_the_starts_of_a_reduction_show(monkeypatch):
     plan = reduction._plan
     for number, ((_, row, error), named) in enumerate(p for p in posted if p[1].get("what") == "the same reduction"):
         count = [EQUAL_WEIGHT, 4][number]
-        assert row == [plan.digest, number + 1, plan.runs_digest, count, number, 0] and error is None
-        assert named["num_same"] == 2 and named["detail"] == f"start number {number + 1}\n{plan.text}"
+        assert row == [plan.digest, (1 << 32) + number + 1, plan.runs_digest, count, number, 0] and error is None
+        assert named["num_same"] == 2 and named["detail"] == (
+            f"start number {number + 1} of reduction 1 of the communicator\n{plan.text}"
+        )
     assert number == 1
 
 
@@ -129,7 +131,7 @@ def test_gradients_that_come_with_a_row(shown, runs, is_done, is_written):
     p.grad = np.ones(3)
     plan = ReductionPlan([("/p", p)])
     comm = SimpleNamespace(rank=0, size=2, gate=SimpleNamespace(again=lambda call: call))
-    one = reduction_handle._Enclosed(comm, plan, 4, 6, None)
+    one = reduction_handle._Enclosed(comm, plan, (1, 4), 6, None)
     pieces = [[p.grad.copy(), np.full(3, 5.0)]]
     is_second = LATER in shown
     rows = [[plan.digest, 4, run, count, 0, how] for run, count, how in zip(runs, (6, 2), shown)]
@@ -141,7 +143,7 @@ def test_gradients_that_come_with_a_row(shown, runs, is_done, is_written):
     assert len(one.call.posts) == (is_second and is_done)
     if is_second and is_done:
         ((row, (sent,)),) = one.call.posts
-        assert row == [plan.digest, 4, plan.runs_digest, 6, plan.place, NOW] and sent.tolist() == [1] * 3
+        assert row == [plan.digest, (1 << 32) + 4, plan.runs_digest, 6, plan.place, NOW] and sent.tolist() == [1] * 3
     if is_done:
         assert p.grad.tolist() == [0.75 * 1 + 0.25 * 5] * 3
         error = one.change_of_values()
@@ -155,7 +157,7 @@ def test_gradients_are_shown_at_the_start_where_there_is_room(encloses, has_room
     p.grad = np.ones(3)
     reducer = SimpleNamespace(encloses=lambda grads: encloses)
     comm = SimpleNamespace(rank=0, size=2, reducer=reducer, ranks=SimpleNamespace(has_room=lambda: has_room))
-    one = reduction_handle._Enclosed(comm, ReductionPlan([("/p", p)]), 1, None, None)
+    one = reduction_handle._Enclosed(comm, ReductionPlan([("/p", p)]), (1, 1), None, None)
     one.call = Row([], [])
     one.set_out(None)
     ((row, enclosed),) = one.call.posts
