@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import contextlib
-import io
 import json
 import math
 import os
@@ -26,17 +24,16 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.cli import train
 from dbrdist.cli.configuration import document, load
 from dbrdist.cli.inspection import chart, curves, page, records
-from dbrdist.core import random as chance
-from dbrdist.core.array.config import global_config
 from dbrdist.core.files.serializer import NpzDeserializer, saved_state
 from dbrdist.core.model.reporter import DictSummary
 from dbrdist.datasets.image import images
 from dbrdist.datasets.image import transforms as T
 from dbrdist.training import goals, runs, triggers
 from tests.cli.configuration import test_schema as schema_cases
+from tests.fuzz import runs_of_commands
+from tests.fuzz.runs_of_commands import dbrdist_train, new_folder
 
 Draw = random.Random
 SPECIAL = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e308, 5e-324]
@@ -199,14 +196,14 @@ def reports(draw: Draw) -> None:
         written = page.render(found)
         for run in found:
             for key in ("main/loss", "main/own"):
-                logged = [e[key] for e in run.log if e[key] is not None and abs(e[key]) < 1e300]
+                logged = [e[key] for e in run.log if e[key] is not None]
                 drawn = [y for _, y in curves.points(run.log, key)]
                 assert not logged or (min(drawn), max(drawn)) == (min(logged), max(logged))
                 assert len(drawn) <= 1100
         for x in re.findall(r'<text x="([-\d.]+)"', written):
             assert 0 <= float(x) <= chart.WIDTH, x
         assert "nan" not in re.sub(r"<title>.*?</title>|>[^<]*<", "", written)
-        drawable = [v for run in found for e in run.log if (v := e.get("main/own")) is not None and abs(v) < 1e300]
+        drawable = [v for run in found for e in run.log if (v := e.get("main/own")) is not None]
         assert ">own<" in written or not drawable
         if len(found) > 1:
             assert len({chart.colour(k) for k in range(len(found))}) == len(found)
@@ -250,19 +247,6 @@ CHANGES: dict[str, Callable[[Draw], Any]] = {
 }
 
 
-def dbrdist_train(*words: Any) -> tuple[int, str]:
-    out = io.StringIO()
-    dtype, argv = global_config.dtype, sys.argv
-    sys.argv = ["dbrdist-train", *map(str, words)]
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            code = train._main()
-    finally:
-        global_config.dtype, sys.argv = dtype, argv
-        chance.set_seed(0)
-    return code, out.getvalue()
-
-
 def strict(content: str) -> Any:
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is not JSON")
@@ -272,13 +256,8 @@ def strict(content: str) -> Any:
 
 def resumed_runs(draw: Draw) -> None:
     """Starts with other values each: what is used, recorded and saved as the best are of one mind."""
-    here = os.getcwd()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        try:
-            _resumed_runs(draw)
-        finally:
-            os.chdir(here)
+    with new_folder():
+        _resumed_runs(draw)
 
 
 def _resumed_runs(draw: Draw) -> None:
@@ -287,7 +266,8 @@ def _resumed_runs(draw: Draw) -> None:
         file.write(content)
     since, last_key, used = 0, None, {}
     for start in range(draw.randint(1, 3)):
-        for key in draw.sample(list(CHANGES), draw.randint(0, 4)):
+        often = ["schedules"] if draw.random() < 0.5 else []  # a number whose schedule comes or goes
+        for key in dict.fromkeys([*often, *draw.sample(list(CHANGES), draw.randint(0, 4))]):
             used[key] = CHANGES[key](draw)
         words = [f"{key}={value}" for key, value in used.items()]
         code, out = dbrdist_train("run.yaml", *words, f"epochs={start + 1}", *(["--resume"] if start else []))
@@ -338,12 +318,16 @@ JOBS: dict[Callable[[Draw], None], int] = {
     reports: 2,
     sizes: 2,
     resumed_runs: 2,
+    **runs_of_commands.JOBS,
 }
 
 # ---- planted faults
 
 
-def _plant(name: str) -> None:
+def plant(name: str) -> None:
+    """Break the code in a known way: at least one for each class of faults that was found once."""
+    runs_of_commands.planted[0] = name
+
     def always(serializer: Any, subject: str) -> bool:
         return True
 
@@ -389,6 +373,18 @@ def _plant(name: str) -> None:
         from dbrdist.cli.running import resume
 
         resume._no_longer_scheduled = lambda found: set()  # type: ignore[assignment]
+    elif name == "eight_colours":
+        chart.colour = curves.colour = lambda number: chart.COLOURS[number % 8]
+    elif name == "no_charts_of_own_metrics":
+        curves.own_charts = lambda runs: []  # type: ignore[assignment]
+    elif name == "schema_without_short_forms":
+        for one in [*schema_cases.SCHEMA["$defs"].values(), *schema_cases.SCHEMA["properties"].values()]:
+            if any(part.get("type") in ("number", "integer", "string") for part in one.get("anyOf", ())):
+                one["anyOf"] = [
+                    part for part in one["anyOf"] if part.get("type") not in ("number", "integer", "string")
+                ]
+    elif name in runs_of_commands.PLANTS:
+        runs_of_commands.PLANTS[name]()
     else:
         raise SystemExit(f"expected a fault of {', '.join(PLANTS)}, got {name!r}")
 
@@ -396,31 +392,41 @@ def _plant(name: str) -> None:
 PLANTS = (
     *("nan_is_best", "state_without_names", "yaml_1_1", "curves_of_every_kth_point", "wide_legend"),
     *("goals_without_direction", "schema_of_any_text", "no_recorded_changes", "json_with_nan"),
-    *("no_limit_of_pixels", "infinite_means_are_nan", "momentum_of_a_gone_schedule"),
+    *("no_limit_of_pixels", "infinite_means_are_nan", "momentum_of_a_gone_schedule", "eight_colours"),
+    *("no_charts_of_own_metrics", "schema_without_short_forms", *runs_of_commands.PLANTS),
 )
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="the number of one job")
+    names = {job.__name__: job for job in JOBS}
+    parser.add_argument("--kinds", nargs="+", choices=[*names], default=[*names], help="only these kinds of jobs")
     parser.add_argument("--plant", choices=PLANTS, help="break the code first")
-    options = parser.parse_args()
+    parser.add_argument("--stop", action="store_true", help="stop at the first fault")
+    options = parser.parse_args(words)
     if options.plant:
-        _plant(options.plant)
+        plant(options.plant)
+    kinds = {names[name]: JOBS[names[name]] for name in options.kinds}
     began, counts, failed = time.monotonic(), collections.Counter[str](), []
     for k in range(options.jobs) if options.only is None else [options.only]:
         draw = random.Random(f"{options.seed} {k}")
-        job = draw.choices(list(JOBS), list(JOBS.values()))[0]
+        job = draw.choices(list(kinds), list(kinds.values()))[0]
         counts[job.__name__] += 1
         try:
             job(draw)
         except Exception as error:
             failed.append(k)
-            print(f"job {k} of seed {options.seed}: {job.__name__}: {type(error).__name__}: {str(error)[:500]}")
+            print(
+                f"job {k} of seed {options.seed}: {job.__name__}: {type(error).__name__}: {str(error)[:500]}",
+                flush=True,
+            )
             if options.only is not None:
                 traceback.print_exc()
+            if options.stop:
+                break
     seconds = time.monotonic() - began
     print(f"{sum(counts.values())} jobs in {seconds:.0f} s, {len(failed)} failed: {dict(counts)}")
     return 1 if failed else 0
