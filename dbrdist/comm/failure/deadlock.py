@@ -92,7 +92,7 @@ class WaitState:
         counts = record.counts()
         if keys is not None:
             asked = set(map(tuple, keys))
-            counts = {key: number for key, number in counts.items() if len(key) == 1 or key in asked}
+            counts = {key: number for key, number in counts.items() if len(key) <= 2 or key in asked}
         return WaitState(record.rank, record.is_busy() and not has_left, has_left, waits, counts)
 
     def wait_ids(self) -> set[int]:
@@ -240,6 +240,8 @@ def _is_missing(states: Mapping[int, WaitState], rank: int, wait: Wait, other: i
     theirs = states[other]
     if wait.is_meeting():
         number = theirs.counts.get((wait.comm_name,), 0)
+        if wait.kind == "bytes" and theirs.counts.get((wait.comm_name, "bytes"), 0) < wait.number:
+            return True  # it may have shown later rows, and given each of them up
         if number != wait.number:
             return number < wait.number
         return any(

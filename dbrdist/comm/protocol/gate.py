@@ -300,6 +300,7 @@ class Passage(Call):
     def meet_without_row(self) -> None:
         """Count a meeting in which bytes move without a row before them."""
         self.number = self.gate.record.count(self.gate.name)
+        self.gate.record.reach(self.number, self.gate.name, "bytes")
         self.meets_by = "bytes"
 
 

@@ -155,8 +155,8 @@ class CallLog:
         self.running: dict[int, Call] = {}  # thread -> the innermost verb that it is in
         self.threads: set[int] = set()  # all that were ever in a verb
         self.resting: set[int] = set()  # those that do nothing now until another thread of this rank does
-        # By communicator, and for messages by verb, partner and tag. Agreement and the proof of deadlocks rest on these
-        # numbers, so none is dropped while its communicator lives.
+        # By communicator, and of it the last meeting in which bytes moved; for messages by verb, partner and tag.
+        # Agreement and the proof of deadlocks rest on these numbers, so none is dropped while its communicator lives.
         self._counts: dict[tuple[Hashable, ...], int] = {}
         self.num_entered = 0  # how often a verb was entered
 
@@ -164,6 +164,10 @@ class CallLog:
         """One more of ``key``; returns how many there are now."""
         number = self._counts[key] = self._counts.get(key, 0) + 1
         return number
+
+    def reach(self, number: int, *key: Hashable) -> None:
+        """Note the last number of a kind, of those that were counted together with others."""
+        self._counts[key] = number
 
     def counted(self, *key: Hashable) -> int:
         """How many of ``key`` there were."""

@@ -31,6 +31,7 @@ DEEDS = {
     "left_out_step": "in (update|reduce)",
     "one_step_more": "left, but rank 0 has waited .* in (allreduce|barrier)",
     "thread_and_left": "rank 1 has left, but rank 0 has waited .* for rank 1 in recv with tag 0",
+    "steps_given_up": "rank 1 has left, but rank 0 has waited .* for rank 1 in update",
     "caught_and_left": "rank 1 has left, but rank 0 has waited .* for rank 1 in allgather_obj",
 }
 
@@ -118,7 +119,7 @@ def test_meetings_of_two_communicators():
 
 def test_a_row_and_bytes_do_not_meet():
     a = waiting(0, meeting(5, (0, 1), kind="row"), counts={("c",): 5})
-    b = waiting(1, meeting(5, (0, 1), kind="bytes"), counts={("c",): 5})
+    b = waiting(1, meeting(5, (0, 1), kind="bytes"), counts={("c",): 5, ("c", "bytes"): 5})
     assert stuck(a, b) == {0: {1}, 1: {0}}
 
 
@@ -311,6 +312,10 @@ def test_ranks_that_wait_for_each_other():
     for kind, is_missing in (("bytes", True), ("row", False), ("recv", False)):
         states = {0: state(0), 1: state(1, wait(kind, 1), counts={row: 1})}
         assert deadlock._is_missing(states, 0, wait("row", 1), 1) == is_missing
+    moved = ("world", "bytes")
+    for theirs, is_missing in ((1, True), (2, False), (5, False)):  # rows that it showed later and gave up bring none
+        states = {0: state(0), 1: state(1, counts={row: 7, moved: theirs})}
+        assert deadlock._is_missing(states, 0, wait("bytes", 2), 1) == is_missing
     states = {1: state(1, counts={("other", i): 1 for i in range(5000)})}
     assert deadlock._is_missing(states, 0, wait("send", 1), 1)
 

@@ -3,6 +3,7 @@
 Each rank prints what it raises as one line, with the seconds that it took.
 """
 
+import contextlib
 import os
 import sys
 import threading
@@ -10,7 +11,10 @@ import time
 
 import numpy as np
 
-from dbrdist.comm import create_communicator
+import dbrdist.functions as F
+import dbrdist.links as L
+from dbrdist import optimizers
+from dbrdist.comm import create_communicator, create_multi_node_optimizer
 
 MANY = np.ones(6_000_000, np.float32)  # 24 MB: MPI cannot keep them
 
@@ -82,6 +86,24 @@ def left_out_step():
 def one_step_more():
     if comm.rank == 0:
         comm.allreduce(np.ones(3))
+
+
+def steps_given_up():
+    """Rank 1 shows the header of each step before its loss fails, while the others wait for its gradients."""
+
+    def loss(x):
+        if comm.rank == 1:
+            raise ArithmeticError("mine")
+        return F.sum(model(x))
+
+    model = L.Linear(200, 100)
+    optimizer = create_multi_node_optimizer(optimizers.SGD(0.1), comm).setup(model)
+    optimizer.update(lambda x: F.sum(model(x)), np.ones((2, 200), np.float32))
+    for _ in range(3):
+        with contextlib.suppress(ArithmeticError):
+            optimizer.update(loss, np.ones((2, 200), np.float32))
+    if comm.rank == 1:
+        sys.exit(0)
 
 
 def caught_and_left():
