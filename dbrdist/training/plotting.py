@@ -56,7 +56,11 @@ def draw_grid(axes: Any, is_drawn: bool) -> None:
 
 def save_figure(figure: Any, path: str, extra: Iterable[Any] = ()) -> None:
     """Write a figure so that no reader sees half of it; the name's ending is the format, PNG without one."""
+    from matplotlib.text import Text
+
     format = os.path.splitext(path)[1][1:].lower() or "png"
+    for text in figure.findobj(Text):  # a log may have halves of letters, which no font has
+        text.set_text(text.get_text().encode("utf-8", "backslashreplace").decode())
 
     def write(file: Any) -> None:
         figure.savefig(file, format=format, dpi=120, bbox_extra_artists=list(extra), bbox_inches="tight")

@@ -59,6 +59,9 @@ def wrong(example, rng):
 
 def make_wrong():
     return wrong
+
+def odd_metric(outputs, labels, kind):
+    return {"text": "high", "nothing": None, "complex": 1j, "endless": 10**400, "list": [1]}[kind]
 """
 CONFIG = """\
 model: {name: 'hostile:Small'}
@@ -122,6 +125,12 @@ def test_a_huge_file_is_not_read(run):
 
 
 # ---- a look before the first step ----
+
+
+@pytest.mark.parametrize("kind", ["text", "nothing", "complex", "endless", "list"])
+def test_a_metric_that_is_no_number_is_said_before_the_first_step(run, kind):
+    err = refused(run, "h.yaml", f"metrics=[{{name: 'hostile:odd_metric', args: {{kind: {kind}}}}}]")
+    assert "metric odd_metric: expected a number, got " in err
 
 
 @pytest.mark.parametrize("option", [[], ["--dry-run"]])

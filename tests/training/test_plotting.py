@@ -96,6 +96,9 @@ def test_a_figure_that_cannot_be_written_leaves_the_old_one(tmp_path):
     path.write_bytes(b"old")
 
     class Broken:
+        def findobj(self, kind):
+            return []
+
         def savefig(self, file, **options):
             file.write(b"half")
             raise OSError("no space left")
@@ -119,3 +122,12 @@ def test_any_numbers_can_be_drawn(tmp_path, values):
             value if abs(value) < 1e306 or not np.isfinite(value) else np.copysign(1e306, value) for value in values
         ]
         np.testing.assert_array_equal(drawn, near)
+
+
+@pytest.mark.slow
+@needs_matplotlib
+def test_text_that_is_no_unicode_is_drawn_as_an_escape(tmp_path):
+    figure, axes = plotting.new_figure(1, 1)
+    axes[0, 0].set_title("a\ud800b")
+    plotting.save_figure(figure, str(tmp_path / "p.png"))
+    assert axes[0, 0].get_title() == r"a\ud800b" and (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")

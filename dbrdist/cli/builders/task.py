@@ -70,7 +70,7 @@ class Task(Chain):
         if (outputs.ndim == labels.ndim + 1) if are_classes else self._has_weights(outputs, labels):
             observed["accuracy"] = hit_fraction(as_array(outputs), as_array(labels))
         if self.metrics:
-            observed |= {name: metric(outputs, labels) for name, metric in self.metrics.items()}
+            observed |= {name: _reported(name, metric(outputs, labels)) for name, metric in self.metrics.items()}
         report(observed, self)
         return loss
 
@@ -82,3 +82,13 @@ class Task(Chain):
         """Whether labels are weights of the classes for the cross entropy."""
         is_entropy = getattr(self.loss, "func", self.loss) in (F.softmax_cross_entropy, F.binary_cross_entropy)
         return is_entropy and outputs.shape == labels.shape
+
+
+def _reported(name: str, value: Any) -> Any:
+    """What a metric gives; TypeError where that is no number."""
+    if not hasattr(value, "dtype"):
+        try:
+            float(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise TypeError(f"metric {name}: expected a number, got {type(value).__name__} ({error})") from error
+    return value

@@ -188,7 +188,8 @@ def earlier_starts(summary: dict[str, Any]) -> list[dict[str, Any]]:
     if "status" not in summary:
         return []
     kept = ("status", "reason", "began", "ended", "iterations", "command", "hosts", "version", "commit")
-    return [*summary.get("earlier_starts", []), {key: summary[key] for key in kept if key in summary}]
+    before = summary.get("earlier_starts")
+    return [*(before if isinstance(before, list) else ()), {key: summary[key] for key in kept if key in summary}]
 
 
 def read_json(path: str) -> dict[str, Any]:

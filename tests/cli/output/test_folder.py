@@ -368,6 +368,12 @@ def test_earlier_starts_keep_what_tells_them_apart():
     assert earlier_starts({"status": "failed", "earlier_starts": [start]}) == [start, {"status": "failed"}]
 
 
+@each(damaged=[3, "x", None, {"status": "failed"}])
+def test_damaged_earlier_starts_are_left_out(damaged):
+    found = earlier_starts({"status": "finished", "earlier_starts": damaged})
+    assert found == [{"status": "finished"}]
+
+
 def test_a_summary_is_no_longer_than_it_may_be(tmp_path):
     """While a run goes on, 16 KiB of blanks follow its summary; the end is written over them where the disk is full."""
     folder = RunFolder(str(tmp_path))
