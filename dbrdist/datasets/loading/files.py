@@ -13,6 +13,7 @@ from typing import BinaryIO
 from dbrdist.core.files.regular_file import regular
 
 _MAX_OPEN = 128
+_MAX_BYTES = (1 << 31) - 1  # of a file that is read whole, twice what the largest image needs
 _WRITER_MS = 5000  # for the writer of a pipe that is read as a file
 
 
@@ -63,20 +64,29 @@ class OpenFiles:
 
 
 def read_file(path: str) -> bytes:
-    """A whole file, by one read in nearly every case."""
+    """A whole file, by one read in nearly every case; OSError for a device, and for more than one would ever keep."""
     number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for its writer
     try:
         about = os.fstat(number)
         if stat.S_ISFIFO(about.st_mode):
             _await_writer(number, path)
+        if stat.S_ISCHR(about.st_mode) or stat.S_ISBLK(about.st_mode):
+            raise OSError(errno.EINVAL, "expected a regular file, it is a device", path)
         size = about.st_size
-        data = os.read(number, size + 1)
+        data = os.read(number, _checked_size(size, path) + 1)
         if len(data) != size:  # it changes, or is none whose size is known
             while more := os.read(number, 1 << 20):
                 data += more
+                _checked_size(len(data), path)
         return data
     finally:
         os.close(number)
+
+
+def _checked_size(size: int, path: str) -> int:
+    if size > _MAX_BYTES:
+        raise OSError(errno.EFBIG, f"expected a file of at most {_MAX_BYTES:,} bytes, got {size:,}", path)
+    return size
 
 
 def _await_writer(number: int, path: str) -> None:

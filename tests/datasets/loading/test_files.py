@@ -1,5 +1,6 @@
 """Tests of dbrdist.datasets.loading.files."""
 
+import contextlib
 import os
 import threading
 
@@ -32,6 +33,37 @@ def test_a_pipe_to_which_nobody_writes_is_not_waited_for_for_ever(tmp_path, monk
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match=r"nobody writes to this pipe.*pipe"):
         read_file(str(tmp_path / "pipe"))
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null"])
+def test_a_device_is_no_file(path):
+    with pytest.raises(OSError, match="expected a regular file, it is a device"):
+        read_file(path)
+
+
+def test_what_claims_more_than_one_would_keep_takes_no_memory(tmp_path, monkeypatch):
+    path = str(tmp_path / "sparse.png")
+    with open(path, "wb") as file:
+        file.truncate(1 << 43)
+    with pytest.raises(OSError, match="at most 2,147,483,647 bytes, got 8,796,093,022,208"):
+        read_file(path)
+    monkeypatch.setattr(files, "_MAX_BYTES", 1000)
+    with open(path, "r+b") as file:
+        file.truncate(1000)
+    assert read_file(path) == bytes(1000)
+    pipe = str(tmp_path / "pipe")
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: _write_forever(pipe))
+    writer.start()
+    with pytest.raises(OSError, match="at most 1,000 bytes, got "):
+        read_file(pipe)
+    writer.join()
+
+
+def _write_forever(path):
+    with open(path, "wb", buffering=0) as file, contextlib.suppress(BrokenPipeError):
+        while True:
+            file.write(bytes(500))
 
 
 def test_a_pipe_is_read_to_its_end(tmp_path):
