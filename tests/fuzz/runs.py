@@ -15,6 +15,7 @@ import math
 import os
 import random
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -407,6 +408,8 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--plant", choices=PLANTS, help="break the code first")
     parser.add_argument("--stop", action="store_true", help="stop at the first fault")
     options = parser.parse_args(words)
+    # A shell starts what runs in the background with interrupts ignored, and programs would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if options.plant:
         plant(options.plant)
     kinds = {names[name]: JOBS[names[name]] for name in options.kinds}
