@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -64,11 +65,13 @@ def save(path: str, arrays: Mapping[str, Array], facts: Mapping[str, str] | None
 def load(path: str) -> dict[str, Array]:
     """All arrays of a file by name. Raises CheckpointError where it is damaged."""
     with open(path, "rb", opener=regular) as file:
-        data = file.read()
-    try:
-        return _parse(data)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise CheckpointError(f"{path}: cannot be read as a safetensors file: {error}") from error
+        try:
+            return _parse(file.read())
+        except MemoryError:
+            size = os.fstat(file.fileno()).st_size
+            raise CheckpointError(f"{path}: there is no memory for its {size:,} bytes") from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+            raise CheckpointError(f"{path}: cannot be read as a safetensors file: {error}") from error
 
 
 def facts(path: str) -> dict[str, str]:

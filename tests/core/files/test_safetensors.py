@@ -57,3 +57,13 @@ def test_a_header_longer_than_its_file_is_named():
         with pytest.raises(ValueError, match=rf"^its header claims {length} bytes$"):
             safetensors._parse(data)
     assert safetensors._parse((2).to_bytes(8, "little") + b"{}") == {}
+
+
+def test_a_file_for_which_there_is_no_memory_is_named(tmp_path, monkeypatch):
+    def parse(data):
+        raise MemoryError
+
+    monkeypatch.setattr(safetensors, "_parse", parse)
+    (tmp_path / "w.safetensors").write_bytes(bytes(1234))
+    with pytest.raises(CheckpointError, match=r"w.safetensors: there is no memory for its 1,234 bytes"):
+        safetensors.load(str(tmp_path / "w.safetensors"))
