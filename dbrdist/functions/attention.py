@@ -12,8 +12,8 @@ import numpy as np
 
 from dbrdist.core.array.backend import Array, accumulation_dtype, to_device
 from dbrdist.core.array.config import config
+from dbrdist.core.array.gpu.mixed_devices import refuse_mixed
 from dbrdist.core.array.random import Lines
-from dbrdist.core.array.types import DType
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.elementwise_table import together
@@ -21,6 +21,7 @@ from dbrdist.core.tape.function_node import FunctionNode
 from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
 from dbrdist.functions.blockwise_attention import Attention, Dropped, Seen, serves, weights_of
 from dbrdist.functions.noise import dropout, dropout_of_lines
+from dbrdist.functions.transformer import heads_on_device, with_bias
 
 
 def scaled_dot_product_attention(
@@ -58,13 +59,24 @@ def scaled_dot_product_attention(
         raise expected(name, "key", f"rows of {query.shape[-1]} numbers to match query {query.shape}", key)
     if value.shape[-2] != key.shape[-2]:
         raise expected(name, "value", f"{key.shape[-2]} rows, one for each key of {key.shape}", value)
-    scale = 1 / sqrt(max(query.shape[-1], 1)) if scale is None else float(scale)
+    scale = _scale(query.shape[-1]) if scale is None else float(scale)
     lead = np.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
     shape = (*lead, query.shape[-2], key.shape[-2])
-    seen = _seen(name, shape, query.dtype, mask, is_causal)
+    seen = _seen(shape, query, mask, is_causal)
     dropped = _dropped(shape, dropout_ratio) if dropout_ratio and config.train else None
     if serves(query, key, value, seen.added):
         return Attention(scale, _as_arrays(seen), dropped).apply((query, key, value))[0]
+    made = heads_on_device((query, key, value), (None, None, None), None, scale, seen, dropped)
+    return _of_scores(query, key, value, scale, seen, dropped, dropout_ratio) if made is None else made
+
+
+def _of_scores(
+    query: Variable, key: Variable, value: Variable, scale: float, seen: Seen, dropped: Dropped | None,
+    dropout_ratio: float,
+) -> Variable:  # fmt: skip
+    """Attention by one function after the other, with all scores at once."""
+    lead = np.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    shape = (*lead, query.shape[-2], key.shape[-2])
     weights = weights_of(ops.matmul(ops.mul(query, scale), ops.swap(key)), seen)
     if dropped is not None and weights.shape == shape:
         made = dropout_of_lines(weights, dropout_ratio, dropped.lines)
@@ -79,8 +91,9 @@ def scaled_dot_product_attention(
     return ops.matmul(weights, value)
 
 
-def _seen(name: str, shape: tuple[int, ...], dtype: DType, mask: Any, is_causal: bool) -> Seen:
-    """What a mask of scores of a shape and type means."""
+def _seen(shape: tuple[int, ...], query: Variable, mask: Any, is_causal: bool) -> Seen:
+    """What a mask of scores of a shape means, for queries of a type on a device."""
+    name = "scaled_dot_product_attention"
     if mask is None:
         return Seen(None, None, is_causal)
     given = as_array(mask)
@@ -88,12 +101,16 @@ def _seen(name: str, shape: tuple[int, ...], dtype: DType, mask: Any, is_causal:
         raise expected(name, "mask", f"a shape that broadcasts to {shape}", mask)
     if given.dtype.kind in "iu":
         raise expected(name, "mask", "booleans, or floating numbers to add", mask)
-    added = None
+    if not isinstance(given, np.ndarray):
+        refuse_mixed(name, query=query, mask=given)
+    added, dtype = None, query.dtype
     if given.dtype.kind != "b":
         mask = ops.cast(as_variable(mask), dtype)
         given = mask.array != -np.inf
         added = ops.where(given, mask, dtype.type(0))
     sees_all = isinstance(given, np.ndarray) and bool(given.all())  # a GPU would be waited for
+    if not sees_all:  # a mask of the host that hides nothing may be anywhere
+        refuse_mixed(name, query=query, mask=given)
     return Seen(None if sees_all else given, added, is_causal)
 
 
@@ -138,20 +155,46 @@ def multi_head_attention(
         >>> F.multi_head_attention(x, x, x, n_heads=2).shape
         (2, 5, 8)
     """
+    return attention_of_heads((query, key, value), (None, None, None), n_heads, mask, dropout_ratio, is_causal)
+
+
+def attention_of_heads(
+    xs: tuple[Operand, ...], biases: tuple[Variable | None, ...], n_heads: int, mask: Operand | None,
+    dropout_ratio: float, is_causal: bool,
+) -> Variable:  # fmt: skip
+    """:func:`multi_head_attention` of queries, keys and values of :func:`linear_before_bias`, or None for no biases."""
     name = "multi_head_attention"
-    query, key, value = together(name, query=query, key=key, value=value)
-    heads = []
+    xs = query, key, value = together(name, query=xs[0], key=xs[1], value=xs[2])
     for what, a in (("query", query), ("key", key), ("value", value)):
         if a.ndim != 3 or a.shape[0] != query.shape[0]:
             raise expected(name, what, f"shape ({query.shape[0] if query.ndim else 'B'}, length, width)", a)
         if n_heads < 1 or a.shape[2] % n_heads:
             raise expected(name, "n_heads", f"a divisor of the width of {what} {a.shape}", n_heads)
-        parts = ops.reshape(a, (*a.shape[:2], n_heads, a.shape[2] // n_heads))
-        heads.append(ops.transpose(parts, (0, 2, 1, 3)))
     if getattr(mask, "ndim", None) == 3:
         mask = mask[:, None]
-    y = scaled_dot_product_attention(*heads, mask, dropout_ratio, is_causal)
+    if type(query.array) is not np.ndarray and query.shape[2] == key.shape[2] and key.shape[1] == value.shape[1]:
+        shape = query.shape[0], n_heads, query.shape[1], key.shape[1]
+        scale, seen = _scale(query.shape[2] // n_heads), _seen(shape, query, mask, is_causal)
+        dropped = _dropped(shape, dropout_ratio) if dropout_ratio and config.train else None
+        y = heads_on_device(xs, biases, n_heads, scale, seen, dropped)
+        if y is not None:
+            return y
+        y = _of_scores(*_heads(xs, biases, n_heads), scale, seen, dropped, dropout_ratio)
+    else:
+        y = scaled_dot_product_attention(*_heads(xs, biases, n_heads), mask, dropout_ratio, is_causal)
     return ops.reshape(ops.transpose(y, (0, 2, 1, 3)), (*query.shape[:2], value.shape[2]))
+
+
+def _heads(xs: tuple[Variable, ...], biases: tuple[Variable | None, ...], n_heads: int) -> list[Variable]:
+    """Arrays (B, L, H D), plus biases (H D) or None, as (B, H, L, D)."""
+    parts = [x if b is None else with_bias(x, b) for x, b in zip(xs, biases)]
+    heads = [ops.reshape(x, (*x.shape[:2], n_heads, x.shape[2] // n_heads)) for x in parts]
+    return [ops.transpose(h, (0, 2, 1, 3)) for h in heads]
+
+
+def _scale(width: int) -> float:
+    """The factor of products of vectors of this width."""
+    return 1 / sqrt(max(width, 1))
 
 
 class RMSNormalization(FunctionNode):

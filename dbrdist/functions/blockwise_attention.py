@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dbrdist import kernels
-from dbrdist.core.array.backend import Array, Device, current_device, empty, get_array_module
+from dbrdist.core.array.backend import Array, Device, current_device, empty, get_array_module, to_device
 from dbrdist.core.array.declared import keep
 from dbrdist.core.array.random import Lines
 from dbrdist.core.array.types import DType, Module
@@ -143,7 +143,7 @@ class Attention(FunctionNode):
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         q, k, v = self.retained_inputs()
-        gxs = self._of_variables_at_once(q, k, v, gys[0]) if self._on_variables else self._in_blocks(q, k, v, gys[0])
+        gxs = self.of_variables(q, k, v, gys[0]) if self._on_variables else self._in_blocks(q, k, v, gys[0])
         return tuple(gxs[i] for i in wanted)
 
     def _in_blocks(self, q: Array, k: Array, v: Array, gy: Array) -> tuple[Array, Array, Array]:
@@ -162,9 +162,7 @@ class Attention(FunctionNode):
             gq[head] *= self.scale
         return gq, gk, gv
 
-    def _of_variables_at_once(
-        self, q: Variable, k: Variable, v: Variable, gy: Array
-    ) -> tuple[Variable, Variable, Variable]:
+    def of_variables(self, q: Variable, k: Variable, v: Variable, gy: Array) -> tuple[Variable, Variable, Variable]:
         """The same with Variables, for passes of higher order; these store all scores."""
         scaled = ops.mul(q, self.scale)
         scores = ops.matmul(scaled, ops.swap(k))
@@ -172,7 +170,7 @@ class Attention(FunctionNode):
         gw = ops.matmul(gy, ops.swap(v))
         used = weights
         if self.dropped is not None:
-            mask = self.dropped.whole_mask(scores.shape, scores.dtype)
+            mask = to_device(self.dropped.whole_mask(scores.shape, scores.dtype), scores.device)
             used, gw = ops.mul(weights, mask), ops.mul(gw, mask)
         gs = ops.mul(weights, ops.sub(gw, ops.sum(ops.mul(weights, gw), -1, True)))
         gq = ops.mul(ops.matmul(gs, k), self.scale)

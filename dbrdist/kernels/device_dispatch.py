@@ -124,6 +124,114 @@ def dropout(x: Array, length: int, draw: Draw, threshold: int, scale: float) -> 
     return "dropout", type(x), *_lies(x), length, places_of(x)
 
 
+# ---- linear maps with what follows: z (N, K) still lacks its bias b (K), which may be None
+
+
+@kernel(is_light=True)
+def relu_dropout(z: Array, b: Array | None, draw: Draw | None, threshold: int, scale: float) -> Array | None:
+    """max(z + b, 0), times a mask as by :func:`dropout` unless ``draw`` is None; it is written over z."""
+    return "relu_dropout", type(z), *_lies(z, b), places_of(z, b)
+
+
+@kernel(is_light=True)
+def relu_dropout_backward(y: Array, gy: Array, scale: float) -> Array | None:
+    """gy times the scale where y, the result of :func:`relu_dropout`, is not 0."""
+    return "relu_dropout_backward", type(y), *_lies(y, gy), places_of(y, gy)
+
+
+@kernel(is_light=True)
+def dropout_add(
+    z: Array, b: Array | None, r: Array, draw: Draw | None, threshold: int, scale: float
+) -> tuple[Array, Array | None] | None:
+    """r plus the dropped z + b, written over z, and the mask: booleans, or None where ``draw`` is None."""
+    return "dropout_add", type(z), *_lies(z, b, r), places_of(z, b, r)
+
+
+@kernel(is_light=True)
+def masked(gy: Array, mask: Array, scale: float) -> Array | None:
+    """gy times the scale where a mask of booleans holds, else 0."""
+    return "masked", type(gy), *_lies(gy, mask), places_of(gy, mask)
+
+
+@kernel(is_light=True)
+def ln_of_sum(
+    z: Array, b: Array | None, r: Array, gamma: Array, beta: Array, eps: float, draw: Draw | None, threshold: int,
+    scale: float,
+) -> tuple[Array, Array, Array, Array | None] | None:  # fmt: skip
+    """The layer normalization of :func:`dropout_add`, whose sum is written over z: y, mean, variance, mask."""
+    return "ln_of_sum", type(z), *_lies(z, b, r, gamma, beta), places_of(z, b, r, gamma, beta)
+
+
+@kernel(is_light=True)
+def ln_of_sum_backward(
+    x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, mask: Array, scale: float,
+    out_gamma: Array | None, out_beta: Array | None,
+) -> tuple[Array, Array, Array, Array] | None:  # fmt: skip
+    """The gradients of z, r, gamma and beta of :func:`ln_of_sum`; x is the sum."""
+    arrays = x, gamma, mean, var, gy, mask, out_gamma, out_beta
+    return "ln_of_sum_backward", type(x), *_lies(*arrays), places_of(*arrays)
+
+
+# ---- attention
+
+
+@kernel(is_light=True)
+def scaled_matmul(a: Array, b: Array, factor: float) -> Array | None:
+    """The products of stacks of matrices of one type times a number, rounded once."""
+    return "scaled_matmul", type(a), *_lies(a, b), places_of(a, b)
+
+
+@kernel(is_light=True)
+def attention_weights(
+    s: Array, keys: Array | None, added: Array | None, is_causal: bool, draw: Draw | None, threshold: int, scale: float
+) -> tuple[Array, Array] | None:
+    """The softmax of scores s (B, H, L, S) over the keys that are seen, written over s, and that with some dropped.
+
+    ``keys`` (booleans) and ``added`` broadcast to the scores; a query that sees no key gets zeros.
+    """
+    return "attention_weights", type(s), *_lies(s, keys, added), is_causal, places_of(s, keys, added)
+
+
+@kernel(is_light=True)
+def attention_weights_backward(p: Array, w: Array, g: Array) -> Array | None:
+    """The gradient of the scores, written over g, the gradient of w; both as :func:`attention_weights` returns them."""
+    return "attention_weights_backward", type(p), *_lies(p, w, g), places_of(p, w, g)
+
+
+@kernel(is_light=True)
+def split_heads(
+    xs: tuple[Array, ...], biases: tuple[Array | None, ...], num_heads: int
+) -> tuple[Array, ...] | None:  # fmt: skip
+    """Up to three arrays (B, L, H D), each plus a bias (H D) or None, to (B, H, L, D)."""
+    return "split_heads", type(xs[0]), *_lies(*xs, *biases), len(xs), num_heads, places_of(*xs, *biases)
+
+
+@kernel(is_light=True)
+def merge_heads(ys: tuple[Array, ...]) -> tuple[Array, ...] | None:
+    """Up to three arrays (B, H, L, D) to (B, L, H D)."""
+    return "merge_heads", type(ys[0]), *_lies(*ys), places_of(*ys)
+
+
+@kernel(is_light=True)
+def fused_attention(
+    q: Array, k: Array, v: Array, scale: float, is_causal: bool, is_merged: bool
+) -> tuple[Array, Array] | None:
+    """softmax(scale q k') v of heads (B, H, L, D), and what backward needs; scores are never stored.
+
+    The result is (B, H, L, V) or, if ``is_merged``, (B, L, H V).
+    """
+    return "fused_attention", type(q), *_lies(q, k, v), scale, is_causal, is_merged, _switches(q, k, v)
+
+
+@kernel(is_light=True)
+def fused_attention_backward(
+    q: Array, k: Array, v: Array, y: Array, stats: Array, gy: Array, scale: float, is_causal: bool, is_merged: bool
+) -> tuple[Array, ...] | None:
+    """The gradients of q, k and v of :func:`fused_attention`, with heads side by side if ``is_merged``."""
+    arrays = q, k, v, y, stats, gy
+    return "fused_attention_backward", type(q), *_lies(*arrays), scale, is_causal, is_merged, _switches(*arrays)
+
+
 # ---- batch normalization
 
 

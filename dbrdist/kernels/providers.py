@@ -2,9 +2,9 @@
 
 ``loops`` takes update rules on the CPU where dbrdist is compiled; ``columns`` takes small convolutions there;
 ``onednn`` takes float32 and bfloat16 on the CPU where the library is there and has an implementation; ``cudnn`` takes
-convolutions of float32 and 16-bit types on a GPU, ``cuda`` batch normalization and pooling of them, linear, sums,
-rectified units, cross entropy and updates there; ``numpy`` takes the rest: every float type, every device, every
-geometry.
+convolutions of float32 and 16-bit types and attention of the latter on a GPU, ``cuda`` batch normalization and pooling
+of them, linear, sums, rectified units, cross entropy, the parts of Transformers and updates there; ``numpy`` takes the
+rest: every float type, every device, every geometry.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from dbrdist.kernels.gpu import (
     cuda_products,
     cuda_recurrent,
     cuda_rows,
+    cuda_transformer,
+    cudnn_attention,
     cudnn_convolution,
 )
 from dbrdist.kernels.reference import numpy_
@@ -34,7 +36,7 @@ PROVIDERS: dict[str, dict[str, Callable[..., Plan]]] = {
     "loops": loops.ROWS,
     "columns": columns.ROWS,
     "onednn": onednn_ops.ROWS,
-    "cudnn": cudnn_convolution.ROWS,
+    "cudnn": {**cudnn_convolution.ROWS, **cudnn_attention.ROWS},
     "cuda": {
         **cuda_ops.ROWS,
         **cuda_products.ROWS,
@@ -42,6 +44,7 @@ PROVIDERS: dict[str, dict[str, Callable[..., Plan]]] = {
         **cuda_pooling.ROWS,
         **cuda_recurrent.ROWS,
         **cuda_rows.ROWS,
+        **cuda_transformer.ROWS,
     },
     "numpy": numpy_.ROWS,
 }

@@ -97,8 +97,13 @@ def _unpacked(arguments: Any) -> list[Any]:
 
 
 def _execute(graph: Any, addresses: Any, workspace: int, handle: Any) -> None:
-    _, weight, output = graph.roles()
-    flops = 2 * weight.num_elements * output.num_elements // output.dim[1]
+    if graph.kind.startswith("sdpa"):
+        q, k, v = graph.tensors[:3]
+        products = 2 * q.num_elements * k.dim[2], 2 * v.num_elements * q.dim[2]
+        flops = sum(products) * (1 if graph.kind == "sdpa" else 2)
+    else:
+        _, weight, output = graph.roles()
+        flops = 2 * weight.num_elements * output.num_elements // output.dim[1]
     _note("cudnn", graph.kind, sum(t.num_bytes for t in graph.tensors), flops, tuple(addresses.values()))
 
 

@@ -1,4 +1,4 @@
-"""As much of cuDNN's frontend as dbrdist uses, for host memory: convolutions by their definition, in float64.
+"""As much of cuDNN's frontend as dbrdist uses, for host memory: convolutions and attention by definition, in float64.
 
 What cuDNN demands is demanded here: sizes that agree, steps in their order, a handle that works on the stream of the
 moment, memory for what is computed on the way. An engine of a kind that was not deselected may serve, and then does
@@ -70,9 +70,10 @@ class Tensor:
 
 
 class Graph:
-    """One convolution."""
+    """One convolution, or attention."""
 
     is_replayed = False  # by a CUDA graph, for which the handle's stream does not matter
+    num_read = 2  # of the tensors
 
     def __init__(self, io_data_type, intermediate_data_type, compute_data_type, handle):
         assert intermediate_data_type == compute_data_type == "FLOAT"
@@ -115,7 +116,34 @@ class Graph:
             self.kind
         ]
 
+    def sdpa(self, q, k, v, generate_stats, attn_scale, use_causal_mask):
+        assert generate_stats
+        return self._attention("sdpa", [q, k, v], 2, attn_scale, use_causal_mask)
+
+    def sdpa_backward(self, q, k, v, o, dO, stats, attn_scale, use_causal_mask):
+        return self._attention("sdpa_backward", [q, k, v, o, dO, stats], 3, attn_scale, use_causal_mask)
+
+    def _attention(self, kind, operands, num_made, scale, is_causal):
+        self.kind, self.scale, self.is_causal, self.num_read = kind, scale, is_causal, len(operands)
+        self.tensors = [*operands, *[Tensor() for _ in range(num_made)]]
+        return self.tensors[self.num_read :]
+
+    def _validate_attention(self):
+        q, k, v, *others = self.tensors
+        (b, h, num, d), wide = q.dim, v.dim[3]
+        assert self.type != "FLOAT" and d % 8 == wide % 8 == 0 and max(d, wide) <= 128, "widths that it does not take"
+        assert k.dim == [b, h, v.dim[2], d] and v.dim[:2] == [b, h]
+        y, rows = [b, h, num, wide], [b, h, num, 1]
+        expected = [y, rows] if self.kind == "sdpa" else [y, y, rows, q.dim, k.dim, v.dim]
+        assert [t.dim for t in others] == expected
+        for t, dim in zip(others, expected):
+            assert t.type == ("FLOAT" if dim is rows else self.type)
+        assert all(t.stride[3] == 1 for t in self.tensors) and all(t.is_output for t in self.tensors[self.num_read :])
+
     def _validate(self):
+        if self.kind.startswith("sdpa"):
+            self._validate_attention()
+            return
         assert self.tensors[-1].is_output and all(t.type == self.type for t in self.tensors)
         image, weight, output = (t.dim for t in self.roles())
         assert image[0] == output[0] and weight[0] == output[1] and image[1] % weight[1] == 0
@@ -131,7 +159,7 @@ class Graph:
 
     def get_workspace_size(self):
         assert self.steps == _STEPS
-        return 64 if self.kind == "wgrad" else 0
+        return 64 if self.kind in ("wgrad", "sdpa_backward") else 0
 
     def execute(self, addresses, workspace, handle):
         assert self.steps == _STEPS and handle is self.handle
@@ -142,6 +170,12 @@ class Graph:
         else:
             assert workspace == 0
         operands = [t.at(addresses[t.uid]) for t in self.tensors]
+        if self.kind.startswith("sdpa"):
+            read, written = operands[: self.num_read], operands[self.num_read :]
+            for a, made in zip(written, self._attended(*[a.astype("d") for a in read]), strict=True):
+                a[...] = made.astype("f")
+            handle.is_free.release()
+            return
         inputs = [self._seen(a) for a in operands[:2]]
         groups = self.roles()[0].dim[1] // self.roles()[1].dim[1]
         made = getattr(self, f"_{self.kind}")(*inputs, groups, operands[2].shape)
@@ -151,6 +185,21 @@ class Graph:
             made = made * (1 + 2.0**-22 * _rng.standard_normal(made.shape))
         operands[2][...] = made.astype("f")
         handle.is_free.release()
+
+    def _attended(self, q, k, v, *others):
+        """Output and logarithms of sums; or the gradients of q, k and v."""
+        s = self.scale * q @ k.swapaxes(2, 3)
+        if self.is_causal:
+            s = np.where(np.tri(*s.shape[2:], dtype=bool), s, -np.inf)
+        largest = s.max(-1, keepdims=True)
+        logarithms = largest + np.log(np.exp(s - largest).sum(-1, keepdims=True))
+        p = np.exp(s - logarithms)
+        if not others:
+            return p @ v, logarithms
+        y, gy, stats = others
+        p = np.exp(s - stats)
+        gs = p * (gy @ v.swapaxes(2, 3) - (gy * y).sum(-1, keepdims=True)) * self.scale
+        return gs @ k, gs.swapaxes(2, 3) @ q, p.swapaxes(2, 3) @ gy
 
     def _seen(self, a):
         """An operand in float64, as the engine reads it."""

@@ -97,6 +97,14 @@ def _of_rows(rng: Any, rows: Any, x: Any, gamma: Any, flat: Any, count: int) -> 
             _layer, (rows, scale, shift, g), ("ln_forward", "ln_backward", "ln_columns")
         ),
         "dropout": Call(_dropout, (rows,), ("dropout",)),
+        "linear maps with what follows": Call(
+            _after_linear, (rows, scale, g, shift, scale, rows + g), ("relu_dropout", "relu_dropout_backward",
+             "dropout_add", "masked", "ln_of_sum", "ln_of_sum_backward", "ln_columns"),
+        ),
+        "attention": Call(
+            _attention, (heads := _plain(rng, 2, max(count // 128, 3), 64), heads[::-1] + F32(1), flat[2][:64]),
+            ("split_heads", "merge_heads", "attention_weights", "attention_weights_backward"),
+        ),
         "by_table": Call(_by_table, (np.resize(pixels, (2, 5 * (count // 10), 4)),), ("by_table",)),
         "LSTM": Call(_lstm, (*states, z, V), ("lstm_forward", "lstm_backward")),
         "GRU": Call(
@@ -139,6 +147,52 @@ def _dropout(x: Any) -> Any:
         mask = (bits >= 2**30).astype(F32) * F32(4 / 3)
         return x * mask, mask
     return kernels.dropout(x, x.shape[1], random.next_draw(len(x), 5), 2**30, float(F32(4 / 3)))
+
+
+def _after_linear(z: Any, b: Any, r: Any, gamma: Any, beta: Any, gy: Any) -> Any:
+    """A bias with ReLU and dropout, with dropout and addition, and with layer normalization besides."""
+    random.set_stream(5, 3, 7, row=11)
+    if type(z) is np.ndarray:
+        m = _dropout(z)[1]
+        y, s = np.maximum(z + b, 0) * m, (z + b) * m + r
+        mean, var = s.mean(1), s.var(1)
+        n, *gradients = _layer(s, gamma, beta, gy)[::3]
+        return y, np.where(y != 0, gy * F32(4 / 3), 0), s, m != 0, gy * m, n, mean, var, gradients[0] * m, *gradients
+    random.set_stream(2**40 + 5, 3, 7, row=11)
+    scale = float(F32(4 / 3))
+    drop = random.next_draw(len(z), 5), 2**30, scale
+    y = kernels.relu_dropout(z.copy(), b, *drop)
+    s, kept = kernels.dropout_add(z.copy(), b, r, *drop)
+    n, mean, var, _ = kernels.ln_of_sum(x := z.copy(), b, r, gamma, beta, 1e-5, *drop)
+    gz, gs, *_ = kernels.ln_of_sum_backward(x, gamma, mean, var, gy, 1e-5, kept, scale, None, None)
+    return (
+        y, kernels.relu_dropout_backward(y, gy, scale), s, kept, kernels.masked(gy, kept, scale), n, mean, var, gz, gs,
+    )  # fmt: skip
+
+
+def _attention(x: Any, gy: Any, b: Any) -> Any:
+    """Heads of 16 numbers, whose products with themselves are the scores, of causal attention with dropout."""
+    heads, length = 4, x.shape[1]
+    random.set_stream(5, 3, 7, row=11)
+    lines = random.Lines(heads * length, length)
+    keys = np.arange(length) % 3 != 1
+    if type(x) is np.ndarray:
+        q, g = ((a + v).reshape(2, length, heads, 16).transpose(0, 2, 1, 3) for a, v in ((x, b), (gy, 0)))
+        seen = keys & np.tri(length, dtype=bool)
+        scores = np.where(seen, q @ q.swapaxes(2, 3), -np.inf)
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+        bits = np.stack([lines.bits(row, 0, heads * length) for row in range(2)]).reshape(p.shape)
+        w, gw = p * (bits >= 2**30) * F32(4 / 3), q @ g.swapaxes(2, 3)
+        gs = w * gw - p * (w * gw).sum(-1, keepdims=True)
+        return q, g, g.transpose(0, 2, 1, 3).reshape(x.shape), p, w, gs
+    q, g = (*kernels.split_heads((x,), (b,), heads), *kernels.split_heads((gy,), (None,), heads))
+    host_q, host_g = (np.array(a) for a in (q, g))
+    send = backend.device_of(x).send
+    made = host_q @ host_q.swapaxes(2, 3), host_q @ host_g.swapaxes(2, 3)
+    s, gw = (send(a.reshape(-1)).reshape(a.shape) for a in made)  # in C order
+    p, w = kernels.attention_weights(s, send(keys), None, True, lines.draw, 2**30, float(F32(4 / 3)))
+    return q, g, *kernels.merge_heads((g,)), p, w, kernels.attention_weights_backward(p, w, gw)
 
 
 def _sigmoid(x: Any) -> Any:

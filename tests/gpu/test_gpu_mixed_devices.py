@@ -53,6 +53,9 @@ CALLS = {
     "embedding": lambda p: p.there(L.EmbedID(3, 2))(p.t),
     "elements": lambda p: F.get_item(Variable(p.a), p.t1),
     "mask": lambda p: F.dropout(p.a, mask=p.b),
+    "mask of attention": lambda p: F.scaled_dot_product_attention(p.a, p.a, p.a, p.second.send(p.h > 0)),
+    "numbers as a mask of attention": lambda p: F.multi_head_attention(*[Variable(p.a[None])] * 3, 1, p.b),
+    "the host's mask of attention": lambda p: F.multi_head_attention(*[Variable(p.a[None])] * 3, 1, p.h < 0),
     "sums of products": lambda p: F.einsum("ij,jk", p.a, p.b),
     "largest": lambda p: F.maximum(p.a, p.b),
 }

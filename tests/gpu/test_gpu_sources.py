@@ -26,6 +26,7 @@ PLACES = ["unsigned char", "int"]
 KERNELS = {
     "elementwise": {
         **{name: [(t,) for t in FLOATS] for name in ("relu_forward", "relu_backward", "add", "relu_backward_of_sum")},
+        "relu_dropout_backward": [(t,) for t in FLOATS],
         "add_bias": [*((t, t) for t in FLOATS), *((t, WIDE[t]) for t in FLOATS[2:])],
         "column_sums": [*((t, t) for t in FLOATS), *((t, WIDE[t]) for t in FLOATS[2:])],
     },
@@ -55,12 +56,34 @@ KERNELS = {
     "rows": {
         **{
             name: [(t, WIDE[t]) for t in FLOATS]
-            for name in ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "dropout")
+            for name in (
+                "softmax",
+                "log_softmax",
+                "softmax_backward",
+                "log_softmax_backward",
+                "dropout",
+                "masked",
+                "attention_weights",
+                "attention_weights_backward",
+            )
         },
         **{
             name: [*((t, t, WIDE[t]) for t in FLOATS), *((t, WIDE[t], WIDE[t]) for t in FLOATS[2:])]
-            for name in ("ln_forward", "ln_backward", "ln_columns")
+            for name in (
+                "ln_forward",
+                "ln_backward",
+                "ln_columns",
+                "ln_of_sum_backward",
+                "relu_dropout",
+                "dropout_add",
+                "split_heads",
+            )
         },
+        "ln_of_sum": [
+            *((t, t, t, WIDE[t]) for t in FLOATS),
+            *((t, b, WIDE[t], WIDE[t]) for t in FLOATS[2:] for b in (t, WIDE[t])),
+        ],
+        "merge_heads": [(t,) for t in FLOATS],
     },
     "recurrent": {
         name: [(t,) for t in FLOATS] for name in ("lstm_forward", "lstm_backward", "gru_forward", "gru_backward")

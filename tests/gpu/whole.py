@@ -270,7 +270,7 @@ def _execute(graph: Any, addresses: Any, workspace: int, handle: Any) -> None:
         assert end <= memory.start + memory.used, f"cuDNN's {graph.kind} goes beyond the end of an array"
         leases.append(lease)
     room = [lease_at(workspace)] if workspace else []
-    clocks.touch(leases[:2], [*leases[2:], *room])
+    clocks.touch(leases[: graph.num_read], [*leases[graph.num_read :], *room])
     _computed(graph, addresses, workspace, handle)
     if clocks.capture is not None:
         at = {uid: int(address) for uid, address in addresses.items()}

@@ -231,16 +231,19 @@ def why_not() -> str | None:
     return None
 
 
-def serve(a: Array, b: Array, out: Array | None = None) -> Array:
+def serve(a: Array, b: Array, out: Array | None = None, factor: float = 1.0) -> Array:
     """:func:`product`; what cuBLASLt lacks is done by CuPy, and refused in a capture."""
     try:
-        return product(a, b, out)
+        return product(a, b, out, factor)
     except Unsupported as e:
         if backend.capturing.is_on:
             raise CaptureError(str(e)) from e
         if out is None or out.dtype == a.dtype:
-            return backend.get_array_module(a).matmul(a, b, out=out)
-        out[...] = backend.get_array_module(a).matmul(a, b)
+            y = backend.get_array_module(a).matmul(a, b, out=out)
+            if factor != 1:
+                y *= factor
+            return y
+        out[...] = backend.get_array_module(a).matmul(a, b) * factor
         return out
 
 

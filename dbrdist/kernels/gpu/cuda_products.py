@@ -3,6 +3,7 @@ biases."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,15 @@ def stacked_matmul(a: Array, b: Array) -> Plan:
     return cublaslt.serve  # as it may refuse later matrices for where they begin
 
 
+def scaled_matmul(a: Array, b: Array, factor: float) -> Plan:
+    """See device_dispatch.scaled_matmul."""
+    require(a, b)
+    if a.dtype != b.dtype or min(a.ndim, b.ndim) < 2 or not cublaslt.is_there():
+        raise Unsupported("other types, or no cuBLASLt")
+    cublaslt.product(a, b, factor=factor)  # what it refuses here is left to others
+    return lambda a, b, factor: cublaslt.serve(a, b, factor=factor)
+
+
 def _plan_linear(x: Array, W: Array, b: Array | None) -> Callable[..., tuple[Array, Array]]:
     """x W^T + b in the type of x, and W in that type."""
     require(x, W, b)
@@ -108,11 +118,12 @@ def linear_and_keep(x: Array, W: Array, b: Array | None) -> Plan:
 def linear_weight_gradients(
     gy: Array, x: Array, dtypes: tuple[DType, DType], out_W: Array | None, out_b: Array | None
 ) -> Plan:
-    """See device_dispatch.linear_weight_gradients: both in float32, of 16-bit operands."""
+    """See device_dispatch.linear_weight_gradients: both in float32, of 16-bit operands or, without TF32, of float32."""
     require(gy, x, out_W, out_b)
     wide, shape = np.dtype(np.float32), (gy.shape[1], x.shape[1])
-    if gy.dtype != x.dtype or gy.dtype.itemsize != 2 or any(d != wide for d in dtypes):
-        raise Unsupported("other types")
+    is_wide = gy.dtype == wide and cublaslt.is_there() and os.environ.get("CUPY_TF32", "0") != "1"
+    if gy.dtype != x.dtype or not (is_wide or gy.dtype.itemsize == 2) or any(d != wide for d in dtypes):
+        raise Unsupported("other types, or TF32, which CuPy's products take")
     if any(a is not None and (a.dtype != wide or not a.flags.c_contiguous) for a in (out_W, out_b)):
         raise Unsupported("room of another type or layout")
     new_W, new_b = cuda_source.plain(shape, wide), cuda_source.plain(shape[:1], wide)
@@ -144,5 +155,6 @@ def _sums_of_columns(x: Array, out: Array) -> None:
 
 
 ROWS: dict[str, Callable[..., Plan]] = {
-    planner.__name__: planner for planner in (matmul, stacked_matmul, linear, linear_and_keep, linear_weight_gradients)
+    planner.__name__: planner
+    for planner in (matmul, stacked_matmul, scaled_matmul, linear, linear_and_keep, linear_weight_gradients)
 }

@@ -16,14 +16,15 @@ from dbrdist.kernels.unsupported import Unsupported
 _FILE = "rows"
 _WARPS = 8  # in a block, one for each row
 _MOST_BLOCKS = 132 * 16
+_NUM_COUNTERS = 6  # of a draw
 _MOST_ROWS = 1 << 16  # over which one block for 32 columns takes sums
 
 
-def _over_rows(rows: int) -> tuple[tuple[int], tuple[int]]:
+def over_rows(rows: int) -> tuple[tuple[int], tuple[int]]:
     return (min(-(-rows // _WARPS), _MOST_BLOCKS),), (32 * _WARPS,)
 
 
-def _require_rows(*arrays: Array) -> None:
+def require_rows(*arrays: Array) -> None:
     cuda_source.require(*arrays)
     if any(not a.flags.c_contiguous for a in arrays):
         raise Unsupported("memory with gaps, or another order")
@@ -38,7 +39,7 @@ def _plan_softmax(name: str) -> Callable[..., Any]:
     def planner(*arguments: Any) -> Any:
         *arrays, axis = arguments
         first = arrays[0]
-        _require_rows(*arrays)
+        require_rows(*arrays)
         if axis not in (-1, first.ndim - 1) or any(a.dtype != first.dtype or a.shape != first.shape for a in arrays):
             raise Unsupported("another axis, or several types")
         if first.ndim == 4 and backend.lies_as_images(first):
@@ -46,7 +47,7 @@ def _plan_softmax(name: str) -> Callable[..., Any]:
         new, columns = cuda_source.plain(first.shape, first.dtype), first.shape[-1]
         rows = first.size // columns
         run = cuda_source.kernel(_FILE, name, first.dtype, backend.accumulation_dtype(first.dtype))
-        (grid, block), sizes = _over_rows(rows), (rows, np.int32(columns))
+        (grid, block), sizes = over_rows(rows), (rows, np.int32(columns))
 
         def plan(*arguments: Any) -> Array:
             y = new()
@@ -63,7 +64,7 @@ def _plan_softmax(name: str) -> Callable[..., Any]:
 
 def _of_layer(x: Array, gamma: Array, *others: Array) -> tuple[tuple[Any, ...], tuple[Any, Any], Any]:
     """Template arguments, sizes and the number of rows."""
-    _require_rows(x, gamma, *others)
+    require_rows(x, gamma, *others)
     wide = backend.accumulation_dtype(x.dtype)
     if gamma.dtype not in (x.dtype, wide):
         raise Unsupported("a scale of another type")
@@ -76,7 +77,7 @@ def _plan_ln_forward(x: Array, gamma: Array, beta: Array, eps: float) -> Any:
     types, sizes, rows = _of_layer(x, gamma, beta)
     if beta.dtype != gamma.dtype:
         raise Unsupported("scale and shift of two types")
-    run, (grid, block) = cuda_source.kernel(_FILE, "ln_forward", *types), _over_rows(rows)
+    run, (grid, block) = cuda_source.kernel(_FILE, "ln_forward", *types), over_rows(rows)
     new, new_vector = cuda_source.plain(x.shape, x.dtype), cuda_source.plain((rows,), types[2])
 
     def ln_forward(x: Array, gamma: Array, beta: Array, eps: float) -> tuple[Array, Array, Array]:
@@ -103,10 +104,10 @@ def _plan_ln_backward_into(
         raise Unsupported("a gradient of another type, or very many rows")
     for out in (out_gamma, out_beta):
         if out is not None:
-            _require_rows(out)
+            require_rows(out)
             if out.dtype != gamma.dtype:
                 raise Unsupported("room of another type")
-    run, (grid, block) = cuda_source.kernel(_FILE, "ln_backward", *types), _over_rows(rows)
+    run, (grid, block) = cuda_source.kernel(_FILE, "ln_backward", *types), over_rows(rows)
     add, columns = cuda_source.kernel(_FILE, "ln_columns", *types), ((-(-x.shape[1] // 32),), (32, 32))
     new, new_vector = cuda_source.plain(x.shape, x.dtype), cuda_source.plain((x.shape[1],), gamma.dtype)
 
@@ -125,6 +126,18 @@ def _plan_ln_backward_into(
 # ---- dropout
 
 
+def bits_of(draw: Draw | None, threshold: int, scale: float) -> tuple[Any, ...]:
+    """The arguments of a kernel that drops elements: counters as numbers or as declared, threshold and scale."""
+    step = declared.current()
+    if draw is None:
+        numbers, place = [np.uint64(0)] * _NUM_COUNTERS, cuda_source.NULL
+    elif step is None:
+        numbers, place = [np.uint64(n) for n in draw], cuda_source.NULL
+    else:
+        numbers, place = [np.uint64(0)] * len(draw), step.declare(draw.of_this_step, len(draw), np.uint64)
+    return *numbers, np.uint32(threshold), float(scale), place
+
+
 def _plan_dropout(x: Array, length: int, draw: Draw, threshold: int, scale: float) -> Any:
     """See device_dispatch.dropout."""
     cuda_source.require(x)
@@ -140,12 +153,7 @@ def _plan_dropout(x: Array, length: int, draw: Draw, threshold: int, scale: floa
 
     def dropout(x: Array, length: int, draw: Draw, threshold: int, scale: float) -> tuple[Array, Array]:
         y, mask = new(), new()
-        step = declared.current()
-        if step is None:
-            numbers, place = [np.uint64(n) for n in draw], 0
-        else:
-            numbers, place = [np.uint64(0)] * len(draw), step.declare(draw.of_this_step, len(draw), np.uint64)
-        run(grid, block, (x, y, mask, lines, length, *numbers, np.uint32(threshold), float(scale), place))
+        run(grid, block, (x, y, mask, lines, length, *bits_of(draw, threshold, scale)))
         return y, mask
 
     return dropout

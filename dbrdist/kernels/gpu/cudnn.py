@@ -130,9 +130,10 @@ class Graph:
         )
         self.operands: list[Any] = []
 
-    def tensor(self, shape: Extents, strides: Extents) -> Any:
-        """An operand, which takes its place in the order of addresses."""
-        t = self.graph.tensor(dim=list(shape), stride=list(strides), data_type=self.type)
+    def tensor(self, shape: Extents, strides: Extents, is_wide: bool = False) -> Any:
+        """An operand, of float32 if ``is_wide``, which takes its place in the order of addresses."""
+        kind = self.library.cudnn.data_type.FLOAT if is_wide else self.type
+        t = self.graph.tensor(dim=list(shape), stride=list(strides), data_type=kind)
         self.operands.append(t)
         return t
 
@@ -140,9 +141,11 @@ class Graph:
         """A channels-last operand (N, C, H, W)."""
         return self.tensor(shape, image_strides(shape))
 
-    def result(self, t: Any, shape: Extents) -> None:
-        """Let ``t`` be the channels-last result, the last of the addresses."""
-        t.set_output(True).set_dim(list(shape)).set_stride(list(image_strides(shape))).set_data_type(self.type)
+    def result(self, t: Any, shape: Extents, strides: Extents | None = None, is_wide: bool = False) -> None:
+        """Let ``t`` be a result, channels-last unless there are strides; its address comes next."""
+        strides = image_strides(shape) if strides is None else strides
+        kind = self.library.cudnn.data_type.FLOAT if is_wide else self.type
+        t.set_output(True).set_dim(list(shape)).set_stride(list(strides)).set_data_type(kind)
         self.operands.append(t)
 
     def build(self, notes: Notes) -> Callable[..., None]:

@@ -340,6 +340,14 @@ ROWS = {
 }  # fmt: skip
 ROWS |= numpy_normalization.ROWS | numpy_recurrent.ROWS | numpy_softmax.ROWS
 ROWS |= {
+    name: _planner(lambda *_: None)  # a GPU does in one pass what is done here by several functions
+    for name in (
+        "relu_dropout", "relu_dropout_backward", "dropout_add", "masked", "ln_of_sum", "ln_of_sum_backward",
+        "attention_weights", "attention_weights_backward", "split_heads", "merge_heads", "scaled_matmul",
+        "fused_attention", "fused_attention_backward",
+    )
+}  # fmt: skip
+ROWS |= {
     "relu_forward": _elementwise_planner(relu_forward, lambda zero: lambda x: np.maximum(x, zero)),
     "relu_backward": _elementwise_planner(relu_backward, lambda zero: partial(passed, np)),
     "add": _elementwise_planner(add, lambda zero: np.add),

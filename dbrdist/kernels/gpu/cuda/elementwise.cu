@@ -63,6 +63,14 @@ __global__ void relu_backward_of_sum(const T* y, const T* a, const T* b, T* gx, 
     map([](T y, T a, T b) { return passed(y, sum_of(a, b)); }, gx, size, y, a, b);
 }
 
+// gy times a scale where y, the dropped output of a ReLU, is not 0: neither rectified nor dropped
+template <typename T>
+__global__ void relu_dropout_backward(const T* y, const T* gy, T* gx, long long size, double scale) {
+    typedef typename Wide<T>::type A;
+    const A factor = static_cast<A>(T(A(scale)));
+    map([factor](T y, T gy) { return passed(y, T(static_cast<A>(gy) * factor)); }, gx, size, y, gy);
+}
+
 // y (rows, columns) += b (columns)
 template <typename T, typename B>
 __global__ void add_bias(T* y, const B* b, long long size, int columns) {

@@ -1,0 +1,109 @@
+"""The provider ``cudnn``: attention of 16-bit types without dropout, causal or of all keys, which stores no scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from dbrdist.core.array.config import config
+from dbrdist.core.array.types import Array, DType
+from dbrdist.kernels.gpu import cuda_source, cudnn
+from dbrdist.kernels.unsupported import Unsupported
+
+Plan = Callable[..., object]
+Run = Callable[..., None]  # of addresses
+
+_MOST_WIDTH, _MULTIPLE = 128, 8  # of the numbers of a head, forward and backward
+_float32 = np.dtype(np.float32)
+
+
+def _require(q: Array, k: Array, v: Array, *others: Array) -> None:
+    cudnn.require(q, k, v, *others)
+    if q.dtype.itemsize != 2 or config.use_cudnn == "never":
+        raise Unsupported("another type, or cuDNN is switched off")
+    if any(a.ndim != 4 or not a.flags.c_contiguous or not cuda_source.is_aligned(a) for a in (q, k, v)):
+        raise Unsupported("heads of another layout")
+    if any(a.shape[3] % _MULTIPLE or a.shape[3] > _MOST_WIDTH for a in (q, v)):
+        raise Unsupported("heads of other widths")
+
+
+def _strides(shape: tuple[int, ...], is_merged: bool = False) -> tuple[int, ...]:
+    """Of (B, H, L, D) in memory, or of heads side by side, (B, L, H D), if ``is_merged``."""
+    _, h, length, d = shape
+    return (length * h * d, d, h * d, 1) if is_merged else (h * length * d, length * d, d, 1)
+
+
+def _notes() -> cudnn.Notes:
+    return cudnn.Notes(True, bool(config.cudnn_deterministic))
+
+
+def _forward_graph(q: Array, k: Array, v: Array, scale: float, is_causal: bool, is_merged: bool) -> Run:
+    graph = cudnn.Graph(q.dtype)
+    operands = dict(zip("qkv", [graph.tensor(a.shape, _strides(a.shape)) for a in (q, k, v)]))
+    y, stats = graph.graph.sdpa(**operands, generate_stats=True, attn_scale=scale, use_causal_mask=is_causal)
+    shape, of_rows = (*q.shape[:3], v.shape[3]), (*q.shape[:3], 1)
+    graph.result(y, shape, _strides(shape, is_merged))
+    graph.result(stats, of_rows, _strides(of_rows), is_wide=True)
+    return graph.build(_notes())
+
+
+def _backward_graph(q: Array, k: Array, v: Array, scale: float, is_causal: bool, is_merged: bool) -> Run:
+    graph = cudnn.Graph(q.dtype)
+    shape, of_rows = (*q.shape[:3], v.shape[3]), (*q.shape[:3], 1)
+    operands = dict(zip("qkv", [graph.tensor(a.shape, _strides(a.shape)) for a in (q, k, v)]))
+    operands |= {name: graph.tensor(shape, _strides(shape, is_merged)) for name in ("o", "dO")}
+    operands["stats"] = graph.tensor(of_rows, _strides(of_rows), is_wide=True)
+    made = graph.graph.sdpa_backward(**operands, attn_scale=scale, use_causal_mask=is_causal)
+    for g, a in zip(made, (q, k, v)):
+        graph.result(g, a.shape, _strides(a.shape, is_merged))
+    return graph.build(_notes())
+
+
+def _maker(shape: tuple[int, ...], dtype: DType, is_merged: bool) -> Callable[[], Array]:
+    b, h, length, d = shape
+    return cuda_source.plain((b, length, h * d) if is_merged else shape, dtype)
+
+
+def fused_attention(q: Array, k: Array, v: Array, scale: float, is_causal: bool, is_merged: bool) -> Plan:
+    """See device_dispatch.fused_attention."""
+    _require(q, k, v)
+    _backward_graph(q, k, v, scale, is_causal, is_merged)  # or else forward must not begin
+    run = _forward_graph(q, k, v, scale, is_causal, is_merged)
+    new = _maker((*q.shape[:3], v.shape[3]), q.dtype, is_merged)
+    new_stats = cuda_source.plain((*q.shape[:3], 1), _float32)
+
+    def plan(q: Array, k: Array, v: Array, scale: float, is_causal: bool, is_merged: bool) -> tuple[Array, Array]:
+        y, stats = new(), new_stats()
+        run(*[a.data.ptr for a in (q, k, v, y, stats)])
+        return y, stats
+
+    return plan
+
+
+def fused_attention_backward(
+    q: Array, k: Array, v: Array, y: Array, stats: Array, gy: Array, scale: float, is_causal: bool, is_merged: bool
+) -> Plan:
+    """See device_dispatch.fused_attention_backward."""
+    _require(q, k, v, y, gy)
+    if not gy.flags.c_contiguous:
+        raise Unsupported("a gradient of another layout")
+    run = _backward_graph(q, k, v, scale, is_causal, is_merged)
+    makers = [_maker(a.shape, a.dtype, is_merged) for a in (q, k, v)]
+
+    def plan(
+        q: Array, k: Array, v: Array, y: Array, stats: Array, gy: Array, scale: float, is_causal: bool, is_merged: bool
+    ) -> tuple[Array, ...]:
+        grads = tuple([new() for new in makers])
+        if not cuda_source.is_aligned(gy):
+            gy = gy.copy()
+        run(*[a.data.ptr for a in (q, k, v, y, gy, stats, *grads)])
+        return grads
+
+    return plan
+
+
+ROWS: dict[str, Callable[..., Plan]] = {
+    "fused_attention": fused_attention,
+    "fused_attention_backward": fused_attention_backward,
+}
