@@ -12,6 +12,7 @@ number: ``--only NUMBER`` runs it again. ``--plant NAME`` breaks the code in a k
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
 import gc
 import json
@@ -323,8 +324,11 @@ def disagreements(comm: Any, chance: random.Random, odd: int) -> dict[str, Calla
     from dbrdist import optimizer_hooks as hooks
     from dbrdist import optimizers
     from dbrdist import random as chances
-    from dbrdist.comm import create_multi_node_evaluator, create_multi_node_optimizer
+    from dbrdist.comm import Reduction, create_multi_node_evaluator, create_multi_node_optimizer
+    from dbrdist.comm.data.evaluator import GenericMultiNodeEvaluator
+    from dbrdist.comm.data.iterators import create_multi_node_iterator
     from dbrdist.comm.links import MultiNodeBatchNormalization
+    from dbrdist.comm.run.snapshots import AverageStatistics
     from dbrdist.dataset import concat_examples
     from dbrdist.iterators import SerialIterator
     from dbrdist.training.extensions import Evaluator
@@ -393,6 +397,29 @@ def disagreements(comm: Any, chance: random.Random, odd: int) -> dict[str, Calla
     def normalization() -> None:
         MultiNodeBatchNormalization(3, comm, eps=1e-3 if is_odd else 2e-5)(np.stack([x[0] + k for k in range(3)]))
 
+    def turned(made: list[Callable[[], Any]]) -> None:
+        for use in made[:: -1 if is_odd else 1]:
+            use()
+
+    def reductions() -> None:
+        made = []
+        for value in (1, 2):
+            model = L.Linear(3, 2, initialW=1)
+            model.W.grad, model.b.grad = np.full((2, 3), value, np.float32), np.zeros(2, np.float32)
+            made.append(Reduction(comm, model))
+        turned([lambda one=one: (one.start(), one.wait()) for one in made])
+
+    def iterators() -> None:
+        turned([create_multi_node_iterator(SerialIterator([k] * 4, 2), comm).next for k in (1, 2)])
+
+    def generic() -> None:
+        tests = [SerialIterator(examples[:2], 2, repeat=False, shuffle=False) for _ in range(2)]
+        turned([GenericMultiNodeEvaluator(comm, test, L.Classifier(L.Linear(3, 2))).evaluate for test in tests])
+
+    def averages() -> None:
+        made = [AverageStatistics(comm, L.BatchNormalization(3)) for _ in range(2)]
+        turned([lambda one=one: one(None) for one in made])
+
     def messages() -> None:
         if comm.rank < 2:
             comm.send(np.ones(100_000), 1 - comm.rank, 3) if is_odd else comm.recv(1 - comm.rank, 4)
@@ -413,6 +440,7 @@ def disagreements(comm: Any, chance: random.Random, odd: int) -> dict[str, Calla
         "argument": lambda: comm.allreduce("x" if is_odd else x),
         "iterator": iterator, "dataset": dataset, "evaluators": evaluators, "normalization": normalization,
         "messages": messages, "crossed": crossed, "drift": drift, "changed": changed,
+        "reductions": reductions, "iterators": iterators, "generic": generic, "averages": averages,
     }  # fmt: skip
 
 
@@ -466,8 +494,6 @@ def plant(name: str) -> None:
 
         call_log.CallLog.count = forgetful
     elif name == "own-networks":
-        import contextlib
-
         evaluator.one_network = lambda comm, links: contextlib.nullcontext("")
     elif name == "seeds-differ":
         real = optimizer_settings.described
@@ -509,7 +535,7 @@ def _plant_more(name: str) -> None:
     from dbrdist.comm.data import evaluator
     from dbrdist.comm.failure import watch
     from dbrdist.comm.functions import normalization
-    from dbrdist.comm.protocol import shares
+    from dbrdist.comm.protocol import gate, shares
     from dbrdist.comm.steps import drift, introduction
     from dbrdist.comm.steps.policies import all_ranks, policy
     from dbrdist.comm.transport import environment
@@ -520,6 +546,8 @@ def _plant_more(name: str) -> None:
         introduction.batches_in_words = lambda *args: []
         introduction.check_examples = lambda *args: None
         introduction.Introduction._what_was_read = lambda self: (introduction._UNKNOWN, (), 0, ())
+    elif name == "things-unseen":
+        gate.Gate.of = lambda self, owner: contextlib.nullcontext()
     elif name == "examples-unseen":
         shares.ranks_with_others = lambda *args: []
     elif name == "evaluators-unseen":
@@ -550,7 +578,8 @@ def _look_without_seeds(look: Any) -> Any:
 
 PLANTS = ("counts-forget", "own-networks", "seeds-differ", "cut-counts", "users-communicator", "unchecked",
           "kept-memory", "no-empty-parts", "late-alone", "helpers-are-ranks", "known-file", "drift-unseen",
-          "orders-unseen", "examples-unseen", "evaluators-unseen", "normalizations-unseen")  # fmt: skip
+          "orders-unseen", "examples-unseen", "evaluators-unseen", "normalizations-unseen",
+          "things-unseen")  # fmt: skip
 
 
 # ---- running them ----

@@ -15,6 +15,7 @@ WHERE = {
     "late-alone": "late", "helpers-are-ranks": "helpers", "known-file": "reports",
     "drift-unseen": "disagreement", "orders-unseen": "disagreement", "examples-unseen": "disagreement",
     "evaluators-unseen": "disagreement", "normalizations-unseen": "disagreement",
+    "things-unseen": "disagreement",
 }  # fmt: skip
 
 
