@@ -95,6 +95,8 @@ class Projection(Chain):
     With ``average_shortcut`` (ResNet-D) means over squares take the place of the stride.
     """
 
+    halves = blurs = False  # in pickles of versions without these settings, too
+
     def __init__(self, in_channels: int, out_channels: int, stride: int, options: Options = PLAIN) -> None:
         super().__init__()
         self.halves = options.average_shortcut and stride == 2
@@ -108,13 +110,19 @@ class Projection(Chain):
         return L.conv_bn(self.conv, self.bn, x)
 
 
-class Basic(Chain):
+class _Block(Chain):
+    """A residual block, which a pickle of a version without these settings has, too."""
+
+    blurs = False
+    drop_path = 0.0  # the fraction of images whose residual a training step drops
+
+
+class Basic(_Block):
     """Two 3x3 convolutions and a shortcut."""
 
     def __init__(self, in_channels: int, channels: int, stride: int, options: Options = PLAIN) -> None:
         super().__init__()
         self.blurs = options.blurs
-        self.drop_path = 0.0  # the fraction of images whose residual a training step drops
         with self.init_scope():
             self.conv1 = options.convolution(in_channels, channels, 3, stride)
             self.bn1 = options.normalization(channels)
@@ -129,7 +137,7 @@ class Basic(Chain):
         return _last(self, self.conv2, self.bn2, h, x)
 
 
-class Bottleneck(Chain):
+class Bottleneck(_Block):
     """1x1, 3x3 and 1x1 convolutions and a shortcut; the output has 4 times ``channels``."""
 
     def __init__(self, in_channels: int, channels: int, stride: int, options: Options = PLAIN) -> None:
@@ -137,7 +145,6 @@ class Bottleneck(Chain):
         out_channels = 4 * channels
         stride1, stride2 = (1, stride) if options.stride_in_3x3 else (stride, 1)
         self.blurs = options.blurs
-        self.drop_path = 0.0  # the fraction of images whose residual a training step drops
         with self.init_scope():
             self.conv1 = options.convolution(in_channels, channels, 1, stride1)
             self.bn1 = options.normalization(channels)

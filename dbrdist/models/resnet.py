@@ -124,6 +124,8 @@ class ResNet(Chain):
         >>> model = models.ResNet(num_classes=10, blocks=(1, 1, 1, 1), bottleneck=False)
     """
 
+    variant, blurs_pooling = "plain", False  # in pickles of versions without these settings, too
+
     def __init__(
         self,
         num_classes: Annotated[int, whole, NUM_CLASSES] = 1000,

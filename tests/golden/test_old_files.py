@@ -54,6 +54,18 @@ def test_datasets_are_unpickled():
     assert len(data["concatenated"]) == 12 and data["dict"][2]["x"].tolist() == [4.0, 5.0]
 
 
+def test_objects_whose_classes_got_settings_do_what_they_did():
+    made = old("settled_later.pickle")
+    with dbrdist.using_config("train", False):
+        np.testing.assert_allclose(made["resnet"](made["x"]).array, made["y"], rtol=0, atol=1e-5 * abs(made["y"]).max())
+    made["resnet"](made["x"])  # with the statistics of the batch
+    augmented = made["augment"]((made["image"], 0), np.random.default_rng(3))[0]
+    np.testing.assert_array_equal(augmented, made["augmented"])
+    iterator = pickle.loads(made["iterator"])
+    assert not iterator.is_synchronized
+    assert [next(iterator) for _ in range(4)] == made["batches"]
+
+
 @pytest.mark.parametrize("name", ["serial", "unshuffled"])
 def test_iterators_go_on_where_they_were(name):
     assert [int(i) for i in next(old("iterators.pickle")[name])] == FACTS["batches"][name]

@@ -258,6 +258,7 @@ class RandAugment(Transform):
     """
 
     is_random = True
+    largest, std, increasing, p = LARGEST_MAGNITUDE, 0.0, False, 1.0  # in pickles of versions without these, too
 
     def __init__(
         self,

@@ -142,6 +142,9 @@ class Plan:
         self.num_per_epoch = num_examples - dropped
         self._num_sampled = num_examples  # how many a user's sampler gives for an epoch
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({"_num_sampled": state["num_examples"], **state})  # pickles of b1df9a7 lack it
+
     def first(self) -> State:
         """The state before the first batch."""
         start = None if self.is_pure else np.arange(self.num_examples)

@@ -103,6 +103,8 @@ class SerialIterator(Iterator):
         [[10, 11], [12]]
     """
 
+    is_synchronized = False  # whether all ranks are meant to read the same examples
+
     def __init__(
         self,
         dataset: Any,
@@ -125,7 +127,6 @@ class SerialIterator(Iterator):
         self._follows_seed = order_sampler is None and shuffle is not False
         if self._follows_seed:
             order_sampler = ShuffleOrderSampler(seed)
-        self.is_synchronized = False  # whether all ranks are meant to read the same examples
         self.dataset = dataset
         self.batch_size = batch_size
         self.order_sampler = order_sampler

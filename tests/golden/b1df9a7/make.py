@@ -23,6 +23,7 @@ import dbrdist
 import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import datasets, iterators, models, optimizers, serializers
+from dbrdist.models import resnet
 
 CONFIG = """
 data: {name: digits}
@@ -77,6 +78,26 @@ def made_iterators() -> dict[str, object]:
     return made
 
 
+def settled_later() -> dict[str, object]:
+    """Objects whose classes got settings since: residual blocks, a transform, an iterator with an order sampler."""
+    net = models.ResNet(4, (1, 1, 1, 1))
+    with net.init_scope():
+        net.blocks = dbrdist.ChainList(resnet.Bottleneck(64, 4, 2, 1.0, True), resnet.Basic(16, 16, 1, 1.0))
+        net.fc = L.Linear(16, 4)
+    x = np.random.default_rng(1).normal(size=(2, 3, 24, 24)).astype(np.float32)
+    net(x)
+    with dbrdist.using_config("train", False):
+        y = net(x).array
+    image = np.random.default_rng(2).integers(0, 256, (9, 8, 3), np.uint8)
+    augment = datasets.RandAugment(2, 9)
+    it = iterators.SerialIterator(list(range(6)), 3, order_sampler=np.roll)
+    next(it)
+    made = {"resnet": net, "x": x, "y": y, "augment": augment, "image": image, "iterator": pickle.dumps(it)}
+    made["augmented"] = augment((image, 0), np.random.default_rng(3))[0]
+    made["batches"] = [next(it) for _ in range(4)]
+    return made
+
+
 def names() -> dict[str, list[str]]:
     """The public classes and functions of every module, by the module that defines them."""
     found = {}
@@ -106,6 +127,7 @@ def main(folder: Path) -> None:
     its = made_iterators()
     (folder / "iterators.pickle").write_bytes(pickle.dumps(its, protocol=4))
     batches = {name: [int(i) for i in next(it)] for name, it in its.items()}
+    (folder / "settled_later.pickle").write_bytes(pickle.dumps(settled_later(), protocol=4))
     model = L.Linear(3, 2)
     optimizer = optimizers.Adam().setup(model)
     optimizer.add_hook(dbrdist.optimizer_hooks.WeightDecay(0.1))
