@@ -6,8 +6,7 @@ RANKS  ?= 1 2 3 4
 WORKERS ?= 2
 NUM     ?= 100
 SEED    ?= 0
-# Many tests wait for programs or for threads: more at a time than there are cores. Those of the inner loop hardly wait,
-# and each further worker collects all tests for itself.
+# Many tests wait for programs or for threads: more at a time than there are cores. Those of the inner loop hardly wait.
 WAITERS ?= 4
 WHEEL_TESTS ?=
 
@@ -43,7 +42,7 @@ test: $(READY)  ## Pass all tests: the fast suite, programs, then real MPI with 
 	$(SUITES) fast programs mpi
 
 test-quick: $(READY)  ## The inner loop: the fast suite without what is slow.
-	$(RUN) $(THREADS) python -m pytest tests -n $(WORKERS) --dist worksteal -q -m "not slow"
+	$(RUN) $(THREADS) python tests/parts.py $(WORKERS) tests -q -m "not slow"
 
 test-fast: $(READY)  ## All tests but those of programs and of MPI; the tests for GPUs run on a stand-in for CuPy.
 	$(SUITES) fast

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from dbrdist.core.tape import call
+from tests import parts
 from tests.comm import jobs
 from tests.each import fresh_chance as start_afresh
 
@@ -20,8 +21,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's job in the ba
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 STARTING = {"started", "ranks", "several"}  # fixtures that start jobs
+RUNS = re.compile(r"^tests/cli/.*\.py::")  # where the fixture `run` is a command from its beginning to its end
 # Which marks leave a file out by a `-m` of the Makefile, where the file as a whole bears one of them.
 LEFT_OUT = {"not slow": "slow|programs|mpiexec", "not programs": "programs|mpiexec"}
+
+
+def pytest_addoption(parser):
+    parser.addoption("--part", metavar="K/N", help="of the test files only the K-th of N parts; see tests/parts.py")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -42,23 +48,30 @@ def pytest_collection():
 
 def pytest_ignore_collect(collection_path, config):
     """Files all of whose tests would be left out are not even imported, which each worker would do; None: read it."""
-    marks = LEFT_OUT.get(config.option.markexpr)
-    if marks is None or not collection_path.name.startswith("test_") or not collection_path.is_file():
+    if not collection_path.name.startswith("test_") or not collection_path.is_file():
         return None
-    if any(collection_path.as_posix().endswith(argument) for argument in config.args):
+    if any(collection_path.as_posix().endswith(argument.partition("::")[0]) for argument in config.args):
+        return None
+    if config.option.part and str(collection_path) not in parts.files_of(config.option.part):
+        return True
+    marks = LEFT_OUT.get(config.option.markexpr)
+    if marks is None:
         return None
     found = re.search(rf"^pytestmark = .*pytest\.mark\.(?:{marks})\b", collection_path.read_text(), re.MULTILINE)
     return True if found else None
 
 
 def pytest_collection_modifyitems(items):
-    """What starts jobs starts programs, and what starts programs is slow: `make test-fast` and `make test-quick`."""
+    """What starts jobs starts programs, and what starts programs is slow: `make test-fast` and `make test-quick`.
+
+    Slow are whole runs of `dbrdist-train` in this process, too.
+    """
     for item in items:
         if not STARTING.isdisjoint(item.fixturenames):
             item.add_marker(pytest.mark.mpiexec)
         if item.get_closest_marker("mpiexec"):
             item.add_marker(pytest.mark.programs)
-        if item.get_closest_marker("programs"):
+        if item.get_closest_marker("programs") or ("run" in item.fixturenames and RUNS.match(item.nodeid)):
             item.add_marker(pytest.mark.slow)
 
 

@@ -230,6 +230,7 @@ def table(run, name, tmp_path, *words):
         return list(csv.DictReader(file)), out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_rates_are_those_of_the_paper(run, tmp_path, name):
     rows, out = table(run, name, tmp_path)
@@ -242,6 +243,7 @@ def test_the_rates_are_those_of_the_paper(run, tmp_path, name):
         assert float(rows[i]["lr"]) == pytest.approx(RATES[name](epoch), rel=1e-9, abs=1e-12), epoch
 
 
+@pytest.mark.slow
 def test_the_share_of_sgd_stands_beside_the_rate(run, tmp_path):
     rows, _ = table(run, "akiba2017", tmp_path)
     assert len(rows) == 3519  # 90 epochs of 39.098 steps, as the paper's batches wrap around
@@ -256,6 +258,7 @@ def test_the_share_of_sgd_stands_beside_the_rate(run, tmp_path):
     assert max(float(row["a_sgd"]) for row in literal) == pytest.approx(1.5, abs=0.02)
 
 
+@pytest.mark.slow
 def test_ffcvs_rates_are_those_of_its_log(run, tmp_path):
     """Of 312 steps per epoch, as FFCV leaves out the last batch."""
     rows, _ = table(run, "ffcv-16", tmp_path)

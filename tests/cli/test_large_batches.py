@@ -14,6 +14,7 @@ from dbrdist.core.files.serializer import read_npz
 from tests.cli.cli_helpers import lines
 from tests.each import each
 
+pytestmark = pytest.mark.slow  # whole runs
 DIGITS = """
 model: {name: "ofbn:Net"}
 data: digits

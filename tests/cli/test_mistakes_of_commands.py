@@ -46,6 +46,7 @@ def refused(*words, folder):
     return done.stderr
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     ("words", "entry"),
     [
@@ -60,6 +61,7 @@ def test_options_are_entries(words, entry, tmp_path):
     assert "written without dashes" not in refused("c.yaml", "--nonsense", folder=tmp_path)
 
 
+@pytest.mark.programs
 def test_export_takes_a_configuration_too(tmp_path):
     words = refused("c.yaml", "--export", "run", "net.safetensors", folder=tmp_path)
     assert "expected one file to write" not in words and "run" in words

@@ -182,6 +182,7 @@ def test_the_constants_of_weights_travel_with_them(run, folder):
         assert dbrdist.load(f"from-{source}", model=ownnet.Net()).bn.eps == 0.3
 
 
+@pytest.mark.slow
 def test_weights_in_the_names_of_torchvision_have_the_eps_of_pytorch(tmp_path):
     """A file that only has the shapes of ResNet-50: what counts is which eps the network ends with."""
     net = ResNet50(num_classes=3)

@@ -21,28 +21,33 @@ def found(request):
     return request.param, simulator.simulate(request.param, 2, model)
 
 
+@pytest.mark.slow
 def test_an_agreement_takes_less_than_a_kilobyte_of_each_rank(found):
     _, costs = found
     assert costs["step"]["bytes_sent_by_a_rank"] <= 1000
     assert costs["uneven step"]["bytes_sent_by_a_rank"] <= 1000  # only what differs is sent besides
 
 
+@pytest.mark.slow
 def test_a_pause_is_one_message_of_each_rank_to_the_judge_and_one_when_it_is_over(found):
     _, costs = found
     assert costs["pauses"]["messages_per_rank_and_pause"] <= 2
 
 
+@pytest.mark.slow
 def test_ranks_at_their_exit_tell_the_judge_alone(found):
     size, costs = found
     assert costs["exit"]["messages"] <= size
     assert costs["exit"]["most_new_partners_of_a_rank"] <= 1
 
 
+@pytest.mark.slow
 def test_all_ranks_have_the_verdict_soon_after_a_rank_has_left(found):
     _, costs = found
     assert costs["death"]["seconds_until_all_know"] < 5
 
 
+@pytest.mark.slow
 def test_the_launcher_names_the_rank_that_holds_the_others_up_and_ends_all(found):
     """The scenes assert it: a rank that hangs, one that dies, a host that is lost; slow ranks are left alone."""
     size, costs = found
@@ -52,6 +57,7 @@ def test_the_launcher_names_the_rank_that_holds_the_others_up_and_ends_all(found
     assert costs["launcher death"]["seconds"] < 5 and costs["launcher lost host"]["seconds"] < 5
 
 
+@pytest.mark.slow
 def test_what_the_launcher_hears_and_says_is_in_proportion_to_the_ranks(found):
     _, costs = found
     assert costs["launcher start"]["bytes_per_rank"] < 600  # it was the list of all hosts, too

@@ -274,6 +274,7 @@ def test_modules_that_chainers_modules_import(installed):
         assert link._device_id is None
 
 
+@pytest.mark.programs
 def test_pillow_is_there_as_after_an_import_of_chainer(tmp_path):
     pytest.importorskip("PIL", reason="Pillow is not installed")
     script = tmp_path / "open_image.py"

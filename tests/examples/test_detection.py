@@ -205,6 +205,7 @@ def test_drawn_objects_fill_their_boxes(modules):
         assert (bbox >= 0).all() and (bbox <= 64).all() and (bbox[:, 2:] - bbox[:, :2] >= 12).all()
 
 
+@pytest.mark.slow
 def test_a_short_training_runs(modules, tmp_path):
     words = ["--epochs", "1", "--pictures", "64", "--test-pictures", "8", "--out", str(tmp_path)]
     assert 0 <= np.nan_to_num(modules[2].main(words)) <= 1

@@ -121,6 +121,7 @@ def test_places_of_maxima(axes, fill, window, dtype):
             np.testing.assert_allclose(back, spread, rtol=1e-6)
 
 
+@pytest.mark.slow
 @each(provider=["onednn", "numpy"], dtype=["float32", "bfloat16"], fill=FILLS)
 def test_places_are_the_same_for_every_provider(provider, dtype, fill):
     x = images((2, 16, 9, 8), fill, "float32", 2).astype(backend.as_dtype(dtype))

@@ -27,6 +27,7 @@ def test_heartbeat_travels_through_the_page(tmp_path, monkeypatch):
     assert heartbeat.read(page.read_bytes())[:2] == (2, 4)
 
 
+@pytest.mark.programs
 def test_heartbeat_without_a_launcher_does_nothing():
     program = "from dbrdist_launch import heartbeat as h; h.beat(1, a=2); h.pause(); print(h.active())"
     for value in ({}, {heartbeat.VARIABLE: "/nowhere"}):

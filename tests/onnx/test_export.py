@@ -51,6 +51,7 @@ def random(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
+@pytest.mark.slow
 @each(case=[case for case in CASES if case.name not in REFUSED])
 def test_a_function_gives_the_same_in_onnxruntime(case, tmp_path):
     for xs in small_inputs(case):

@@ -76,6 +76,7 @@ def test_optimizer_equals_the_formula_over_eight_steps(optimizer, formula, dtype
     assert optimizer.t == 8
 
 
+@pytest.mark.slow
 @each(**{"optimizer, formula": CASES})
 def test_large_parameters_are_updated_piece_by_piece_alike(optimizer, formula):
     shapes = ((300, 250), (7,), (40, 1000))

@@ -208,6 +208,7 @@ def test_stairs_count_whole_periods(n, b, period):
             assert schedule(epoch) == 0.5 ** (exact // Fraction(period)), (epoch, period)
 
 
+@pytest.mark.slow
 @each(**{"n, b, period": RUNS})
 def test_milestones_are_reached_by_the_step_that_reaches_them(n, b, period):
     points = [float(Fraction(period) * k) for k in range(1, 30)]

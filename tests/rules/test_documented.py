@@ -61,6 +61,7 @@ def test_public_names_have_an_example():
     assert without == WITHOUT_EXAMPLE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", documented.MODULES)
 def test_examples_run(module):
     pytest.importorskip("scipy", reason="SciPy is not installed")

@@ -70,6 +70,7 @@ def test_every_command_of_the_packaging_files_is_replayed(replay, tmp_path):
     assert replay.local("pip wheel -w /wheels /src", Path("X")) == "pip wheel -w X/wheels X/src"
 
 
+@pytest.mark.programs
 def test_a_program_that_is_missing_ends_the_replay_of_the_recipe(replay, tmp_path):
     (check,) = (command for command in replay.conda() if "test -x" in command and "dbrdist-train" in command)
     here = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}

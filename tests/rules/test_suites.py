@@ -134,6 +134,7 @@ def test_a_command_that_hangs_is_stopped(step):
     assert code != 0 and step.lines == ["begun"]
 
 
+@pytest.mark.programs
 def test_a_daemon_that_keeps_the_output_open_holds_nothing_up(step, monkeypatch):
     monkeypatch.setattr(suites, "READ_SECONDS", 0.1)
     read, write = os.pipe()

@@ -108,6 +108,7 @@ def test_a_figure_that_cannot_be_written_leaves_the_old_one(tmp_path):
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.slow
 @needs_matplotlib
 @each(values=[[1.7e308, -1.7e308, 0.0], [1.7e308] * 2, [5e-324, 0.0], [float("nan"), 1e308, float("-inf")], [3.0]])
 def test_any_numbers_can_be_drawn(tmp_path, values):

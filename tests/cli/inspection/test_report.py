@@ -148,6 +148,7 @@ def test_a_full_disk_is_said_with_the_file(run, monkeypatch):
         assert (code, err) == (2, f"dbrdist-train: {words[-1]}: No space left on device\n")
 
 
+@pytest.mark.slow
 def test_names_of_values_are_no_formulas(tmp_path):
     pytest.importorskip("matplotlib")
     log = [{"epoch": 1, "main/$\\frac$": 2.0}, {"epoch": 2, "main/$\\frac$": 1.0}]

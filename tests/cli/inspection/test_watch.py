@@ -234,6 +234,7 @@ def seconds_of_this_process():
     return used.ru_utime + used.ru_stime
 
 
+@pytest.mark.slow
 def test_100_000_points_are_quick_after_they_were_read_once(tmp_path, monkeypatch):
     monkeypatch.setattr(watch, "_FRESH_SECONDS", -1.0)
     application = watch.Dashboard([make_run(tmp_path, 100_000)], TOKEN)

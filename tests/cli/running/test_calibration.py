@@ -40,6 +40,7 @@ def made(folder, model=CONFIG[0]):
     return config, origin, assemble.parts(config, origin, 0, 1)
 
 
+@pytest.mark.slow
 def test_as_many_processes_as_ranks_or_cores(tmp_path, monkeypatch):
     config, origin, parts = made(tmp_path)
     monkeypatch.setattr(calibration, "available_cores", lambda: 2)
@@ -52,6 +53,7 @@ def test_as_many_processes_as_ranks_or_cores(tmp_path, monkeypatch):
     assert min(both.computation + both.update) > 0
 
 
+@pytest.mark.slow
 def test_processes_find_the_user_s_modules_where_this_one_does(tmp_path, monkeypatch):
     """Beside the configuration; and a file of the working folder by the name of one of Python's is not taken for it."""
     beside, here = tmp_path / "beside", tmp_path / "here"
@@ -90,6 +92,7 @@ def test_threads_are_those_that_the_user_has_set(monkeypatch, given, expected):
     assert told == [expected]
 
 
+@pytest.mark.slow
 def test_a_process_whose_starter_is_gone_measures_nothing(tmp_path):
     with calibration._process(1) as process:
         process.stdin.close()
@@ -108,6 +111,7 @@ def test_a_process_whose_starter_is_gone_measures_nothing(tmp_path):
         process.stdin = None
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_is_named(tmp_path, monkeypatch, capfd):
     config, origin, parts = made(tmp_path)
     monkeypatch.setattr(calibration, "available_cores", lambda: 2)

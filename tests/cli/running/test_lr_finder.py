@@ -49,6 +49,7 @@ def test_where_the_loss_does_not_fall_there_is_no_suggestion(means):
     assert suggestion(np.geomspace(1e-5, 1, max(len(means), 2))[: len(means)], means) is None
 
 
+@pytest.mark.slow
 @each(
     case=[
         (2 - np.linspace(0, 1, 40), "try a higher lr_finder.highest"),

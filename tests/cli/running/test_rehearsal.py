@@ -86,6 +86,7 @@ def test_sums_over_the_workers_of_a_rank_need_memory(workers, ranks, copies):
     assert rehearsal._num_copies(batch(folder("ema: 0.9"), given), ranks) == copies + 1
 
 
+@pytest.mark.slow
 def test_memory_and_time_are_those_of_the_largest_images(monkeypatch):
     monkeypatch.setattr(rehearsal.calibration, "_SECONDS", 0.0)
 

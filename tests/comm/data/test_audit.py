@@ -175,6 +175,7 @@ def test_every_worker_has_a_line_for_every_step(num_steps, workers, bad):
     assert check._problems == ([f"not every worker has a line for steps {bad}"] if bad else [])
 
 
+@pytest.mark.slow
 @each(longest=[3, 70_000])
 def test_of_a_run_that_continues_only_common_steps_count(tmp_path, longest):
     """Rank 0 is three steps ahead, in the next epoch, and is just writing a line."""

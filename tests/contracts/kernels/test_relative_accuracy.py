@@ -20,6 +20,7 @@ pytest.importorskip("scipy")
 ml_dtypes = pytest.importorskip("ml_dtypes")
 from tests.functions.references.elementwise import OF_OUTPUT, VALUES  # noqa: E402
 
+pytestmark = pytest.mark.slow  # thousands of arguments, in extended precision
 WIDE = np.longdouble
 POSITIVE = ("log", "log2", "log10", "sqrt", "rsqrt", "lgamma", "digamma", "polygamma", "zeta")
 # By the name of a row, what arguments are multiplied by: functions of bounded domain, and those that overflow soon.

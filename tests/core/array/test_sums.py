@@ -37,6 +37,7 @@ AXES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @each(
     **{"shape, axis": [(shape, axis) for shape in AXES for axis in AXES[shape]]},

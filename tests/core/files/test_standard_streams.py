@@ -102,6 +102,7 @@ sys.stdout.write("the end\\n")
 """
 
 
+@pytest.mark.programs
 @each(unbuffered=["", "1"])
 def test_a_pipe_that_does_not_block_loses_nothing(unbuffered):
     """Another program that shares a terminal or a pipe may have set it so."""

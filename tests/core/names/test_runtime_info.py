@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 import dbrdist
 
@@ -23,6 +24,7 @@ def test_runtime_info_has_a_line_per_library(capsys):
     assert capsys.readouterr().out == out.getvalue()
 
 
+@pytest.mark.programs
 def test_runtime_info_loads_nothing():
     program = """if True:
         import sys, dbrdist

@@ -93,6 +93,7 @@ def one_by_one(monkeypatch, *args, **kwargs):
         return everything(*args, **kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @each(rule=list(RULES), hooks=list(HOOKS), size=list(SHAPES))
 def test_hooks_in_the_pass_have_the_bits_of_a_pass_each(rule, hooks, size, monkeypatch):

@@ -176,6 +176,7 @@ HOOKS = {
 }
 
 
+@pytest.mark.slow
 @each(optimizer=[case[0] for case in CASES], dtype=["float16", "bfloat16"], hooks=HOOKS)
 def test_16_bit_parameters_updated_in_float32_equal_float32_rounded_once(optimizer, dtype, hooks):
     dtype = as_dtype(dtype)

@@ -197,11 +197,13 @@ assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.programs
 def test_importing_loads_no_library():
     result = run_python("import dbrdist.kernels\nprint('libdnnl' in open('/proc/self/maps').read())")
     assert result.stdout == "False\n", result.stderr
 
 
+@pytest.mark.programs
 def test_absence_costs_one_line_of_warning_and_changes_no_number():
     result = run_python(
         PRELUDE
@@ -221,6 +223,7 @@ print(len(caught), caught[0].message)
     assert result.stdout.count("\n") == 1
 
 
+@pytest.mark.programs
 def test_environment_variable_names_the_library():
     path = os.path.realpath(onednn._wheel_libraries()[0] if onednn._wheel_libraries() else onednn.library().path)
     result = run_python(PRELUDE + "conv()\nprint(onednn.library().path)", DBRDIST_ONEDNN=path)

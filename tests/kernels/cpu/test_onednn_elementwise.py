@@ -118,6 +118,7 @@ def test_special_values(name, numbers):
             compare(row, xs, gy, numbers, 4e-6)
 
 
+@pytest.mark.slow
 @needs_onednn
 @pytest.mark.usefixtures("quiet")
 @each(**{"name, numbers": CALLS})

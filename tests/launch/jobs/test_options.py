@@ -133,6 +133,7 @@ def test_events_are_json_whatever_the_exception_says():
     assert (kinds["thread"]["name"], kinds["thread"]["message"]) == ('"q"', "ZeroDivisionError: division by zero")
 
 
+@pytest.mark.programs
 def test_an_exception_is_told_also_where_traceback_cannot_be_imported():
     """No descriptor is left, or a module of the user has its name."""
     for setup in ("sys.modules['traceback'] = None", "sys.modules['traceback'] = sys", "sys.path[:] = []"):

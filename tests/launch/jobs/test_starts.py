@@ -8,6 +8,7 @@ import pytest
 from support import PROGRAMS, ROOT, environment
 
 
+@pytest.mark.programs
 def test_launcher_and_supervisor_load_neither_numpy_nor_mpi():
     program = (
         "import sys; import dbrdist_launch.main, dbrdist_launch.launcher.cli, dbrdist_launch.launcher.session,"
@@ -19,6 +20,7 @@ def test_launcher_and_supervisor_load_neither_numpy_nor_mpi():
     assert child.stdout == "[]\n", child.stderr
 
 
+@pytest.mark.programs
 def test_supervisor_runs_without_site_packages():
     words = [sys.executable, "-I", "-S", str(ROOT / "launch" / "dbrdist_launch" / "rank" / "main.py")]
     child = subprocess.run(words, capture_output=True, text=True)

@@ -6,6 +6,7 @@ import importlib
 import subprocess
 import sys
 
+import pytest
 from dbrdist_launch.launcher import moved
 
 from tests.each import each
@@ -18,6 +19,7 @@ def test_an_old_path_names_the_module_that_has_moved(old):
     assert module.__spec__.name == moved.MOVED[old]
 
 
+@pytest.mark.programs
 def test_an_old_path_may_come_first():
     code = (
         "from dbrdist_launch.launcher.report import Failure; import dbrdist_launch.launcher.output as output\n"

@@ -161,6 +161,7 @@ def _maybe(server):
         return b""
 
 
+@pytest.mark.programs
 def test_a_kill_by_the_server_finds_all_words_sent(tmp_path):
     """Events in order: a supervisor that is killed by what an abort causes has sent the words before it."""
     text = """

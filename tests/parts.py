@@ -1,0 +1,61 @@
+"""Runs pytest in several processes, each with its part of the files: ``python tests/parts.py 2 tests -m "not slow"``.
+
+pytest-xdist lets each worker collect all tests and send three reports of each, which takes more than most tests do.
+Here a process collects its own files alone, and nothing is sent. The output of the first part is shown as it comes,
+that of the others behind it. The exit code is the largest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+NO_TESTS = 5  # pytest's exit code, here of a part that had none of the chosen tests
+
+
+def divided(sizes: Iterable[tuple[str, int]], num_parts: int) -> list[set[str]]:
+    """Names in parts of about the same sum of sizes: the largest first, each to the part that has least so far."""
+    parts: list[set[str]] = [set() for _ in range(num_parts)]
+    sums = [0] * num_parts
+    for name, size in sorted(sizes, key=lambda item: (-item[1], item[0])):
+        k = sums.index(min(sums))
+        parts[k].add(name)
+        sums[k] += size
+    return parts
+
+
+@functools.cache
+def files_of(part: str) -> set[str]:
+    """The test files of the part ``K/N``, from 1."""
+    k, num_parts = map(int, part.split("/"))
+    return divided(((str(p), p.stat().st_size) for p in HERE.rglob("test_*.py")), num_parts)[k - 1]
+
+
+def main(words: Sequence[str]) -> int:
+    """Run all parts; the exit code."""
+    num_parts, arguments = int(words[0]), words[1:]
+    command = [sys.executable, "-m", "pytest", *arguments, "--part"]
+    with contextlib.ExitStack() as stack:
+        outputs = [None, *(stack.enter_context(tempfile.TemporaryFile()) for _ in range(num_parts - 1))]
+        started = [subprocess.Popen([*command, f"{k + 1}/{num_parts}"], stdout=f) for k, f in enumerate(outputs)]
+        for process in started:
+            stack.callback(process.kill)
+        codes = set()
+        for process, output in zip(started, outputs):
+            codes.add(process.wait())
+            if output is not None:
+                output.seek(0)
+                shutil.copyfileobj(output, sys.stdout.buffer)
+                sys.stdout.flush()
+    return max(codes - {NO_TESTS}, default=NO_TESTS)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,41 @@
+"""The inner loop runs in parts: each test file in one of them, by a plan that all processes make alike."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from tests import conftest, parts
+from tests.each import each
+
+
+@each(num_parts=[1, 2, 3, 7])
+def test_each_file_is_in_one_part(num_parts):
+    found = [parts.files_of(f"{k + 1}/{num_parts}") for k in range(num_parts)]
+    assert sorted(name for part in found for name in part) == sorted(map(str, parts.HERE.rglob("test_*.py")))
+
+
+def test_parts_are_about_as_large():
+    assert parts.divided([("a", 7), ("b", 1), ("c", 5), ("d", 3)], 2) == [{"a", "b"}, {"c", "d"}]
+
+
+@each(part=["1/2", "2/2"], name=["conftest.py", "rules/test_parts.py", "each.py"])
+def test_files_of_other_parts_are_not_imported(part, name):
+    config = SimpleNamespace(option=SimpleNamespace(part=part, markexpr=""), args=["tests"])
+    path = parts.HERE / name
+    is_elsewhere = "test_" in name and str(path) not in parts.files_of(part)
+    assert bool(conftest.pytest_ignore_collect(path, config)) == is_elsewhere
+    config.args = [f"tests/{name}::test_it"]  # what is named by itself is in every part
+    assert not conftest.pytest_ignore_collect(path, config)
+
+
+@pytest.mark.programs
+@each(**{"option, expected": [("--quiet", (0, 2)), ("--nonsense", (4, 0)), ("--deselect=tests", (parts.NO_TESTS, 0))]})
+def test_the_parts_run_and_the_largest_exit_code_counts(option, expected):
+    test = "tests/rules/test_parts.py::test_parts_are_about_as_large"
+    command = [sys.executable, "tests/parts.py", "2", test, option, "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=parts.HERE.parent, capture_output=True, text=True, timeout=110)
+    assert (done.returncode, done.stdout.count("1 passed")) == expected
