@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="write the result to benchmarks/records")
     parser.add_argument("--worker", choices=["dbrdist", "torch"], help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     if args.worker:
         work(args)
         return

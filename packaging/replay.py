@@ -112,7 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("kinds", nargs="*", metavar="docker|apptainer|conda")
     parser.add_argument("--list", action="store_true", help="print the commands, run none")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     if unknown := set(args.kinds) - set(kinds):
         parser.error(f"expected {', '.join(kinds)}, got {', '.join(sorted(unknown))}")
     for kind in args.kinds or kinds:

@@ -521,7 +521,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--folder", help="keep the environments here, and use those that are there")
     parser.add_argument("--list", action="store_true", help="print the names of the steps")
-    given = parser.parse_args(arguments)
+    given = parser.parse_intermixed_args(arguments)
     wanted = chosen(given.steps)
     if given.list:
         print(*(name for name, _, _ in wanted), sep="\n")

@@ -95,7 +95,7 @@ def main(argv=None):
     parser.add_argument("--show", nargs="*", default=["monday", "million", "president", "stock", "he"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="@numpy")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     for path in args.texts:
         if not os.path.exists(path):
             parser.error(f"{path}: no such file; any text of some 100,000 words does, such as ptb.train.txt")

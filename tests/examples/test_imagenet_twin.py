@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dbrdist.cli.configuration import load
@@ -57,6 +58,66 @@ def test_an_interval_needs_two_seeds(twin):
     found = {f"{name}{seed}": {"accuracy": 0.5 + 0.01 * seed * (name == "a")} for name in "ab" for seed in range(3)}
     assert twin.difference(found, "a{}", "b{}") == "+1.00 % +- 2.48 (3 seeds)"  # 4.303 / sqrt(3)
     assert twin.difference({}, "a{}", "b{}") == "0 of 3 seeds: no interval yet"
+
+
+def test_words_may_stand_after_options(twin):
+    args = twin.arguments(["images", "--only", "akiba-10-*", "iterations=78", "--ranks", "1", "seed=2"])
+    assert (args.data, args.more, args.ranks) == ("images", ["iterations=78", "seed=2"], 1)
+
+
+@pytest.fixture
+def started(twin, monkeypatch):
+    """A Twin that leaves the signals of these tests alone."""
+    monkeypatch.setattr(twin.signal, "signal", lambda *_: None)
+    return lambda *arguments: twin.Twin("images", *arguments)
+
+
+def finish(twin, folder, run, accuracies):
+    """What a finished run leaves, as far as the program reads it."""
+    summary = {"status": "finished", "iterations": 2, "num_ranks": 2, "seconds_over_all_starts": 3.25, "version": "1.0"}
+    (folder / run.name).mkdir(parents=True)
+    (folder / run.name / "summary.json").write_text(json.dumps(summary))
+    log = [json.dumps({"validation/main/accuracy": value, "main/loss": 1.5}) for value in accuracies]
+    (folder / run.name / "log.jsonl").write_text("\n".join(log))
+    np.savez(folder / run.name / "snapshot_iter_2", **{"updater/model:W": np.arange(3)})
+    (folder / run.name / "snapshot_iter_2.npz").rename(folder / run.name / "snapshot_iter_2")
+
+
+def test_finished_runs_outlive_their_machine(twin, started, tmp_path, capsys):
+    """Another machine, with nothing but the file of results, trains none of them again, and adds its own."""
+    first, second, *_ = twin.plan()
+    file = tmp_path / "results.json"
+    finish(twin, tmp_path / "here", first, [0.5, 0.75, 0.625])
+    here = started(tmp_path / "here", (), file)
+    twin.report(here, [first])
+    kept = json.loads(file.read_text())["runs"]
+    assert kept[first.name]["accuracy"] == 0.625
+    assert kept[first.name]["curve"] == [0.5, 0.75, 0.625]
+
+    finish(twin, tmp_path / "there", second, [0.25, 0.5])
+    there = started(tmp_path / "there", (), file)
+    assert [there.status(run) for run in twin.plan()[:3]] == ["finished", "finished", "new"]
+    there.train(first, 2)  # starts nothing
+    twin.report(there, [second])
+    found = json.loads(file.read_text())
+    assert found["runs"].keys() == {first.name, second.name}
+    assert found["runs"][first.name] == kept[first.name]
+    assert f"{first.name} " not in capsys.readouterr().out.split(f"{second.name} ")[-1]
+    assert len(file.read_text().splitlines()) < 12  # a line for each run
+
+
+def test_results_of_other_settings_are_not_taken_for_a_run(twin, started, tmp_path):
+    run = twin.plan()[0]
+    file = tmp_path / "results.json"
+    finish(twin, tmp_path / "here", run, [0.5])
+    here = started(tmp_path / "here", (), file)
+    twin.report(here, [])
+    changed = run._replace(words=(*run.words, "optimizer.lr=0.25"))
+    assert started(tmp_path / "there", (), file).status(run) == "finished"
+    assert started(tmp_path / "there", (), file).status(changed) == "new"
+    assert started(tmp_path / "there", ("iterations=78",), file).status(run) == "new"
+    assert started(tmp_path / "there", ("iterations=78",)).results == tmp_path / "there" / "results.json"
+    assert here.settings(run) != here.settings(changed)
 
 
 @pytest.mark.slow

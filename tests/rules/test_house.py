@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import re
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+# The command after `--` takes every word that follows.
+COMMAND_LAST = {"benchmarks/two_hosts.py"}
 BINARY = {".npz", ".npy", ".png", ".jpg", ".jpeg", ".gz", ".whl", ".so"}
 
 RULES = {
@@ -90,3 +93,24 @@ def test_files_are_small_enough_to_read():
         if path.suffix == ".py" and ROOT / "dbrdist" in path.parents:
             length = len(path.read_text().splitlines())
             assert length <= 700, f"{path.relative_to(ROOT)} has {length} lines: cut it by topic"
+
+
+def words_without_number(tree):
+    """The parsers' arguments without dashes that take any number of words."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
+            name = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else "-"
+            counts = [ast.unparse(word.value) for word in node.keywords if word.arg == "nargs"]
+            if not name.startswith("-") and counts in (["'*'"], ["'+'"]):
+                yield name
+
+
+def test_words_may_stand_after_options():
+    """`parse_args` gives such an argument the words before the first option, and refuses those after the next."""
+    found = {}
+    for path, text in texts().items():
+        if path.suffix == ".py" and (names := list(words_without_number(ast.parse(text)))):
+            found[path.relative_to(ROOT).as_posix()] = names
+    assert {"examples/imagenet/twin/twin.py", "tests/suites.py"} <= set(found)
+    wrong = [path for path in found if ".parse_args(" in (ROOT / path).read_text()]
+    assert set(wrong) == COMMAND_LAST, "parse_intermixed_args takes words between options"

@@ -7,7 +7,8 @@
 
 CIFAR10 holds train/CLASS/ and test/CLASS/. The same command continues after an interruption of any kind: runs that are
 done are left alone, the one that was cut off resumes from its newest snapshot. Ctrl-C, SIGTERM and SIGUSR1 stop after
-the step in hand. Results are written to OUT/results.json after each run.
+the step in hand. The results of each run go to results.json beside this program, a file to be committed: the runs in it
+are not trained again, on any machine. With KEY=VALUE they go to OUT/results.json.
 """
 
 import argparse
@@ -16,15 +17,17 @@ import hashlib
 import json
 import math
 import os
+import platform
 import signal
 import statistics
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from dbrdist.cli.configuration import load
 from dbrdist.training.runs import find_snapshot
 
 HERE = Path(__file__).resolve().parent
@@ -105,8 +108,12 @@ def plan() -> list[Planned]:
 class Twin:
     """Starts runs of dbrdist-train, one after the other."""
 
-    def __init__(self, data: str, out: Path, more: tuple[str, ...]) -> None:
+    def __init__(self, data: str, out: Path, more: tuple[str, ...], results: Path | None = None) -> None:
         self.data, self.out, self.more = data, out, more
+        self.results = results or (out / "results.json" if more else HERE / "results.json")
+        self.kept: dict[str, dict[str, Any]] = (
+            json.loads(self.results.read_text())["runs"] if self.results.exists() else {}
+        )
         self._job: subprocess.Popen[bytes] | None = None
         self._is_stopping = False
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
@@ -119,9 +126,19 @@ class Twin:
             self._job.send_signal(signal.SIGUSR1)
 
     def status(self, run: Planned) -> str:
-        """What the run's folder says: `new`, `finished` or whatever else came of it."""
+        """`finished` where its results are kept, or what its folder says: `new`, or whatever came of it."""
+        if run.name in self.kept and self.kept[run.name]["settings"] == self.settings(run):
+            return "finished"
         path = self.out / run.name / "summary.json"
         return str(json.loads(path.read_text())["status"]) if path.exists() else "new"
+
+    def settings(self, run: Planned) -> str:
+        """A hash of what the run's configuration sets, but for the folders."""
+        config, _ = load.load(HERE / f"{run.config}.yaml", (*run.words, *self.more))
+        data = config.model_dump(
+            mode="json", exclude_unset=True, exclude={"data": {"root"}, "out": True, "extends": True}
+        )
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
     def train(self, run: Planned, ranks: int) -> None:
         """Begin or continue a run until it is finished. SystemExit where it was stopped, or cannot be finished."""
@@ -165,27 +182,47 @@ def hash_of(snapshot: Path) -> str:
 # ---- what came of them -----------------------------------------------------------------------------------------------
 
 
-def outcome(twin: Twin, run: Planned) -> dict[str, object]:
-    """Accuracy by epoch, time and hash of a run that is finished."""
+def outcome(twin: Twin, run: Planned) -> dict[str, Any]:
+    """What is kept of a run that is finished: accuracy and loss by epoch, time, hash, and what it was made with."""
     folder = twin.out / run.name
+    if not (folder / "summary.json").exists():
+        return twin.kept[run.name]
     summary = json.loads((folder / "summary.json").read_text())
     log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    curve = [entry["validation/main/accuracy"] for entry in log if "validation/main/accuracy" in entry]
+    ends = [entry for entry in log if "validation/main/accuracy" in entry]
+    curve = [round(entry["validation/main/accuracy"], 6) for entry in ends]
     return {
         "accuracy": statistics.median(curve[-5:]),  # as Goyal et al. report it
         "curve": curve,
+        "loss": [round(entry["main/loss"], 5) for entry in ends if "main/loss" in entry],
         "steps": summary["iterations"],
-        "seconds": summary["seconds_over_all_starts"],
+        "seconds": round(summary["seconds_over_all_starts"], 1),
         "ranks": summary["num_ranks"],
         "hash": hash_of(twin.newest(run)),
+        "settings": twin.settings(run),
+        "ended": summary.get("ended"),
+        "version": summary.get("version"),
+        "commit": summary.get("commit"),
+        "versions": summary.get("versions"),
+        "processor": processor(),
     }
 
 
-def difference(found: dict[str, dict[str, object]], first: str, second: str) -> str:
+def processor() -> str:
+    """The name of this machine's processor, and the number of its cores."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return f"{name}, {os.cpu_count()} cores"
+
+
+def difference(found: dict[str, dict[str, Any]], first: str, second: str) -> str:
     """The mean difference of two runs over the seeds that both have, with its 95 % interval."""
     pairs = [(found[first.format(s)], found[second.format(s)]) for s in range(3)
              if first.format(s) in found and second.format(s) in found]  # fmt: skip
-    values = [100 * (float(a["accuracy"]) - float(b["accuracy"])) for a, b in pairs]  # type: ignore[arg-type]
+    values = [100 * (a["accuracy"] - b["accuracy"]) for a, b in pairs]
     if len(values) < 2:
         return f"{len(values)} of 3 seeds: no interval yet"
     half = T_95[len(values)] * statistics.stdev(values) / math.sqrt(len(values))
@@ -193,25 +230,34 @@ def difference(found: dict[str, dict[str, object]], first: str, second: str) -> 
 
 
 def report(twin: Twin, runs: list[Planned]) -> None:
-    """Write results.json, and print a line for each run."""
-    found = {run.name: outcome(twin, run) for run in runs if twin.status(run) == "finished"}
+    """Write the results of all runs of the plan that are finished, and print a line for each of these runs."""
+    found = {run.name: outcome(twin, run) for run in plan() if twin.status(run) == "finished"}
     comparisons = {
         "akiba - momentum, 30 epochs": difference(found, "akiba-30-seed{}", "momentum-30-seed{}"),
         "goyal - small batches, 30 epochs": difference(found, "goyal-30-seed{}", "goyal-small-30-seed{}"),
         "bfloat16 - float32, 10 epochs": difference(found, "akiba-10-bfloat16-seed{}", "akiba-10-float32-seed{}"),
     }
-    twin.out.mkdir(parents=True, exist_ok=True)
-    path = twin.out / "results.json"
-    path.with_suffix(".part").write_text(json.dumps({"runs": found, "comparisons": comparisons}, indent=1))
-    os.replace(path.with_suffix(".part"), path)
+    if found != twin.kept:
+        twin.kept = found
+        write(twin.results, found, comparisons)
     for run in runs:
         line = found.get(run.name)
         if line is None:
             print(f"{run.name:28} {twin.status(run)}")
         else:
-            print(f"{run.name:28} {100 * float(line['accuracy']):6.2f} % {line['seconds']:9,.0f} s  {line['hash']:.16}")
+            print(f"{run.name:28} {100 * line['accuracy']:6.2f} % {line['seconds']:9,.0f} s  {line['hash']:.16}")
     for name, words in comparisons.items():
         print(f"{name}: {words}")
+
+
+def write(path: Path, found: dict[str, dict[str, Any]], comparisons: dict[str, str]) -> None:
+    """A line of JSON for each run, so that two machines' files are merged line by line; whole, or not at all."""
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in found.items())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".part").write_text(
+        f'{{"runs": {{\n{lines}\n}}, "comparisons": {json.dumps(comparisons, indent=1)}}}\n'
+    )
+    os.replace(path.with_suffix(".part"), path)
 
 
 def compare_hashes(twin: Twin, steps: int, per_worker: int) -> None:
@@ -227,21 +273,27 @@ def compare_hashes(twin: Twin, steps: int, per_worker: int) -> None:
         sys.exit("twin: the hashes differ")
 
 
-def main() -> None:
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", metavar="CIFAR10", help="the folder that holds train/CLASS/ and test/CLASS/")
     parser.add_argument("more", nargs="*", metavar="KEY=VALUE", help="what changes in every run")
     parser.add_argument("--out", type=Path, default=Path("result/twin"))
+    parser.add_argument("--results", type=Path, help="default: results.json here, with KEY=VALUE in OUT")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--only", default="*", help="a pattern of names, such as 'akiba-30-*'")
     parser.add_argument("--list", action="store_true", help="train nothing")
     parser.add_argument("--hashes", type=int, metavar="STEPS", help="compare 1, 2 and 4 ranks after so many steps")
     parser.add_argument("--per-worker", type=int, default=32, help="images of each of 40 workers, for --hashes")
-    args = parser.parse_args()
-    twin = Twin(args.data, args.out, tuple(args.more))
-    runs = [run for run in plan() if fnmatch.fnmatch(run.name, args.only)]
-    if not runs:
+    args = parser.parse_intermixed_args(words)
+    if not fnmatch.filter([run.name for run in plan()], args.only):
         parser.error(f"no run is named {args.only!r}; see --list")
+    return args
+
+
+def main() -> None:
+    args = arguments()
+    twin = Twin(args.data, args.out, tuple(args.more), args.results)
+    runs = [run for run in plan() if fnmatch.fnmatch(run.name, args.only)]
     if args.hashes:
         compare_hashes(twin, args.hashes, args.per_worker)
         return
