@@ -4,9 +4,10 @@ Random parts of each photograph as 224x224 pixels, mirrored or not, normalized, 
 with 2 threads and with 2 processes; the DataLoader has 2 workers that decode and resize with Pillow, filtered where it
 shrinks, or with simplejpeg and OpenCV, between pixels. Ours resizes as the peer does: `bilinear` beside Pillow,
 `linear` beside OpenCV. By the clock and by the processor time of this process and its loaders, alternately, past the
-first batches, in two minutes; on a busy machine only the second can be believed. One interpreter has both:
+first batches, in two minutes; on a busy machine only the second can be believed. One interpreter has both, and dbrdist
+as a wheel (``pip wheel --no-deps .``), as users install it: resizing is compiled there.
 
-    PYTHONPATH=.:launch TORCH_VENV/bin/python benchmarks/loader_torch.py imagenet-sample --record
+    TORCH_VENV/bin/python benchmarks/loader_torch.py imagenet-sample --record
 
 Goals: twice as fast as the DataLoader with Pillow, 1.2 times as fast as with its fastest decoder.
 """

@@ -50,5 +50,15 @@ def pick_rows(rows: Array, numbers: IntArray, picked: Array, adds: bool) -> bool
     return "pick_rows", rows.dtype, picked.dtype, numbers.dtype, rows.size > 0
 
 
+@kernel(is_light=True)
+def filter_rows(pixels: Array, first: IntArray, counts: IntArray, weights: Array, out: Array) -> bool:
+    """Rows of bytes (new, width) of those of (old, width): sums of ``counts`` rows from ``first`` on times ``weights``
+    (new, taps) of float32, rounded to the nearest byte, what is halfway upwards. The sums are exact.
+
+    False: nothing was written, and NumPy has to do.
+    """
+    return "filter_rows", pixels.dtype, first.dtype, counts.dtype, weights.dtype, out.dtype
+
+
 hand_down_kernel("of_rows", of_rows)
 hand_down_kernel("pick_rows", pick_rows)

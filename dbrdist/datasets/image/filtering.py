@@ -1,4 +1,4 @@
-"""Resizing with a filter against aliasing, as Pillow does it: bilinear by products with small matrices of weights.
+"""Resizing with a filter against aliasing, as Pillow does it: in a compiled loop, or by products with small matrices.
 
 A pixel of the result is a weighted mean of the pixels around its place, with a triangle or a cubic whose support grows
 with the factor of reduction (``Image.resize`` with BILINEAR or BICUBIC; torchvision calls it antialiasing). Both
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from dbrdist import kernels
 from dbrdist.core.array.types import Array
 from dbrdist.datasets.image.opencv import cv2_or_none, is_installed
 
@@ -130,10 +131,12 @@ def _transposed(image: Array, room: _Room) -> Any:
 
 
 def _along(pixels: Any, new: int, method: str, out: Any) -> None:
-    """Bytes (old, M), filtered along the first axis into ``out`` (new, M)."""
+    """Bytes (old, M), filtered along the first axis into ``out`` (new, M): in a compiled loop where there is one."""
     old, m = pixels.shape
-    make = _weights if max(old, new) <= _MAX_CACHED else _weights.__wrapped__
-    starts, stops, weights = make(old, new, method, _BITS[method])
+    taps_of, matrices = (_taps, _weights) if max(old, new) <= _MAX_CACHED else (_taps.__wrapped__, _weights.__wrapped__)
+    if kernels.filter_rows(pixels, *taps_of(old, new, method, _BITS[method]), out):
+        return
+    starts, stops, weights = matrices(old, new, method, _BITS[method])
     rows, taps = weights.shape[1:]
     step = max(min(_PRODUCT // (rows * taps), _MAX_ROOM_BYTES // (4 * max(old, new))), 32)
     for first in range(0, m, step):
@@ -158,9 +161,9 @@ def _round(values: Any, out: Any, method: str) -> None:
     np.copyto(out, np.minimum(np.rint(values, out=values), 255, out=values), casting="unsafe")
 
 
-@functools.lru_cache(maxsize=512)
-def _weights(old: int, new: int, method: str, bits: int) -> tuple[list[int], list[int], Any]:
-    """Matrices (num, rows, taps): each makes the ``rows`` up to its stop of ``taps`` old ones from its start on.
+@functools.lru_cache(maxsize=1024)
+def _taps(old: int, new: int, method: str, bits: int) -> tuple[Any, Any, Any]:
+    """For each new pixel the first old one that it is made of, their number, and their weights (new, taps).
 
     With ``bits`` weights are multiples of ``2**-bits``, as float32; with 0 they are float64.
     """
@@ -168,22 +171,30 @@ def _weights(old: int, new: int, method: str, bits: int) -> tuple[list[int], lis
     stretch = max(scale, 1.0)
     reach = _SUPPORT[method] * stretch
     centre = (np.arange(new) + 0.5) * scale
-    first = np.maximum(np.floor(centre - reach + 0.5), 0).astype(int)  # pixels that Pillow looks at
-    last = np.minimum(np.floor(centre + reach + 0.5), old).astype(int)
+    first = np.maximum(np.floor(centre - reach + 0.5), 0).astype(np.intp)  # pixels that Pillow looks at
+    last = np.minimum(np.floor(centre + reach + 0.5), old).astype(np.intp)
     pixel = first[:, None] + np.arange((last - first).max())
     x = np.abs((pixel + 0.5 - centre[:, None]) / stretch)
     weights = np.maximum(1 - x, 0) if method == "bilinear" else _cubic(x)
     weights = np.where(pixel < last[:, None], weights, 0)
     weights = _quantized(weights, bits) if bits else weights / weights.sum(1, keepdims=True)
+    return first, last - first, np.ascontiguousarray(weights, np.float32 if bits else np.float64)
 
+
+@functools.lru_cache(maxsize=512)
+def _weights(old: int, new: int, method: str, bits: int) -> tuple[list[int], list[int], Any]:
+    """The same in matrices (num, rows, taps): each makes the ``rows`` up to its stop of ``taps`` from its start on."""
+    taps_of = _taps if max(old, new) <= _MAX_CACHED else _taps.__wrapped__
+    first, counts, weights = taps_of(old, new, method, bits)
     rows = min(_ROWS, new)
     stops = [*range(rows, new, rows), new]
+    last = first + counts
     taps = max(last[stop - 1] - first[stop - rows] for stop in stops)
     starts = [min(int(first[stop - rows]), old - taps) for stop in stops]
-    matrices = np.zeros((len(stops), rows, taps + weights.shape[1]), np.float32 if bits else np.float64)
+    matrices = np.zeros((len(stops), rows, taps + weights.shape[1]), weights.dtype)
     for matrix, start, stop in zip(matrices, starts, stops):
-        row = np.arange(rows)[:, None]
-        matrix[row, pixel[stop - rows : stop] - start] = weights[stop - rows : stop]
+        row, part = np.arange(rows)[:, None], slice(stop - rows, stop)
+        matrix[row, first[part, None] + np.arange(weights.shape[1]) - start] = weights[part]
     return starts, stops, np.ascontiguousarray(matrices[:, :, :taps])
 
 

@@ -365,7 +365,15 @@ def _plan_pick_rows(rows: HostArray, numbers: HostArray, picked: HostArray, adds
     return _found.pick_rows  # type: ignore[no-any-return]
 
 
+def _plan_filter_rows(*arrays: HostArray) -> Plan:
+    """See host_dispatch.filter_rows."""
+    if _found is None or [a.dtype for a in arrays] != [np.uint8, np.intp, np.intp, np.float32, np.uint8]:
+        raise onednn.Unsupported("no compiled loop, or none for these types")
+    return _found.filter_rows  # type: ignore[no-any-return]
+
+
 ROWS = {
+    "filter_rows": _plan_filter_rows,
     "pick_rows": _plan_pick_rows,
     "sum_of": _plan_sum_of,
     "update": _plan_update,

@@ -407,3 +407,4 @@ static void run_loop(const Entry *entry, int is_double, void **arrays, const Bro
 }
 
 #include "numbered_rows.h"
+#include "filtered_rows.h"

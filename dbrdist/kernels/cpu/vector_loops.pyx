@@ -41,6 +41,15 @@ cdef extern from "vector_loops.h" nogil:
         Py_ssize_t outer, height, count, width
         int itemsize, adds
     void pick(const Picking *picking)
+    ctypedef struct Filtering:
+        unsigned char *pixels
+        const Py_ssize_t *first
+        const Py_ssize_t *counts
+        const float *weights
+        unsigned char *out
+        Py_ssize_t new, taps, width
+    int can_filter()
+    void filter_all "filter"(const Filtering *filtering)
     Py_ssize_t length_of(const Entry *entry, const Py_ssize_t *sizes, const double *numbers)
     void run_loop(
         const Entry *entry, bint is_double, void **arrays, const Broadcast *broadcasts, Py_ssize_t length,
@@ -233,4 +242,34 @@ def pick_rows(rows, numbers, picked, bint adds):
             return False
     with nogil:
         pick(&p)
+    return True
+
+
+def filter_rows(pixels, first, counts, weights, out):
+    """Make rows of bytes (new, width) of (old, width): each the sum of ``counts`` rows from ``first`` on, times its weights
+    (new, taps), rounded; False if the processor lacks the instructions, if an array is not dense, or if two share memory.
+
+    The caller has looked at types and at the length of ``first`` and ``counts``; no row may reach beyond the pixels or
+    the weights.
+    """
+    cdef void *starts[MOST_ARRAYS]
+    cdef Broadcast broadcasts[MOST_ARRAYS]
+    cdef Py_ssize_t sizes[MOST_ARRAYS]
+    cdef Filtering f
+    cdef Py_ssize_t r, old
+    if not can_filter():
+        return False
+    if _look_at((pixels, first, counts, weights, out), 1 << 4, 1, starts, sizes, broadcasts) != 0:
+        return False
+    old, f.width = pixels.shape
+    f.new, f.taps = weights.shape
+    f.pixels, f.first, f.counts = <unsigned char *> starts[0], <Py_ssize_t *> starts[1], <Py_ssize_t *> starts[2]
+    f.weights, f.out = <float *> starts[3], <unsigned char *> starts[4]
+    if sizes[1] != f.new or sizes[2] != f.new or sizes[4] != f.new * f.width:
+        return False
+    for r in range(f.new):
+        if f.first[r] < 0 or not 0 <= f.counts[r] <= f.taps or f.first[r] + f.counts[r] > old:
+            return False
+    with nogil:
+        filter_all(&f)
     return True

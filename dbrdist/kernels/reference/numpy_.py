@@ -367,6 +367,7 @@ ROWS |= {
     "of_rows": _planner(lambda *_: None),
     "sum_of": _planner(lambda *_: False),
     "pick_rows": _planner(lambda *_: False),
+    "filter_rows": _planner(lambda *_: False),
     "row": _planner(lambda *_: None),  # the row's own formula is NumPy's kernel
     "update": _planner(lambda *_: False),  # and so is the rule's
 }

@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 
+from dbrdist import kernels
 from dbrdist.datasets import CenterResizedCrop, RandomResizedCrop, Resize
 from dbrdist.datasets.image import filtering
 from dbrdist.datasets.image.images import resize
 from tests.each import each
+from tests.kernels.cpu.test_loops import compiled
 
 Pillow = pytest.importorskip("PIL.Image")
 FLAGS = {"bilinear": Pillow.Resampling.BILINEAR, "bicubic": Pillow.Resampling.BICUBIC}
@@ -182,3 +184,15 @@ def test_transforms_take_the_methods():
     np.testing.assert_array_equal(found, expected)
     whole = RandomResizedCrop(16, (1, 1), (83 / 61, 83 / 61), "bilinear")(image, np.random.default_rng(0))
     np.testing.assert_array_equal(whole, filtering.resize_numpy(image, 16, 16, "bilinear"))
+
+
+@compiled
+@each(image=list(images()), method=["bilinear", "bicubic"], size=[(5, 7), (61, 9), (7, 83), (130, 90), (64, 64)])
+def test_the_compiled_loop_gives_the_bytes_of_products(image, method, size):
+    found = {}
+    for provider in ("loops", "numpy"):
+        with kernels.use(provider):
+            found[provider] = filtering.resize_numpy(image, *size, method)
+            arguments = (image[:, :, 0].copy(), *filtering._taps(61, 30, method, 16), np.empty((30, 83), np.uint8))
+            assert kernels.provider_of("filter_rows", *arguments) == provider
+    np.testing.assert_array_equal(found["loops"], found["numpy"])

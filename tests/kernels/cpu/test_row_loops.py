@@ -329,3 +329,33 @@ def test_rows_that_there_are_not_are_left_to_numpy():
     assert not kernels.pick_rows(rows, np.array([0, 1]), picked, True)
     assert kernels.pick_rows(rows, np.array([0, 1]), picked, False)
     assert not picked.any()
+
+
+@compiled
+@each(width=[1, 31, 32, 33, 64, 250], counts=[(1, 3, 2), (0, 1, 3)])
+def test_rows_of_bytes_are_filtered(width, counts):
+    rng = np.random.default_rng(width)
+    pixels, counts = rng.integers(0, 256, (9, width)).astype("B"), np.array(counts)
+    first, weights, out = np.array([0, 2, 6]), np.zeros((3, 3), "f"), np.zeros((3, width), "B")
+    expected = np.zeros((3, width), int)
+    for r, count in enumerate(counts):
+        whole = rng.integers(0, (1 << 16) // max(count, 1), count)
+        weights[r, :count] = whole / 2.0**16
+        exact = sum((w * pixels[first[r] + k].astype(int) for k, w in enumerate(whole)), np.zeros(width, int))
+        expected[r] = np.rint(exact / 2.0**16 + 2.0**-16)
+    if kernels.filter_rows(pixels, first, counts, weights, out):  # False where the processor lacks AVX2
+        np.testing.assert_array_equal(out, expected)
+
+
+@compiled
+def test_rows_of_bytes_that_there_are_not_are_left_to_numpy():
+    pixels, weights, out = np.ones((4, 40), "B"), np.ones((2, 2), "f"), np.zeros((2, 40), "B")
+    two = np.array([2, 2])
+    for first in (np.array([0, 3]), np.array([-1, 0])):
+        assert not kernels.filter_rows(pixels, first, two, weights, out)
+    zero = np.array([0, 0])
+    assert not kernels.filter_rows(pixels, zero, np.array([2, 3]), weights, out)
+    assert not kernels.filter_rows(pixels, zero, two, weights, pixels[:2])
+    assert not kernels.filter_rows(pixels[:, ::2], zero, two, weights, out[:, ::2])
+    assert not kernels.filter_rows(pixels, zero, two, weights.astype("d"), out)
+    assert not out.any()
