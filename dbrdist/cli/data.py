@@ -18,6 +18,7 @@ from dbrdist_launch import entry
 
 from dbrdist.cli.output.interrupts import Group, Interrupted
 from dbrdist.cli.output.refuse import WRONG
+from dbrdist.cli.output.words import said
 from dbrdist.core.array import thread_pools
 from dbrdist.datasets.image.index import ImageIndex, open_images, read_index, write_index
 from dbrdist.datasets.image.index_format import FILE_NAME, VERSION
@@ -213,7 +214,7 @@ def run(arguments: list[str] | None = None) -> int:
         error.show()
         return WRONG
     except (DbrdistError, OSError, ValueError) as error:
-        print(f"dbrdist-data: {error}", file=sys.stderr)
+        print(f"dbrdist-data: {said(error)}", file=sys.stderr)
         return WRONG
     return code if isinstance(code, int) else 0
 

@@ -34,6 +34,9 @@ _ADVICE = {
     errno.EACCES: "take a ROOT that you may write to",
     errno.EPERM: "take a ROOT that you may write to",
     errno.EROFS: "take a ROOT that you may write to",
+    errno.ENOENT: "give the path of a file that is there",
+    errno.EEXIST: "take a ROOT that is a folder, or is not there yet",
+    errno.ENOTDIR: "take a ROOT that is a folder, or is not there yet",
 }
 
 

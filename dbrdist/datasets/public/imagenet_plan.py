@@ -73,6 +73,12 @@ def look(
     images = imagenet_tars.with_content(images, val, work.skipped)
     if work.is_official and len(images) != NUM_VAL:
         raise DatasetError(f"{val}: expected {NUM_VAL:,} images, got {len(images):,}; download it again")
+    without = sorted(set(classes) - {by_name[base(m)] for m in images}) if by_name and not work.shards else []
+    if without:
+        work.say(
+            f"{val}: no image of {len(without):,} of {len(classes):,} classes, {without[0]} for one: training refuses "
+            "class folders without images; take --shards, or a tar that has all classes"
+        )
     parts = (
         TarPlan("train", train, train_tar, [m for m, _ in tars], classes, {}, are_made[0]),
         TarPlan("val", val, val_tar, images, classes, by_name, are_made[1]),

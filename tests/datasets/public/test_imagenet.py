@@ -75,6 +75,30 @@ def test_a_class_without_validation_images_keeps_its_number_in_shards(tars):
     assert {label for label, _ in images} == {2}
 
 
+def test_a_class_without_validation_images_is_named_for_class_folders(tars, capsys):
+    (tars / "labels.txt").write_text("".join(f"{name} {CLASSES[2]}\n" for name in VAL))
+    assert extract(tars, "--shards") == 0
+    assert "training refuses" not in capsys.readouterr().err
+    shutil.rmtree(tars / "root")
+    assert extract(tars) == 0
+    words = f"no image of 2 of 3 classes, {CLASSES[0]} for one: training refuses class folders without images"
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["train.tar", "val.tar", "labels.txt"])
+def test_a_file_that_is_not_there(tars, capsys, name):
+    (tars / name).unlink()
+    assert extract(tars) == 2
+    expected = f"{tars / name}: No such file or directory; give the path of a file that is there\n"
+    assert capsys.readouterr().err == f"dbrdist-data: {expected}"
+
+
+def test_root_is_a_file(tars, capsys):
+    (tars / "root").write_text("x")
+    assert extract(tars) == 2
+    assert f"{tars / 'root'}: File exists; take a ROOT that is a folder" in capsys.readouterr().err
+
+
 def test_images_of_one_stem_stay_apart_in_shards(tars):
     files = {"a.JPEG": b"1", "a.png": b"\x89PNG\r\n\x1a\n2", "b.JPEG": b"3"}
     (tars / "train.tar").write_bytes(tar_of({f"{w}.tar": tar_of(files) for w in CLASSES}))
