@@ -3,8 +3,9 @@
 The files are hard links to small copies of the images in ROOT, in 1,000 class folders below FOLDER, which are made if
 they are not there and stay. Time is by the clock from the start of mpiexec to the first line of the log, without an
 index and with that of `dbrdist-data build`, after one run that warms the caches. Memory is the sum of the ranks'
-proportional shares (PSS) after some steps, and how much more it is than on a folder of 1,000 files. Goals: 20 s and
-200 MB more.
+proportional shares (PSS) after some steps, and how much more it is than on a folder of 1,000 files: pages of libraries
+that both ranks map count once, and less where other programs map the same files at that time; the launcher's processes
+are left out. Goals: 20 s and 200 MB more.
 
     python benchmarks/many_files.py imagenet-sample /tmp/many-files --record
 """

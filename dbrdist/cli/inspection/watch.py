@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
-from wsgiref import simple_server
 
 from dbrdist.cli.inspection import page
 from dbrdist.cli.inspection.chart import Series
@@ -225,23 +224,26 @@ def _plotly_script() -> Path | None:
 # ---- servers --------------------------------------------------------------------------------------------------------
 
 
-class _Silent(simple_server.WSGIRequestHandler):
-    timeout = 60  # seconds for a browser to ask
+def _own_server() -> Any:
+    """Python's own server, with a thread for each question, not bound yet; no rank of a run loads its modules."""
+    from wsgiref import simple_server
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+    class Silent(simple_server.WSGIRequestHandler):
+        timeout = 60  # seconds for a browser to ask
 
+        def log_message(self, format: str, *args: object) -> None:
+            pass
 
-class _Threads(socketserver.ThreadingMixIn, simple_server.WSGIServer):
-    """Python's own server, with a thread for each question."""
+    class Threads(socketserver.ThreadingMixIn, simple_server.WSGIServer):
+        daemon_threads = True
 
-    daemon_threads = True
+        def server_bind(self) -> None:
+            raise AssertionError("the socket is bound already")
 
-    def server_bind(self) -> None:
-        raise AssertionError("the socket is bound already")
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """A browser that went away is no error."""
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that went away is no error."""
+    return Threads((HOST, 0), Silent, bind_and_activate=False)
 
 
 def listen(port: int | None) -> socket.socket:
@@ -274,7 +276,7 @@ def server_of(application: Dashboard, listening: socket.socket) -> Callable[[], 
         logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # several pages that ask at once are no trouble
         server = waitress.create_server(application, sockets=[listening], threads=4, ident=None)
         return server.run
-    own = _Threads((HOST, 0), _Silent, bind_and_activate=False)
+    own = _own_server()
     own.socket.close()
     own.socket = listening
     own.server_address = listening.getsockname()

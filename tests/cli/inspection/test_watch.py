@@ -9,6 +9,8 @@ import os
 import resource
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -330,3 +332,10 @@ def test_zooming_shows_every_point_and_stays_zoomed(browser, library, tmp_path, 
     page.evaluate("Plotly.relayout(document.querySelector('.plot'), {'xaxis.autorange': true})")
     until(page, "document.querySelector('.plot').data[0].x.length > 500")
     page.close()
+
+
+def test_the_ranks_of_a_run_load_no_server():
+    """A megabyte for each rank, and OpenSSL."""
+    words = "import sys, dbrdist.cli.train; print([m for m in ('wsgiref', 'http.server', 'ssl') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
