@@ -334,6 +334,7 @@ def test_zooming_shows_every_point_and_stays_zoomed(browser, library, tmp_path, 
     page.close()
 
 
+@pytest.mark.programs
 def test_the_ranks_of_a_run_load_no_server():
     """A megabyte for each rank, and OpenSSL."""
     words = "import sys, dbrdist.cli.train; print([m for m in ('wsgiref', 'http.server', 'ssl') if m in sys.modules])"
