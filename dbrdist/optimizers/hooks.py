@@ -222,7 +222,7 @@ class GradientHardClipping(ElementwiseHook):
         self.upper_bound = upper_bound
 
     @property
-    def keeps_zero(self) -> bool:
+    def keeps_zero(self) -> bool:  # type: ignore[override]  # follows the bounds
         """Whether 0 is within the bounds."""
         return bool(self.lower_bound <= 0 <= self.upper_bound)
 

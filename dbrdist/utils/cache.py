@@ -30,7 +30,7 @@ class cached_property:
     """
 
     def __init__(self, func: Callable[[Any], Any]) -> None:
-        functools.update_wrapper(self, func)
+        functools.update_wrapper(self, func)  # type: ignore[arg-type]  # its names and words alone
         self.func = func
 
     def __get__(self, obj: Any, cls: type | None = None) -> Any:
