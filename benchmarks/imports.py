@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
@@ -25,7 +24,6 @@ import harness
 
 GOAL_SECONDS = 0.25
 GOAL_RATIO = 1.03
-NUM_DRAWS = 2000
 STATEMENTS = {
     "numpy": "import numpy",
     "dbrdist": "import numpy, dbrdist, dbrdist.functions, dbrdist.links",
@@ -78,15 +76,6 @@ def cpu_seconds(python: str, statement: str) -> float:
     return float(done.stdout)
 
 
-def ratio(other: list[float], own: list[float]) -> dict[str, float]:
-    """The median over pairs of this one's time by the other's, with an interval of 95 % by resampling the pairs."""
-    found = [b / a for a, b in zip(other, own)]
-    draw = random.Random(0).choices
-    medians = sorted(statistics.median(draw(found, k=len(found))) for _ in range(NUM_DRAWS))
-    low, high = (medians[round(share * (NUM_DRAWS - 1))] for share in (0.025, 0.975))
-    return {"ratio": statistics.median(found), "low": low, "high": high}
-
-
 def compare(other: str, repeats: int) -> dict[str, Any]:
     """Two installations in turns, for each statement."""
     results: dict[str, Any] = {}
@@ -98,7 +87,7 @@ def compare(other: str, repeats: int) -> dict[str, Any]:
             for python in (list(samples), list(samples)[::-1])[k % 2]:
                 samples[python].append(cpu_seconds(python, statement))
         own, others = samples[sys.executable], samples[other]
-        found = ratio(others, own)
+        found = harness.paired_ratio(others, own)
         print(f"{statement}: {found['ratio']:.3f} [{found['low']:.3f}, {found['high']:.3f}] of the other's; "
               f"{statistics.median(own) * 1e3:.1f} and {statistics.median(others) * 1e3:.1f} ms")  # fmt: skip
         results[statement] = {**found, "own": harness.summarize(own), "other": harness.summarize(others)}

@@ -41,15 +41,18 @@ def run(
     num_ranks: int,
     hosts: two_hosts.TwoHosts | None = None,
     timeout_seconds: float = 600,
+    installed: bool = False,
 ) -> dict[str, Any]:
     """Run ``python words`` on that many ranks, each with one thread, on this host or on two; what rank 0 answers.
 
-    mpiexec is the one beside the interpreter.
+    mpiexec is the one beside the interpreter. They take dbrdist from the checkout, or with ``installed`` from where
+    the interpreter finds it.
     """
     program = str(Path(python).absolute().with_name("mpiexec"))
     command = [program, "-n", str(num_ranks)] if hosts is None else hosts.mpiexec(program, num_ranks)
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    paths = os.pathsep.join(map(str, (harness.ROOT, harness.ROOT / "launch", harness.ROOT / "benchmarks")))
+    sources = () if installed else (harness.ROOT, harness.ROOT / "launch")
+    paths = os.pathsep.join(map(str, (*sources, harness.ROOT / "benchmarks")))
     env = {"TMPDIR": "/tmp", **os.environ, **threads, "PYTHONPATH": paths}
     if hosts is not None:
         env |= {"GLOO_SOCKET_IFNAME": two_hosts.INTERFACE, "XDG_CACHE_HOME": two_hosts.CACHE}
