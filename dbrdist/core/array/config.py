@@ -10,6 +10,7 @@ import sys
 import threading
 import weakref
 from contextlib import ContextDecorator
+from functools import update_wrapper
 from typing import TYPE_CHECKING, Any
 
 from dbrdist.core.array.backend import as_dtype
@@ -18,7 +19,8 @@ from dbrdist.core.array.user_line import warn_user
 from dbrdist.errors import UsageWarning
 
 if TYPE_CHECKING:
-    from typing import TextIO
+    from collections.abc import Callable
+    from typing import NoReturn, TextIO
 
     from numpy.typing import DTypeLike
 
@@ -289,6 +291,34 @@ def _check_type(value: DTypeLike) -> None:
         warn_user(f"{words} (accepted, as Chainer did)", UsageWarning)
 
 
+class _Mode:
+    """A function that gives a ``with`` block or a decorator, and says so where its parentheses are missing."""
+
+    __name__: str
+
+    def __init__(self, function: Callable[[], SwitchBlock]) -> None:
+        update_wrapper(self, function)
+        self._function = function
+
+    def __call__(self, *wrong: Any) -> SwitchBlock:
+        if wrong:
+            raise TypeError(f"{self.__name__} takes no arguments; write `@dbrdist.{self.__name__}()` as a decorator")
+        return self._function()
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(f"the parentheses are missing; write `with dbrdist.{self.__name__}():`")
+
+    def __exit__(self, *exc: Raised) -> None:
+        """Only there so that Python calls ``__enter__``."""
+
+    def __repr__(self) -> str:
+        return f"<function {self.__name__}>"
+
+    def __reduce__(self) -> str:
+        return self.__name__
+
+
+@_Mode
 def no_backprop_mode() -> SwitchBlock:
     """Within the ``with`` block this thread records no graph.
 
@@ -300,6 +330,7 @@ def no_backprop_mode() -> SwitchBlock:
     return using_config("enable_backprop", False)
 
 
+@_Mode
 def force_backprop_mode() -> SwitchBlock:
     """Within the ``with`` block this thread records the graph, also inside :func:`no_backprop_mode`.
 

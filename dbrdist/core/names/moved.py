@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING
 
 from dbrdist.core.usage.foreign_names import hint
@@ -112,9 +112,17 @@ class _Finder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         new = MOVED.get(fullname)
-        if new is None and fullname.startswith("dbrdist."):
+        if new is None and fullname.startswith("dbrdist.") and not _is_only_asked():
             _refuse_foreign(*fullname.rpartition(".")[::2])
         return None if new is None else importlib.machinery.ModuleSpec(fullname, _Loader(new))
+
+
+def _is_only_asked() -> bool:
+    """Whether ``importlib.util.find_spec`` asks if there is such a module: it gives None for one that there is not."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib._bootstrap"):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__") == "importlib.util"
 
 
 def _refuse_foreign(parent: str, name: str) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import io
+import pickle
 import threading
 import time
 
@@ -244,3 +247,24 @@ def test_debug_mode_goes_back_to_the_mode_before():
                 with DebugMode(inside):
                     assert dbrdist.is_debug() is inside
                 assert dbrdist.is_debug() is before
+
+
+@pytest.mark.parametrize("mode", [dbrdist.no_backprop_mode, dbrdist.force_backprop_mode], ids=lambda m: m.__name__)
+def test_a_mode_without_its_parentheses_says_so(mode):
+    name = mode.__name__
+    with pytest.raises(TypeError, match=rf"parentheses are missing; write `with dbrdist\.{name}\(\):`"), mode:
+        pass
+    with pytest.raises(TypeError, match=rf"write `@dbrdist\.{name}\(\)` as a decorator"):
+
+        @mode
+        def evaluate():
+            pass
+
+    assert pickle.loads(pickle.dumps(mode)) is mode and copy.deepcopy(mode) is mode
+    assert str(inspect.signature(mode)).startswith("()") and "thread records" in mode.__doc__
+
+    @mode()
+    def is_recorded():
+        return dbrdist.config.enable_backprop
+
+    assert is_recorded() is (name == "force_backprop_mode")
