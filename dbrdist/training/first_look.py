@@ -96,21 +96,25 @@ def _steps_of_epoch(updater: Any) -> float | None:
         return None
 
 
-_MANY_UPDATES = 100  # without a step or an update that is counted
+_MANY_CALLS = 100  # between two looks at parameters, while no step or no update is counted
+_MOST_GRADIENTS = 1000  # backward passes whose gradients one update may add up
+_MOST_COLLECTING = 100_000  # calls that only collect examples and count no step
 _FEW = 8  # elements of each parameter that are compared
 
 
 class FirstSteps:
     """What the first calls of an updater do: count steps, and update parameters.
 
-    Whether something is updated is asked of a program's own updaters alone. They may collect examples for many steps
-    before they train, and may change parameters without an optimizer.
+    Whether something is updated is asked of a program's own updaters alone. They may collect examples for many calls
+    before they train or count a step, may add up the gradients of an episode, and may change parameters without an
+    optimizer.
     """
 
     def __init__(self, updater: Any) -> None:
         self._updater = updater
         self._iteration = _iteration(updater)
-        self._before = None if _is_ours(updater) else _num_updates(updater)
+        self._num_updates = _num_updates(updater)
+        self._before = None if _is_ours(updater) else self._num_updates
         self._values: dict[Parameter, HostArray] = {}
         self._note_values()
         self._num_calls = 0
@@ -124,10 +128,17 @@ class FirstSteps:
             return None
         if self._num_calls == 1:
             self._note_values()
-        if self._num_calls == _MANY_UPDATES and (not is_counted or self._has_changed() or self._has_gradients()):
+        if self._num_calls % _MANY_CALLS == 0 and self._is_known(is_counted):
             self.end()
             return None
         return self
+
+    def _is_known(self, is_counted: bool) -> bool:
+        """Whether it is known by now that steps are not counted, or that updates are missing or are not needed."""
+        trains = self._num_updates != _num_updates(self._updater) or self._has_changed()
+        if not is_counted:
+            return trains or self._num_calls >= _MOST_COLLECTING
+        return trains or (self._num_calls >= _MOST_GRADIENTS and self._has_gradients())
 
     def end(self) -> None:
         """Warn of what is missing."""

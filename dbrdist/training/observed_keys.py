@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.core.usage.mistakes import warn
+from dbrdist.training.extension import what_is_called
 
 if TYPE_CHECKING:
     from dbrdist.training.trainer import Trainer
@@ -21,15 +22,38 @@ def never_reported(key: str, known: Iterable[str]) -> str:
 
 
 def is_due(key: str, reported: Iterable[str], trainer: Trainer) -> bool:
-    """Whether an extension that reports under the first part of ``key``, such as an evaluator, has not run yet."""
+    """Whether an extension that reports under the first part of ``key``, such as an evaluator, or one of the program,
+    has not run yet.
+    """
     first = key.partition("/")[0]
     if any(other.startswith(first + "/") for other in reported):
         return False
     try:
         trainer.get_extension(first)
     except (AttributeError, ValueError):
-        return False
+        return _has_own_to_come(trainer)
     return True
+
+
+def _has_own_to_come(trainer: Trainer) -> bool:
+    """Whether an extension of the program, which may report anything, is called later than now for the first time."""
+    entries = getattr(trainer, "_extensions", {}).values()
+    return any(_is_own(what_is_called(entry.extension)) and _is_to_come(entry.trigger, trainer) for entry in entries)
+
+
+def _is_own(extension: Any) -> bool:
+    where = extension if hasattr(extension, "__qualname__") else type(extension)
+    return not str(getattr(where, "__module__", "")).startswith("dbrdist.")
+
+
+def _is_to_come(trigger: Any, trainer: Trainer) -> bool:
+    first = getattr(trigger, "period", None)
+    if first is None:
+        first = min(getattr(trigger, "points", ()), default=0)
+    if getattr(trigger, "unit", None) not in ("epoch", "iteration"):
+        return False
+    updater = trainer.updater
+    return bool(first > (updater.epoch_detail if trigger.unit == "epoch" else updater.iteration))
 
 
 def warn_of_keys(where: str, keys: Iterable[str], reported: Iterable[str], trainer: Trainer) -> bool:

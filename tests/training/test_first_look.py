@@ -9,6 +9,7 @@ import pytest
 import dbrdist.links as L
 from dbrdist import iterators, optimizers, testing, training
 from dbrdist.comm import create_communicator, create_multi_node_optimizer
+from dbrdist.errors import UsageWarning
 from tests.training.mistaken import DATA, Net
 
 
@@ -24,9 +25,59 @@ def of_many_calls(tmp_path):
     return training.Trainer(updater, (3, "iteration"), tmp_path)
 
 
-@pytest.mark.parametrize("made", [without_optimizers, of_many_calls])
+class Episodes(training.StandardUpdater):
+    """Collects examples for many calls, then trains; as in reinforcement learning."""
+
+    num_calls = 0
+    num_collecting = 250
+    adds_gradients = counts = True
+
+    def update(self):
+        self.update_core()
+        self.iteration += self.counts or self.num_calls > self.num_collecting
+
+    def update_core(self):
+        optimizer = self.get_optimizer("main")
+        self.num_calls += 1
+        is_training = self.num_calls > self.num_collecting
+        if is_training or self.adds_gradients:
+            optimizer.target(DATA[0][0][None], DATA[0][1][None]).backward()
+        if is_training:
+            optimizer.update()
+
+
+def of_episodes(tmp_path, **attributes):
+    optimizer = optimizers.SGD(0.1).setup(L.Classifier(Net()))
+    updater = Episodes(iterators.SerialIterator(DATA, 5), optimizer)
+    vars(updater).update(attributes)
+    return training.Trainer(updater, (251 if updater.counts else 1, "iteration"), tmp_path)
+
+
+def that_add_gradients(tmp_path):
+    return of_episodes(tmp_path)
+
+
+def that_collect(tmp_path):
+    return of_episodes(tmp_path, adds_gradients=False)
+
+
+def that_count_no_step_before_they_train(tmp_path):
+    return of_episodes(tmp_path, counts=False)
+
+
+EPISODES = [that_add_gradients, that_collect, that_count_no_step_before_they_train]
+
+
+@pytest.mark.parametrize("made", [without_optimizers, of_many_calls, *EPISODES])
 def test_steps_that_need_not_update_are_not_warned_of(made, tmp_path):
     trainer = made(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        trainer.run()
+
+
+def test_a_thousand_backward_passes_without_an_update_are_warned_of(tmp_path):
+    trainer = of_episodes(tmp_path, num_collecting=1001)
+    trainer.stop_trigger = training.get_trigger((2000, "iteration"))
+    with pytest.warns(UsageWarning, match="1000 steps, and no optimizer has updated anything"):
         trainer.run()

@@ -7,14 +7,16 @@ import warnings
 import numpy as np
 import pytest
 
+import dbrdist
 import dbrdist.links as L
-from dbrdist import iterators, optimizers
+from dbrdist import iterators, optimizers, training
 from dbrdist.datasets import TupleDataset
 from dbrdist.errors import UsageWarning
 from dbrdist.training import StandardUpdater, Trainer, extensions, triggers
+from dbrdist.training.goals import GoalTrigger
 
 
-def words_of(key, tmp_path, every=2, num_epochs=4):
+def words_of(key, tmp_path, every=2, num_epochs=4, own=None):
     """The warnings of a run whose evaluations come every so many epochs, and whose reports ask for ``key``."""
     data = TupleDataset(np.eye(4, dtype=np.float32), np.arange(4, dtype=np.int32))
     model = L.Classifier(L.Linear(4, 4))
@@ -26,6 +28,8 @@ def words_of(key, tmp_path, every=2, num_epochs=4):
     trainer.extend(extensions.Evaluator(test, model), trigger=(every, "epoch"))
     trainer.extend(extensions.LogReport())
     trainer.extend(extensions.PrintReport(["epoch", key]))
+    if own is not None:
+        trainer.extend(own[0], name="mine", trigger=own[1], priority=training.PRIORITY_WRITER)
     trainer.extend(lambda trainer: None, name="best", trigger=triggers.MaxValueTrigger(key))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -45,3 +49,29 @@ def test_a_key_that_nobody_reports_is_said_once_by_each(tmp_path, key, hint):
     found = words_of(key, tmp_path)
     assert len(found) == 2 and all(f"nobody has reported {key!r}" in words for words in found)
     assert all(f"did you mean {hint!r}?" in words for words in found)
+
+
+@pytest.mark.parametrize("trigger", [(2, "epoch"), (3, "iteration"), triggers.ManualScheduleTrigger([2, 4], "epoch")])
+def test_own_extensions_that_come_later_are_waited_for(tmp_path, trigger):
+    def score(trainer):
+        dbrdist.report({"score": 1.0})
+
+    assert words_of("score", tmp_path, own=(score, trigger)) == []
+
+
+def test_what_no_own_extension_has_reported_is_said_after_its_first_call(tmp_path):
+    def score(trainer):
+        dbrdist.report({"scores": 1.0})
+
+    found = words_of("score", tmp_path, own=(score, (2, "epoch")))
+    assert found and all("nobody has reported 'score'" in words and "mean 'scores'?" in words for words in found)
+
+
+def test_a_goal_waits_for_own_extensions(tmp_path):
+    data = TupleDataset(np.eye(4, dtype=np.float32), np.arange(4, dtype=np.int32))
+    optimizer = optimizers.SGD(0.1).setup(L.Classifier(L.Linear(4, 4)))
+    stop = GoalTrigger(6, None, "score", target=3.0, mode="max")
+    trainer = Trainer(StandardUpdater(iterators.SerialIterator(data, 2), optimizer), stop, str(tmp_path))
+    trainer.extend(lambda trainer: dbrdist.report({"score": trainer.updater.epoch}), name="s", trigger=(2, "epoch"))
+    trainer.run()  # warnings are errors
+    assert trainer.updater.epoch == 4
