@@ -25,7 +25,7 @@ from dbrdist.core.tape.elementwise_table import together
 from dbrdist.core.tape.function_node import FunctionNode
 from dbrdist.core.tape.node import Value, VariableNode
 from dbrdist.core.tape.variable import Operand, Variable, as_variable
-from dbrdist.core.usage.mistakes import refuse
+from dbrdist.core.usage.mistakes import refuse, warn
 from dbrdist.kernels.small_arrays.small import add_to_rows
 
 # From this many multiplications on, the call of the fastest kernel pays.
@@ -299,10 +299,17 @@ def embed_id(x: Operand, W: Operand, ignore_label: int | None = None) -> Variabl
             if known.min() < -W.shape[0] or known.max() >= W.shape[0] or config.debug:
                 raise error
             refuse(error)  # Chainer counts from the end
+        if ids.ndim > 1 and ids.shape[-1] == W.shape[0] > 3 and ids.size > W.shape[0] and _is_onehot(ids):
+            warn("embed_id: x: these look like one-hot rows, and each 0 and 1 is an id; write x.argmax(axis=-1)")
     if valid is None:
         return ops.getitem(W, ids)
     rows = ops.getitem(W, observed(np.multiply, ids, valid))
     return ops.where(valid[..., None], rows, rows.dtype.type(0))
+
+
+def _is_onehot(ids: Array) -> bool:
+    """Whether each row has one 1, and zeros."""
+    return int(ids.max()) == 1 and int(ids.min()) == 0 and bool((ids.sum(axis=-1) == 1).all())
 
 
 def bilinear(

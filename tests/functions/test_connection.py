@@ -9,6 +9,7 @@ import dbrdist
 import dbrdist.functions as F
 from dbrdist import Variable, kernels
 from dbrdist.core.array.backend import as_dtype
+from dbrdist.errors import UsageWarning
 from dbrdist.functions import connection, lean_loss
 from tests.each import each
 
@@ -149,3 +150,16 @@ def test_products_of_few_numbers_have_a_plan(rows, inputs, outputs, is_small):
     assert (plan is not None) == is_small
     if is_small:
         assert plan[1].tolist() == [1] * rows and plan[2] == (outputs,)
+
+
+def test_onehot_rows_are_no_ids():
+    W = np.ones((5, 2), "f")
+    onehot = np.eye(5, dtype="i")[[3, 1, 1]]
+    for ids in (onehot, onehot.astype("u1"), onehot.reshape(3, 1, 5)):
+        with pytest.warns(UsageWarning, match=r"embed_id: x: these look like one-hot rows.*write x\.argmax"):
+            F.embed_id(ids, W)
+    sequences = np.array([[0, 1, 0, 0, 1], [1, 0, 0, 0, 0]])
+    for ids in (sequences, onehot[0], onehot[:1], onehot[:, :4], onehot * 4, onehot.argmax(1)):  # warnings are errors
+        F.embed_id(ids, W)
+    F.embed_id(np.eye(3, dtype="i"), np.ones((3, 2), "f"))  # of so few ids they may be sequences
+    F.embed_id(onehot[:0], W)
