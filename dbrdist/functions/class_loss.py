@@ -27,7 +27,7 @@ from dbrdist.functions.lean_loss import lean_cross_entropy
 from dbrdist.functions.math import (
     SumOfExp,
     greatest,
-    logarithm,
+    log_of_sum,
     scaled_exp_difference,
     sum_of_exp,
 )
@@ -58,7 +58,7 @@ class LabelCrossEntropy(FunctionNode):
         # ln sum exp(x) = shift + ln total, apart: of large scores the sum would be rounded by more than the loss is
         self.shift = shift = greatest(rows, (1,))
         self.sums = sum_of_exp(rows, shift, (1,))
-        logs = logarithm(self.sums)
+        logs = log_of_sum(self.sums, rows, shift, (1,))
         t = self.t.reshape(-1).astype(np.int64, copy=False)
         if self.valid is not None:
             t = xp.where(self.valid.reshape(-1), t, 0)

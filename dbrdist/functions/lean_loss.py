@@ -19,6 +19,7 @@ from dbrdist.functions.activation import Softmax
 from dbrdist.kernels.small_arrays.small import are_classes, below_largest, cross_entropy_gradient, divide_rows
 
 _LEAN_SCORES = 1 << 11  # above, the kernels for softmax pay
+_SMALL_LOSS = 0.125  # in float32 it has 6 digits, the logarithm of a sum less than one more
 _LABELS = "bhilqBHI"  # integers that int64 holds; looking for the character takes a tenth of comparing types
 _KEPT_PLANS = 64
 # by name: to find them in NumPy again takes a tenth of their time on a small batch
@@ -41,7 +42,10 @@ class MeanCrossEntropy(FunctionNode):
         divide_rows(p, total, rows)
         self._for_rule = at, p, scale
         y = _empty((), p.dtype)
-        _subtract(_log(total, total), losses, losses).dot(weights, y)
+        _log(total, total)
+        _subtract(total, losses, total).dot(weights, y)
+        if y < _SMALL_LOSS:
+            _with_all_digits(total, p, losses).dot(weights, y)
         return (y,)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -54,6 +58,15 @@ class MeanCrossEntropy(FunctionNode):
             scaled = gy * scale
             return (ops.sub(ops.mul(p, scaled), ops.mul(onehot, scaled)),)
         return (cross_entropy_gradient(p, at, gy, scale),)
+
+
+def _with_all_digits(losses: Array, p: Array, below: Array) -> Array:
+    """Losses of rows with the probabilities p, whose scores at the labels are ``below`` the greatest.
+
+    A loss near 0 is -ln(1 - the sum of the other probabilities): ln of 1 + 1e-9 is 0 in float32.
+    """
+    others = _sum(p * (p < 0.5), 1)
+    return np.where(losses < _SMALL_LOSS, -np.log1p(-np.minimum(others, 0.5)) - below, losses)
 
 
 def lean_cross_entropy(x: Operand, t: Array) -> Variable | None:

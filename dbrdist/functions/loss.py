@@ -130,7 +130,7 @@ bernoulli = row(
     "bernoulli",
     lambda p, x: np.maximum(x, 0.0) - x * p + np.log1p(np.exp(-abs(x))),
     lambda gy, x: ops.neg(ops.mul(gy, x)),
-    lambda p, x: ops.sub(sigmoid.primitive(x), p),
+    lambda p, x: _bernoulli_slope(p, x),
     "ln(1 + exp x) - p x = -p ln sigmoid(x) - (1 - p) ln(1 - sigmoid(x)), without overflow.",
     args="p x",
 )
@@ -165,6 +165,15 @@ _huber = row(
     of_difference=True,
     delta=0.6,
 )
+
+
+def _bernoulli_slope(p: Operand, x: Operand) -> Operand:
+    """sigmoid(x) - p; of arrays it keeps its digits where both are near 1: there it is 1 - p less sigmoid(-x)."""
+    if isinstance(x, Variable) or isinstance(p, Variable):
+        return ops.sub(sigmoid.primitive(x), p)
+    slope = (x > 0) - p
+    slope += np.copysign(sigmoid.primitive(-abs(x)), 0 - x)  # 0 - x is 0 for -0, too
+    return slope
 
 
 def _signs_and_weights(x: Operand, t: Array, of_ones: float, of_zeros: float) -> tuple[Array, Array, Array]:

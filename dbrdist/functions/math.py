@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array.array_operations import row_starts
-from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, is_array
+from dbrdist.core.array.backend import Array, accumulation_dtype, is_array
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.elementwise import elementwise
 from dbrdist.core.array.observed import observed, observed_index
-from dbrdist.core.array.sums import wide_sum
+from dbrdist.core.array.sums import logarithm as logarithm
+from dbrdist.core.array.sums import wide_sum, with_all_digits
 from dbrdist.core.array.types import Number
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating, wrong_shape, wrong_type
@@ -492,8 +493,8 @@ class LogSumExp(FunctionNode):
         wide = x.astype(accumulation_dtype(x.dtype), copy=False)
         self.shift = greatest(wide, self.axis)
         self.total = sum_of_exp(wide, self.shift, self.axis)
-        y = logarithm(self.total) + self.shift
         axes = tuple(range(x.ndim)) if self.axis is None else self.axis
+        y = log_of_sum(self.total, wide, self.shift, axes) + self.shift
         return (y.reshape([n for i, n in enumerate(x.shape) if i not in axes]).astype(x.dtype, copy=False),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -544,10 +545,9 @@ def sum_of_exp(x: Array, shift: Array, axis: tuple[int, ...] | None) -> Array:
     return wide_sum(terms, axis, True)
 
 
-def logarithm(total: Array) -> Array:
-    """ln of sums that may be 0: -inf then, without a warning."""
-    with np.errstate(divide="ignore"):
-        return get_array_module(total).log(total)
+def log_of_sum(total: Array, x: Array, shift: Array, axis: tuple[int, ...]) -> Array:
+    """ln of :func:`sum_of_exp`, with all digits where one of the terms is nearly all of it."""
+    return with_all_digits(logarithm(total), total, lambda rows: exp_difference(x[rows], shift[rows]), axis)
 
 
 def _finite(a: Array) -> Array:

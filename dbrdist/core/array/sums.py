@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dbrdist.core.array.backend import Array, accumulation_dtype, is_floating
+from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, is_floating
 from dbrdist.core.array.elementwise import KERNEL_ELEMENTS, kernels
 from dbrdist.core.array.types import DType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def sum_over(x: Array, axis: tuple[int, ...] | None, keepdims: bool) -> Array:
@@ -130,6 +133,48 @@ def square_sum(x: Array) -> Array:
         return x.dot(x)
     parts = (x[i : i + _ELEMENTS_AT_ONCE] for i in range(0, x.size, _ELEMENTS_AT_ONCE))
     return x.dtype.type(sum([float(part.dot(part)) for part in parts]))
+
+
+_NEAR_ONE = 1.25  # sums of powers below it are of one large term, and the others are to be added alone
+
+
+def logarithm(total: Array) -> Array:
+    """ln of sums that may be 0: -inf then, without a warning."""
+    with np.errstate(divide="ignore"):
+        return get_array_module(total).log(total)
+
+
+def with_all_digits(logs: Array, total: Array, powers: Callable[[Any], Array], axis: tuple[int, ...]) -> Array:
+    """logs, which are the logarithms of sums ``total`` of powers over axes that stay as 1, with digits near 0 as well.
+
+    The greatest power is 1. Where it is nearly all of the sum, the logarithm is that of 1 + the sum of the others: in
+    float32 1 + 1e-9 is 1. ``powers`` gives those of some rows, or all, in an array that may be written over.
+    """
+    if type(total) is not np.ndarray or not (total < _NEAR_ONE).any():  # a look at a GPU's numbers would wait for them
+        return logs
+    near = (total >= 1) & (total < _NEAR_ONE)
+    rows: Any = ...
+    if total.ndim == 2 and axis == (1,) and not near.all():
+        rows = near[:, 0].nonzero()[0]
+    others = powers(rows)
+    with np.errstate(all="ignore"):  # of sums that are not near 1 anything may come
+        others *= others < 1
+    np.log1p(wide_sum(others, axis, True), out=(part := logs[rows]), where=near[rows])
+    if rows is not ...:
+        logs[rows] = part
+    return logs
+
+
+def log_of_shares(shares: Array, greatest: Array) -> Array:
+    """ln of the greatest of shares (M, K) that add up to 1, with digits near 0 as well; shares may be written over."""
+    logs = np.log(greatest)
+    near = greatest > 1 / _NEAR_ONE
+    if near.any():
+        rows: Any = ... if near.all() else near[:, 0].nonzero()[0]
+        others = shares[rows]
+        others *= others < 0.5
+        logs[rows] = np.log1p(-others.sum(axis=1, keepdims=True))
+    return logs
 
 
 _KEPT_ONES = 1 << 14  # longer vectors of ones are not kept

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array import backend
+from dbrdist.core.array.sums import log_of_shares
 from dbrdist.core.array.types import DType, HostArray
 from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.cpu.onednn import Builder, Primitive
@@ -77,7 +78,7 @@ def _forward_planner(log: bool) -> Any:
 def _take_logarithm(x: HostArray, p: HostArray) -> None:
     """p, the softmax of the rows of x, becomes its logarithm: x less the largest, which has the probability 1 / sum."""
     largest = x.argmax(1)[:, None]
-    log_p = np.log(np.take_along_axis(p, largest, 1))
+    log_p = log_of_shares(p, np.take_along_axis(p, largest, 1))
     np.subtract(x, np.take_along_axis(x, largest, 1), out=p)
     p += log_p
 

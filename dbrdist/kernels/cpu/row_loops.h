@@ -84,13 +84,19 @@ INSIDE void exp_of_group(float *restrict powers, float *restrict x, double *rest
         }
 }
 
+/* Sums of powers below NEAR_ONE are of one large term, 1, and the others are added alone: 1 + 1e-9 is 1 in float32. */
+#define NEAR_ONE 1.25f
+#define LOG_OF_SUM(sum, others) (float)wide_chosen((sum) < NEAR_ONE, wide_log1p(others), wide_log(sum))
+
 INSIDE void log_softmax_of_group(float *restrict y, const float *restrict from, ptrdiff_t count, const ptrdiff_t n) {
     float x[SHORT * GROUP], powers[SHORT * GROUP], log_of_sum[GROUP];
-    double sums[GROUP];
+    double sums[GROUP], others[GROUP];
     gather_rows(x, from, count, n);
     exp_of_group(powers, x, sums, n);
+    FOR_GROUP others[r] = 0;
+    for (ptrdiff_t j = 0; j < n; ++j) FOR_GROUP others[r] += powers[j * GROUP + r] < 1.0f ? powers[j * GROUP + r] : 0.0f;
     FOR_GROUP {
-        float sum = (float)sums[r], log = (float)wide_log(sum);
+        float sum = (float)sums[r], log = LOG_OF_SUM(sum, others[r]);
         log_of_sum[r] = sum == sum ? log : sum;
     }
     for (ptrdiff_t j = 0; j < n; ++j) FOR_GROUP x[j * GROUP + r] -= log_of_sum[r];
@@ -146,7 +152,13 @@ FLOAT_LOOP(log_softmax, OUT(0, to) IN(1, from), ROW_LENGTH, {
     float *restrict y = to + i * n;
     float largest = row_max(x, n, whole);
     EACH_AND_SUM(power, float power = exp_of(x[j] - largest);)
-    float log_of_sum = (float)wide_log(sum);
+    double others = 0;
+    if (sum < NEAR_ONE)
+        for (ptrdiff_t j = 0; j < n; ++j) {
+            float power = exp_of(x[j] - largest);
+            others += power < 1.0f ? power : 0.0f;
+        }
+    float log_of_sum = LOG_OF_SUM(sum, others);
     log_of_sum = sum == sum ? log_of_sum : sum;
     for (ptrdiff_t j = 0; j < n; ++j) y[j] = (x[j] - largest) - log_of_sum;
 })

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dbrdist.core.array import backend
+from dbrdist.core.array.sums import with_all_digits
 from dbrdist.core.array.types import Array, Module
 
 if TYPE_CHECKING:
@@ -53,7 +54,9 @@ def log_softmax(x: Array, axis: int) -> Array:
 
     def formula(xp: Module, axis: int, x: Array) -> Array:
         y = x - x.max(axis=axis, keepdims=True)
-        y -= xp.log(xp.exp(y).sum(axis=axis, keepdims=True))
+        powers = xp.exp(y)
+        total = powers.sum(axis=axis, keepdims=True)
+        y -= with_all_digits(xp.log(total), total, powers.__getitem__, (axis,))
         return y
 
     return _along(formula, axis, x)
@@ -81,8 +84,10 @@ def cross_entropy(x: Array, t: Array, ignore_label: int, divisor: int) -> tuple[
     x_wide, is_class, counts = x.astype(dtype, copy=False), (t >= 0) & (t < x.shape[1]), t != ignore_label
     finite = np.finfo(dtype).max
     largest = x_wide.max(axis=1).clip(-finite, finite)
-    sums = xp.exp(x_wide - largest[:, None]).sum(axis=1)
-    losses = xp.log(sums) - (x_wide.take(xp.arange(len(t)) * x.shape[1] + xp.where(is_class, t, 0)) - largest)
+    powers = xp.exp(x_wide - largest[:, None])
+    sums = powers.sum(axis=1)
+    logs = with_all_digits(xp.log(sums)[:, None], sums[:, None], powers.__getitem__, (1,))[:, 0]
+    losses = logs - (x_wide.take(xp.arange(len(t)) * x.shape[1] + xp.where(is_class, t, 0)) - largest)
     losses = xp.where(counts, xp.where(is_class, losses, dtype.type(np.nan)), dtype.type(0))
     scale = 1 / xp.asarray(divisor or xp.maximum(counts.sum(), 1)).astype(dtype)
     return (losses.sum() * scale).astype(x.dtype), (largest, sums, scale)
