@@ -1,5 +1,6 @@
 """Probability distributions, differentiable in their parameters."""
 
+from dbrdist.core.names.constructors import explain_constructors as _explain_constructors
 from dbrdist.core.names.missing_names import explained as _explained
 from dbrdist.distributions import divergences as _divergences  # noqa: F401 - registers them
 from dbrdist.distributions.continuous import Beta as Beta
@@ -22,4 +23,5 @@ from dbrdist.distributions.multivariate import Dirichlet as Dirichlet
 from dbrdist.distributions.multivariate import Independent as Independent
 from dbrdist.distributions.multivariate import MultivariateNormal as MultivariateNormal
 
+_explain_constructors(globals())
 __getattr__ = _explained(__name__)

@@ -10,6 +10,7 @@ import dbrdist.functions as F
 from dbrdist.core.array.backend import get_array_module
 from dbrdist.core.array.types import Array, Number
 from dbrdist.core.tape.variable import Operand, Variable, as_variable
+from dbrdist.core.usage.mistakes import warn
 from dbrdist.distributions.base import (
     Distribution,
     UnivariateDistribution,
@@ -232,6 +233,19 @@ class Poisson(UnivariateDistribution):
         return self._drawn(lambda rng: rng.poisson(on_host(self.lam), self._shape(n)))
 
 
+_MOST_OFF = 0.02  # by which rounded probabilities, also of 16 bits, may miss 1
+
+
+def _see_sums(name: str, p: Any) -> None:
+    """Warn of probabilities of all categories that do not add up to 1; on a GPU nobody waits for a look."""
+    if not isinstance(p, np.ndarray) or not p.size:
+        return
+    sums = p.sum(axis=-1, dtype=np.float64)
+    if (abs(sums - 1) > _MOST_OFF).any():
+        got = f"{sums.min():.4g}" if sums.min() == sums.max() else f"{sums.min():.4g} to {sums.max():.4g}"
+        warn(f"{name}: p: the probabilities add up to {got} instead of 1; divide them by their sum, or give scores")
+
+
 class Categorical(Distribution):
     """One of n categories: the number i with probability p[..., i].
 
@@ -258,6 +272,7 @@ class Categorical(Distribution):
             raise ValueError(f"{type(self).__name__}: {name}: expected at least one axis, the last over the categories")
         if name == "p":
             see_parameters(self, highest=1.0, p=value)
+            _see_sums(type(self).__name__, value_of(value))
         self._given = {name: value}
 
     @kept

@@ -67,7 +67,9 @@ class _NStepBase(ChainList):
     def _run(self, states: Sequence[Any], xs: Sequence[Any]) -> tuple[Any, ...]:
         name = type(self).__name__
         if not isinstance(xs, (list, tuple)):
-            raise expected(name, "xs", "a list or tuple of sequences, arrays (L, I)", type(xs).__name__)
+            hint = f"write link({'None, ' * len(states)}xs) for first states of zeros" if xs is None else ""
+            hint = "write list(xs) for sequences (N, L, I)" if getattr(xs, "ndim", 0) == 3 else hint
+            raise expected(name, "xs", "a list or tuple of sequences, arrays (L, I)", type(xs).__name__, hint)
         if not len(xs):
             raise expected(name, "xs", "at least one sequence", "none")
         for k, x in enumerate(xs):
@@ -99,7 +101,7 @@ def _refuse(name: str, kwargs: dict[str, bool]) -> None:
 
 
 class _WithoutCell(_NStepBase):
-    def forward(self, hx: Operand | None, xs: Sequence[Operand], **kwargs: Any) -> tuple[Any, Any]:
+    def forward(self, hx: Operand | None, xs: Sequence[Any] | None = None, **kwargs: Any) -> tuple[Any, Any]:
         """hx (layers, N, U) or None for zeros; xs: N sequences (L, I). The last states and the N outputs (L, U).
 
         Args:
@@ -115,7 +117,9 @@ class _WithoutCell(_NStepBase):
 class _WithCell(_NStepBase):
     n_cells = 2
 
-    def forward(self, hx: Operand | None, cx: Operand | None, xs: Sequence[Any], **kwargs: Any) -> tuple[Any, Any, Any]:
+    def forward(
+        self, hx: Operand | None, cx: Operand | None = None, xs: Sequence[Any] | None = None, **kwargs: Any
+    ) -> tuple[Any, Any, Any]:
         """hx, cx (layers, N, U) or None for zeros; xs: N sequences (L, I). The last states, and the outputs (L, U).
 
         Args:

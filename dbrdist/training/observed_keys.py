@@ -28,17 +28,30 @@ def is_due(key: str, reported: Iterable[str], trainer: Trainer) -> bool:
     first = key.partition("/")[0]
     if any(other.startswith(first + "/") for other in reported):
         return False
-    try:
-        trainer.get_extension(first)
-    except (AttributeError, ValueError):
-        return _has_own_to_come(trainer)
-    return True
+    if not _entries(trainer):  # another kind of trainer
+        try:
+            trainer.get_extension(first)
+        except (AttributeError, ValueError):
+            return False
+        return True
+    return any(
+        _is_to_come(entry.trigger, trainer, entry.name == first)
+        for entry in _entries(trainer)
+        if entry.name == first or _is_own(what_is_called(entry.extension))
+    )
 
 
-def _has_own_to_come(trainer: Trainer) -> bool:
-    """Whether an extension of the program, which may report anything, is called later than now for the first time."""
-    entries = getattr(trainer, "_extensions", {}).values()
-    return any(_is_own(what_is_called(entry.extension)) and _is_to_come(entry.trigger, trainer) for entry in entries)
+def _entries(trainer: Trainer) -> list[Any]:
+    return list(getattr(trainer, "_extensions", {}).values())
+
+
+def _hint_of_order(trainer: Trainer) -> str:
+    """What to do if an extension of the program reports, but only after a LogReport has been called."""
+    readers = [entry.priority for entry in _entries(trainer) if entry.name.startswith("LogReport")]
+    own = [entry.priority for entry in _entries(trainer) if _is_own(what_is_called(entry.extension))]
+    if not readers or not own or min(own) > max(readers):
+        return ""
+    return "; an extension that reports comes before LogReport by extend(..., priority=training.PRIORITY_WRITER)"
 
 
 def _is_own(extension: Any) -> bool:
@@ -46,12 +59,13 @@ def _is_own(extension: Any) -> bool:
     return not str(getattr(where, "__module__", "")).startswith("dbrdist.")
 
 
-def _is_to_come(trigger: Any, trainer: Trainer) -> bool:
+def _is_to_come(trigger: Any, trainer: Trainer, is_named: bool) -> bool:
+    """Whether a trigger fires later than now for the first time; of an unknown one that of a named extension does."""
     first = getattr(trigger, "period", None)
     if first is None:
         first = min(getattr(trigger, "points", ()), default=0)
     if getattr(trigger, "unit", None) not in ("epoch", "iteration"):
-        return False
+        return is_named
     updater = trainer.updater
     return bool(first > (updater.epoch_detail if trigger.unit == "epoch" else updater.iteration))
 
@@ -65,5 +79,5 @@ def warn_of_keys(where: str, keys: Iterable[str], reported: Iterable[str], train
         if is_due(key, reported, trainer):
             are_all_known = False
         else:
-            warn(f"{where}: {never_reported(key, reported)}")
+            warn(f"{where}: {never_reported(key, reported)}{_hint_of_order(trainer)}")
     return are_all_known

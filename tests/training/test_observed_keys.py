@@ -75,3 +75,15 @@ def test_a_goal_waits_for_own_extensions(tmp_path):
     trainer.extend(lambda trainer: dbrdist.report({"score": trainer.updater.epoch}), name="s", trigger=(2, "epoch"))
     trainer.run()  # warnings are errors
     assert trainer.updater.epoch == 4
+
+
+def test_what_is_reported_after_the_log_is_said(tmp_path):
+    data = TupleDataset(np.eye(4, dtype=np.float32), np.arange(4, dtype=np.int32))
+    optimizer = optimizers.SGD(0.1).setup(L.Classifier(L.Linear(4, 4)))
+    trainer = Trainer(StandardUpdater(iterators.SerialIterator(data, 2), optimizer), (4, "epoch"), str(tmp_path))
+    trainer.extend(extensions.LogReport())
+    trainer.extend(extensions.PrintReport(["epoch", "score"]))
+    trainer.extend(lambda trainer: dbrdist.report({"score": 1.0}), name="score", trigger=(1, "epoch"))
+    with pytest.warns(UsageWarning, match=r"nobody has reported 'score'.*priority=training\.PRIORITY_WRITER") as caught:
+        trainer.run()
+    assert len(caught) == 1

@@ -244,11 +244,12 @@ class NpzDeserializer(Deserializer):
 
 def missing(key: str, saved: Iterable[str]) -> str:
     """What is wrong where the names ``saved`` have no entry ``key``."""
-    words = f"{key}: expected this entry in the saved state, but it is not there"
-    paths = [name[: -len(key)] for name in saved if name.endswith("/" + key)]
-    if paths:
-        return f"{words}; the state has {paths[0] + key!r}: load it with path={paths[0]!r}"
-    return f"{words}; the state belongs to another architecture, or load it with strict=False"
+    saved, hint = list(saved), "belongs to another architecture, or load it with strict=False"
+    if (rest := key.partition("/")[2]) in saved:
+        hint = f"has {rest!r}: load it into the part {key[: -len(rest) - 1]!r} alone"
+    for name in [name for name in saved if name.endswith("/" + key)][:1]:
+        hint = f"has {name!r}: load it with path={name[: -len(key)]!r}"
+    return f"{key}: expected this entry in the saved state, but it is not there; the state {hint}"
 
 
 def load_value(key: str, value: Any, saved: Array | None) -> Any:

@@ -94,6 +94,8 @@ class Limit:
         if number is None:
             is_number = self.is_whole and _number(value) is not None
             hint = "write a // b for a quotient that is an integer" if is_number else ""
+            if isinstance(value, str) and value.lower() == "same":
+                hint = "for outputs as large as the input write (ksize - 1) // 2, with stride 1 and an odd ksize"
             if hasattr(value, "cleargrads") or hasattr(value, "gi_frame"):  # a network, or its parameters
                 hint = f"the network goes to setup: {where}(...).setup(model)" if where[:1].isupper() else ""
             return OperandTypeError(where, name, self.words_of_type or self.words, _shown(value), hint)

@@ -37,6 +37,7 @@ _LINK = {
     "save": "dbrdist.serializers.save_npz(file, link)",
     "load": "dbrdist.serializers.load_npz(file, link)",
     "predict": "calling the link itself",
+    "add": "append(layer) of a Sequential or ChainList",
 }  # fmt: skip
 _OPTIMIZER = {
     "step": "update()",
@@ -330,6 +331,11 @@ _ROOT = {
     "long": "numpy.int64",
     "device": "dbrdist.get_device('@numpy') or dbrdist.get_device('@cupy:0')",
     "manual_seed": "dbrdist.random.set_seed(seed)",
+    "seed": "dbrdist.random.set_seed(seed)",
+    "set_seed": "dbrdist.random.set_seed(seed)",
+    "clip_grad_norm": "optimizer.add_hook(dbrdist.optimizer_hooks.GradientClipping(threshold))",
+    "clip_grad_norm_": "optimizer.add_hook(dbrdist.optimizer_hooks.GradientClipping(threshold))",
+    "clip_grad_value_": "optimizer.add_hook(dbrdist.optimizer_hooks.GradientHardClipping(lower, upper))",
     "save": "dbrdist.serializers.save_npz(file, link)",
     "cuda": "dbrdist.backends.cuda",
     "distributed": "dbrdist.comm",
@@ -450,6 +456,13 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "invoke_before_training": ("call_before_training",),
     "size_average": ("normalize", "reduce"),
     "init": ("initialW",),
+    "mu": ("loc", "mu"),
+    "mean": ("loc", "mean"),
+    "sigma": ("scale", "sigma"),
+    "std": ("scale", "std"),
+    "logits": ("logit",),
+    "probs": ("p",),
+    "concentration": ("alpha",),
     "initial_weight": ("initialW",),
     "activation": ("activation", "activ", "a function behind the link: F.relu(link(x))"),
 }  # fmt: skip

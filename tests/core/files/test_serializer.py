@@ -17,6 +17,7 @@ from dbrdist.core.files.serializer import (
     DictionarySerializer,
     NpzDeserializer,
     load_npz,
+    missing,
     read_npz,
     save_npz,
     write_atomically,
@@ -379,3 +380,10 @@ def test_loading_asks_an_object_once():
     with pytest.warns(UsageWarning, match=r"it has x, .*the object missing, part/missing"):
         load_npz(file, thing, strict=False)
     assert thing.calls == 1
+
+
+def test_weights_of_a_part_are_loaded_into_that_part():
+    words = missing("predictor/l1/W", iter(["l1/W", "l1/b"]))
+    assert "the state has 'l1/W': load it into the part 'predictor' alone" in words
+    assert "the state belongs to another architecture" in missing("l3/W", iter(["l1/W", "l1/b"]))
+    assert "load it with path='predictor/'" in missing("l1/W", iter(["predictor/l1/W"]))

@@ -15,7 +15,7 @@ import pytest
 import dbrdist
 import dbrdist.functions as F
 import dbrdist.links as L
-from dbrdist import datasets, initializers, iterators, optimizers
+from dbrdist import datasets, distributions, initializers, iterators, optimizers
 from dbrdist.comm import run_threads
 from dbrdist.comm.links import MultiNodeBatchNormalization
 from dbrdist.core.array import random
@@ -300,6 +300,18 @@ REFUSED = {
     "loose shape": (lambda: F.reshape(X, 4, 20), TypeError, r"write reshape\(x, \(4, 20\)\)"),
     "loose axes": (lambda: F.transpose(X, 1, 0), TypeError, r"write transpose\(x, \(1, 0\)\)"),
     "loose repeats": (lambda: F.tile(X, 2, 1), TypeError, r"write tile\(x, \(2, 1\)\)"),
+    "padding by name": (lambda: L.Convolution2D(3, 4, 3, pad="same"), ValueError, r"write \(ksize - 1\) // 2"),
+    "layers are added": (lambda: dbrdist.Sequential().add(L.Linear(4, 3)), AttributeError, r"write append\(layer\)"),
+    "sequences alone": (lambda: L.NStepLSTM(1, 4, 5, 0.0)([X]), ValueError, r"write link\(None, None, xs\)"),
+    "sequences alone, without cells": (lambda: L.NStepGRU(1, 4, 5, 0.0)([X]), ValueError, r"write link\(None, xs\)"),
+    "sequences in one array": (
+        lambda: L.NStepLSTM(1, 4, 5, 0.0)(None, None, X[None]),
+        ValueError,
+        r"write list\(xs\) for sequences",
+    ),
+    "names of parameters": (lambda: distributions.Normal(mu=0.0, sigma=1.0), TypeError, "'mu'; did you mean 'loc'"),
+    "logits": (lambda: distributions.Categorical(logits=X), TypeError, "'logits'; did you mean 'logit'"),
+    "a norm of gradients": (lambda: dbrdist.clip_grad_norm_, AttributeError, r"GradientClipping\(threshold\)"),
     # Variables
     "dim of a method": (lambda: NET(X).sum(dim=1), TypeError, r"Variable\.sum\(\).*did you mean 'axis'"),
     "keepdim of a method": (lambda: NET(X).mean(1, keepdim=True), TypeError, "did you mean 'keepdims'"),
@@ -698,6 +710,14 @@ def set_up_in_each_step(count, optimizer=None):
 
 
 WARNED = {
+    "probabilities that are none": (
+        lambda: distributions.Categorical(np.array([[1.0, 1.0], [0.5, 0.5]])),
+        "p: the probabilities add up to 1 to 2",
+    ),
+    "counts as probabilities": (
+        lambda: distributions.OneHotCategorical(np.float32([0.1, 0.1])),
+        "add up to 0.2 instead of 1; divide them",
+    ),
     "a new optimizer in each step": (lambda: set_up_in_each_step(5), "call setup once, before the loop"),
     "setup in each step": (lambda: set_up_in_each_step(5, optimizers.MomentumSGD()), "MomentumSGD.setup: each setup"),
     "two passes from one loss": (twice, "backward\\(\\) was called twice from the same loss"),
@@ -1073,6 +1093,13 @@ class Infinite:
 
 
 NOT_WARNED = {
+    "rounded probabilities": lambda: (
+        distributions.Categorical(np.full(1000, 1e-3, "f2")),
+        distributions.Categorical(np.ones((0, 3))),
+        distributions.Categorical(F.softmax(X)),
+        distributions.Categorical(logit=X),
+    ),
+    "a layer named add": lambda: within("add", L.Linear(4, 3)).add(X),
     "what compares by itself": lambda: F.sum(NET(X)) < Infinite() and F.sum(NET(X)) <= Infinite(),
     "a part that refers to the whole": part_with_its_whole,
     "several kinds of optimizers in turn": several_kinds_of_optimizers,
