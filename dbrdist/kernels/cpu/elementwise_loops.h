@@ -152,7 +152,11 @@ FLOAT_LOOP(bernoulli, OUT(0, y) IN(1, p) IN(2, x), , {
     y[i] = above - x[i] * p[i] + softplus_rest(x[i]);
 })
 
-FLOAT_LOOP(bernoulli_gradient, OUT(0, gx) IN(1, p) IN(2, x) IN(3, gy), , gx[i] = gy[i] * (sigmoid_of(x[i]) - p[i]);)
+/* sigmoid(x) - p; above 0 as 1 - p less sigmoid(-x), which keeps its digits where p is 1 */
+FLOAT_LOOP(bernoulli_gradient, OUT(0, gx) IN(1, p) IN(2, x) IN(3, gy), , {
+    float tail = sigmoid_of(-fabsf(x[i]));
+    gx[i] = gy[i] * chosen(x[i] > 0.0f, (1.0f - p[i]) - tail, tail - p[i]);
+})
 
 /* scale times x, and below 0 times alpha (exp(x) - 1) */
 FLOAT_LOOP(elu, OUT(0, y) IN(1, x), NUMBER(0, alpha) NUMBER(1, scale), {
