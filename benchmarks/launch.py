@@ -335,7 +335,7 @@ def _row(python, arguments, launches, wrap):
         for _ in range(launches):
             _, total, out, code, mark = run(python, arguments, {"TMPDIR": folder}, wrap, timeout=200)
             seconds.append(total)
-            retried += out.count("trying again")
+            retried += out.count("trying the start again")
             if code or out.count("hello from rank") != 4:
                 bad.append(out[-2000:])
             until = time.monotonic() + 3

@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from . import scratch
 from .launcher.preparation.settings import LaunchSettings
 
 # As `python -m dbrdist_launch`, without the working folder among the places of modules: `queue.py` may lie there.
@@ -59,7 +59,7 @@ def run(
         print(result.code, result.failure and result.failure["rank"])
     """
     words = [command] if isinstance(command, str) else [os.fspath(word) for word in command]
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch.folder("dbrdist-launch-run-") as folder:
         status = os.path.join(folder, "status.json")
         options = {**options, "record": options.get("record") or status}
         pipe = subprocess.PIPE if capture else None

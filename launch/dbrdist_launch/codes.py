@@ -9,6 +9,7 @@ PREEMPTED = 75  # asked to stop, saved its state, may be started again (EX_TEMPF
 STALLED = 124  # no progress within the heartbeat time, or stopped (as `timeout` says it)
 COMMAND_NOT_RUNNABLE = 126  # found, but not executable
 COMMAND_NOT_FOUND = 127
+DAEMON_FAILED = 213  # not ours: Open MPI ends with it where its session folder, called by its process id, exists
 
 
 def from_signal(number: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from dbrdist.cli.running import calibration
 from dbrdist.core.array.random import generator
 from dbrdist.datasets.image.images import encode_jpeg
 from dbrdist.errors import ConfigError
+from dbrdist_launch import scratch
 
 _NUM_CLASSES, _NUM_IMAGES = 4, 8  # of the made-up photographs: classes, and images of each at least
 _NUM_STEPS = 3
@@ -128,7 +128,7 @@ def make_photographs(folder: str, batch: int = 0) -> None:
 
 def try_out(config: Config, origin: Origin, trial: Trial, train: Callable[[Config], int]) -> int:
     """Train a few small steps of the recipe through the code of a whole run; the exit code."""
-    with tempfile.TemporaryDirectory(prefix="dbrdist-rehearsal-") as folder:
+    with scratch.folder("dbrdist-rehearsal-") as folder:
         make_photographs(folder, trial.batch)
         return train(small(config, origin, folder, trial))
 
@@ -149,7 +149,7 @@ class Measured(NamedTuple):
 
 def measure(config: Config, origin: Origin, job: TargetJob) -> Measured:
     """Make the network and time a step of a few images of the recipe's size, the largest where it changes."""
-    with tempfile.TemporaryDirectory(prefix="dbrdist-rehearsal-") as folder:
+    with scratch.folder("dbrdist-rehearsal-") as folder:
         make_photographs(folder)
         data = small(config, origin, folder, Trial()).model_dump(mode="python")
         data["transforms"] = config.transforms.model_dump(mode="python")

@@ -1,11 +1,13 @@
 """What the launcher and its supervisors load, and what is refused before anything starts."""
 
+import pathlib
+import shutil
 import socket
 import subprocess
 import sys
 
 import pytest
-from support import PROGRAMS, ROOT, environment
+from support import PROGRAMS, ROOT, attempts_in, environment, launch
 
 
 @pytest.mark.programs
@@ -72,3 +74,28 @@ def test_port_in_use_is_refused():
         )
     assert child.returncode == 2
     assert f"cannot listen on port {port} of 127.0.0.1" in child.stderr
+
+
+def failing_mpiexec(folder, code, times):
+    """An mpiexec that ends with a code before it starts anything, so many times; then it is the real one."""
+    real = shutil.which("mpiexec", path=str(pathlib.Path(sys.executable).parent)) or shutil.which("mpiexec")
+    path = folder / "mpiexec"
+    path.write_text(
+        f'#!/bin/sh\ncase "$*" in *--version*) exec {real} "$@";; esac\n'
+        f"for turn in $(seq {times}); do mkdir {folder}/turn-$turn 2>/dev/null && "
+        f'{{ echo "The listener failed to start." >&2; exit {code}; }}; done\nexec {real} "$@"\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.mpiexec
+@pytest.mark.parametrize(("code", "times", "attempts", "ends"), [(213, 1, 2, 0), (213, 3, 3, 71), (1, 1, 1, 71)])
+def test_start_that_meets_the_folder_of_a_dead_process_is_tried_again(tmp_path, code, times, attempts, ends):
+    """Open MPI calls its session folder by its process id, and ends with 213 where a killed process left that one."""
+    words = ("--mpiexec", failing_mpiexec(tmp_path, code, times), "--log-dir", tmp_path / "logs")
+    result = launch("-n", 2, *words, "python", PROGRAMS / "hello.py")
+    assert result.returncode == ends, result.stderr
+    assert len(attempts_in(tmp_path / "logs")) == attempts
+    assert result.stdout.count("hello") == (2 if ends == 0 else 0)
+    assert result.stderr.count("trying the start again") == attempts - 1

@@ -42,7 +42,7 @@ class Failure:
     last_beat_seconds: float | None = None
     ranks_lost: list[int] = field(default_factory=list)  # host_lost: all that ran there
     others: list[dict[str, Any]] = field(default_factory=list)
-    may_retry: bool = False  # a start that hung
+    may_retry: bool = False  # a start that hung, or failed by chance
     host_trouble: bool = False  # a start that failed since a host is not reachable
 
 
@@ -202,7 +202,9 @@ def from_starter(
         cause = next((line for line in lines if line.startswith(_OURS)), None)
         if cause is not None:
             text += f"; {cause.removeprefix(_OURS)}"
-        return Failure("start", None, None, codes.NOT_STARTED, text, traceback=said)
+        # A folder that a dead process left has its id, and the next start another one.
+        is_chance = not ranks and code == codes.DAEMON_FAILED
+        return Failure("start", None, None, codes.NOT_STARTED, text, traceback=said, may_retry=is_chance)
     failure = Failure("exit", None, None, code or 1, f"{name} ended with {ended} before its ranks did", traceback=said)
     if signal_number:
         failure.kind, failure.signal = "signal", codes.signal_name(signal_number)

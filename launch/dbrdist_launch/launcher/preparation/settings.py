@@ -123,7 +123,13 @@ class LaunchSettings:
     )
     max_backoff: float = _option(300.0, 4, "Longest time to wait before a restart.", **_SECONDS)
     start_retries: int = _option(
-        2, 4, "Try again after a start that hangs, up to N times.", kind=int, least=0, metavar="N", show=True
+        2,
+        4,
+        "Try again after a start that hangs or, with Open MPI, ends with 213, up to N times.",
+        kind=int,
+        least=0,
+        metavar="N",
+        show=True,
     )
     requeue: bool = _option(
         False, 4, "Under Slurm, put a job back into the queue if it saved and stopped on request, or lost a host."

@@ -28,7 +28,7 @@ class Policy:
             return False, ""
         if failure.may_retry and self.retries < self.start_retries:
             self.retries += 1
-            return True, f"the start hung; trying again ({self.retries} of {self.start_retries})"
+            return True, f"trying the start again ({self.retries} of {self.start_retries})"
         if self.max_restarts == 0:
             return False, ""
         why = self._refusal(outcome)
