@@ -11,11 +11,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from . import scratch
 from .launcher.preparation.settings import LaunchSettings
+from .launcher.records import scratch
 
-# As `python -m dbrdist_launch`, without the working folder among the places of modules: `queue.py` may lie there.
-_MAIN = "import sys; sys.path[:1] = []; sys.path.append({!r}); from dbrdist_launch.main import main; main()"
+# As `python -m dbrdist_launch`, without the working folder among the places of modules: `queue.py` may lie there. It
+# asks the ranks to save and stop when the process that waits for it has been killed.
+_MAIN = """
+import sys
+sys.path[:1] = []
+sys.path.append({!r})
+from dbrdist_launch import linux
+from dbrdist_launch.signals import signal
+linux.die_with_parent({}, signal.SIGTERM)
+from dbrdist_launch.main import main
+main()
+"""
 _PLACE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -53,7 +63,7 @@ def run(
     env={"SEED": "7", "HOME": None}, inject=False`, where None passes a variable on as it is. With `capture` the result
     holds the output as text; with `check` a job that does not end with code 0 raises `JobError`. `environment` replaces
     that of this process. A KeyboardInterrupt, or another exception while this waits, asks the ranks to save and stop,
-    and is raised once they have; one more stops them.
+    and is raised once they have; one more stops them. If this process is killed, they are asked to as well.
 
         result = dbrdist_launch.run(["python", "train.py"], ranks=4, log_dir="logs")
         print(result.code, result.failure and result.failure["rank"])
@@ -64,7 +74,7 @@ def run(
         options = {**options, "record": options.get("record") or status}
         pipe = subprocess.PIPE if capture else None
         with subprocess.Popen(
-            [sys.executable, "-c", _MAIN.format(_PLACE), *arguments(options), "--", *words],
+            [sys.executable, "-c", _MAIN.format(_PLACE, os.getpid()), *arguments(options), "--", *words],
             env=dict(os.environ if environment is None else environment), stdout=pipe, stderr=pipe,
         ) as child:  # fmt: skip
             out, err = _communicate(child)

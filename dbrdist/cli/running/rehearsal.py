@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+from dbrdist_launch.launcher.records import scratch
 
 from dbrdist.cli.builders import assemble, memory
 from dbrdist.cli.configuration import components as c
@@ -20,7 +21,6 @@ from dbrdist.cli.running import calibration
 from dbrdist.core.array.random import generator
 from dbrdist.datasets.image.images import encode_jpeg
 from dbrdist.errors import ConfigError
-from dbrdist_launch import scratch
 
 _NUM_CLASSES, _NUM_IMAGES = 4, 8  # of the made-up photographs: classes, and images of each at least
 _NUM_STEPS = 3

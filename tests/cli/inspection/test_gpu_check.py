@@ -124,3 +124,13 @@ def test_several_or_old_packages_of_cupy_are_named(cupy, monkeypatch):
     cupy.__version__ = "13.6.0"
     monkeypatch.setattr(presence, "cupy_wheels", lambda: ["cupy-cuda13x 13.6.0"])
     assert "is older than 14" in lines_of()[0][1]
+
+
+def test_one_bad_gpu_of_several_fails_the_check_by_its_number(cupy, monkeypatch):
+    """As docs/train.md says of the exit code: a job would take that one too."""
+    device, good = gpu_check._device, "an H100; a small computation is right"
+    monkeypatch.setattr(gpu_check, "_device", lambda number: (good, True) if number == 0 else device(number))
+    cupy.arange = raising(RuntimeError("CUDA_ERROR: catastrophic"))
+    lines, reason = lines_of()
+    assert reason == "GPU 1 cannot be used" and not lines[-1].startswith("ready")
+    assert Refused(reason).code == 1
