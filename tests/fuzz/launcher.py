@@ -33,12 +33,24 @@ from support import assert_nothing_left, environment  # noqa: E402
 
 PROGRAM = r"""
 import json, os, random, signal, sys, time
-spec = json.loads(sys.argv[1])
+given = sys.argv[1:]
+is_quiet = given[0] == "--quiet"  # an option of the launcher's too
+spec = json.loads(given.pop(0 if not is_quiet else 1))
 rank = int(os.environ["RANK"])
 mine = spec["ranks"][rank]
 status = dict(line.rstrip().split(":", 1) for line in open("/proc/self/status"))
-seen = {"words": sys.argv[2:], "blocked": status["SigBlk"].strip(), "odd": os.environ.get("ODD"),
+seen = {"words": given, "blocked": status["SigBlk"].strip(), "odd": os.environ.get("ODD"),
         "path": os.environ.get("PYTHONPATH"), "unbuffered": os.environ.get("PYTHONUNBUFFERED")}
+def leaves():
+    file = open(f"kept-{rank}", "w")
+    file.write("whole")
+    sys.exit(3)
+try:
+    leaves()
+except SystemExit:
+    pass
+seen["kept"] = open(f"kept-{rank}").read()
+seen["ignored"] = status["SigIgn"].strip()
 import resource
 seen["files"] = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 with open(f"seen-{rank}", "w") as file:
@@ -55,6 +67,8 @@ for how, size in mine["writes"]:
             view = view[os.write(1, view):]
     elif how == "one call":
         os.write(1, data)
+    elif how == "error":
+        os.write(2, data.replace(b"\n", b"-") + b"\xff\n")
     elif how == "buffer":
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
@@ -66,6 +80,16 @@ if spec["beats"]:
     for step in range(spec["beats"]):
         heartbeat.beat(step)
         time.sleep(0.02)
+    if spec["disturb"] == "stop":  # it is stopped between two beats, for longer than one may be late
+        while not os.path.exists("stopped"):
+            time.sleep(0.02)
+        time.sleep(1.5)  # the launcher asks once a second
+    heartbeat.pause()
+if spec["spawns"] and rank == 0:
+    from mpi4py import MPI
+    child = MPI.COMM_SELF.Spawn(sys.executable, ["-c", spec["spawns"]])
+    child.recv(source=0)
+    child.Disconnect()
 end = mine["end"]
 if end == "exit":
     sys.exit(mine["code"])
@@ -78,7 +102,18 @@ elif end == "wait":
     time.sleep(600)
 elif end == "hard":
     os._exit(mine["code"])
+elif end == "early":  # the others wait for it, and mpiexec ends them
+    os._exit(0)
+elif end == "wait for it":
+    MPI.COMM_WORLD.barrier()
 """
+
+SPAWNED = (
+    "from mpi4py import MPI; print('zz spawned zz', flush=True); up = MPI.Comm.Get_parent(); up.send(1, 0); "
+    "up.Disconnect()"
+)
+# A shell before the program, which changes no signal.
+SHELL = ("sh", "-c", 'grep SigIgn /proc/$$/status > "ignored-$RANK"; exec "$@"', "sh")
 
 
 # name -> (file, what stands there, what stands there in the broken copy)
@@ -94,6 +129,16 @@ PLANTS = {
     "filters-cut": ("limits.py", "FILTER_SECONDS = 60.0", "FILTER_SECONDS = 0.05"),
     "words-lost": (
         "rank/child.py", "os.execvpe(command[0], command,", "os.execvpe(command[0], [w for w in command if w],"),
+    "size-signal-ignored": ("inherited.py", "kept = number == signal.SIGXFSZ and self.ignores_size", "kept = True"),
+    "spawned-lost": (
+        "launcher/streams/starter_output.py", 'self.show(Piece(SPAWNED,', 'print if 1 else (Piece(SPAWNED,'),
+    "stop-counted": ("rank/supervisor.py", "if now - self.woke_at > 2 * limits.FROZEN_SECONDS:", "if False:"),
+    "exit-kept": (
+        "rank/inject/sitecustomize.py", "error._dbrdist_exit = _Exit(error.code, codes)", "codes.append(error)"),
+    "half-letters": ("wire.py", 'return data.decode("utf-8", "backslashreplace")', "return value"),
+    "early-unnamed": ("launcher/judgement/report.py", "gone = _first_to_go(ranks, size)", "gone = None"),
+    "option-taken": ("launcher/cli.py", "self._end_at_module(ctx, args))", "args)"),
+    "events-cut": ("launcher/running/attempt.py", 'self.events.tell("rank_ended"', 'rank.rank or self.events.tell("x"'),
     "variable-lost": ("rank/surroundings.py", 'found["DBRDIST_LAUNCH"] = "1"', 'found.pop("ODD", None)'),
 }  # fmt: skip
 
@@ -113,6 +158,8 @@ def written(mine: dict[str, Any]) -> bytes:
     chance, found = random.Random(mine["seed"]), b""
     for how, size in mine["writes"]:
         data = bytes(chance.choices(b"abc xyz\n\r\0\xff", k=size))
+        if how == "error":
+            continue
         found += data.decode("latin-1").encode("ascii", "replace") if how == "print" else data
     return found
 
@@ -124,7 +171,7 @@ def make(seed: str) -> dict[str, Any]:
     sizes = [0, 1, 10, 1000, 5000, 70_000, 300_000]
     ranks: list[dict[str, Any]] = []
     for _ in range(count):
-        kinds = ["call", "one call", "buffer", "print"]
+        kinds = ["call", "one call", "buffer", "print", "error"]
         writes = [(chance.choice(kinds), chance.choice(sizes)) for _ in range(chance.randrange(4))]
         ranks.append({"seed": chance.random(), "writes": writes, "end": "return", "code": 0})
     culprit = chance.randrange(count) if chance.random() < 0.5 else None
@@ -143,7 +190,15 @@ def make(seed: str) -> dict[str, Any]:
         "blocked": chance.choice([[], [], [signal.SIGCHLD], [signal.SIGUSR1, signal.SIGTERM]]),
         "unbuffered": chance.choice([None, None, "1", "0", ""]), "python_path": chance.choice([None, "/a:/b"]),
         "disturb": chance.choice([None, None, "stacks", "slow", "stop"]), "filter": chance.random() < 0.15,
+        "ignored": chance.choice([[], [], [signal.SIGUSR2]]),
+        "module": chance.random() < 0.2, "shell": chance.random() < 0.3, "spawns": None,
     }  # fmt: skip
+    if culprit is not None and count > 1 and chance.random() < 0.2:
+        job["mpi"] = True
+        for number, rank in enumerate(ranks):
+            rank.update(end="early" if number == culprit else "wait for it", code=0)
+    if culprit is None and chance.random() < 0.15:
+        job |= {"mpi": True, "spawns": SPAWNED}
     if culprit is not None and ranks[culprit]["end"] == "kill":
         job["blocked"] = [number for number in job["blocked"] if number != ranks[culprit]["code"]]
     if job["disturb"] == "stop":
@@ -158,6 +213,8 @@ def state_of(job: dict[str, Any]) -> None:
     if job["files"]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (job["files"], resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     signal.pthread_sigmask(signal.SIG_SETMASK, job["blocked"])
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:  # this Python ignores some
+        signal.signal(number, signal.SIG_IGN if number in job["ignored"] else signal.SIG_DFL)
 
 
 def start(
@@ -170,12 +227,21 @@ def start(
         env.pop(variable, None)
         env |= {variable: value} if value is not None else {}
     command = [sys.executable, "program.py", json.dumps(job), *job["words"]]
+    if job["module"]:
+        command = ["-m", "program", "--quiet", *command[2:]]
+        env["PYTHONPATH"] += f":{folder}"
+    if job["module"] and (job["filter"] or job["shell"]):
+        command = [sys.executable, *command]
+    if job["shell"]:
+        command = [*SHELL, *command]
     if job["filter"]:
         command = ["bash", "-c", 'exec > >(sleep 0.5; exec cat); exec "$@"', "bash", *command]
-    words = ["-n", str(len(job["ranks"])), "--log-dir", "logs", "--name", name, "--heartbeat-timeout", "20"]
+    command = command if command[0] == "-m" else ["--", *command]
+    words = ["-n", str(len(job["ranks"])), "--log-dir", "logs", "--name", name, "--events", "events"]
+    words += ["--heartbeat-timeout", "3" if job["disturb"] == "stop" else "20"]
     with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
         return subprocess.Popen(
-            [sys.executable, "-m", "dbrdist_launch", *words, "--", *command], cwd=folder, env=env,
+            [sys.executable, "-m", "dbrdist_launch", *words, *command], cwd=folder, env=env,
             stdin=subprocess.DEVNULL, stdout=out if job["disturb"] != "slow" else subprocess.PIPE,
             stderr=err, preexec_fn=lambda: state_of(job),
         )  # fmt: skip
@@ -188,13 +254,14 @@ def disturb(job: dict[str, Any], child: subprocess.Popen[bytes], folder: pathlib
             words = [sys.executable, "-m", "dbrdist_launch", "stacks", name]
             subprocess.run(words, env=environment("asks"), capture_output=True, timeout=60)
     elif job["disturb"] == "stop":
-        time.sleep(0.5)
+        time.sleep(0.5 if not job["beats"] else 3.0)  # then the ranks have beaten, and wait
         pids = [child.pid, *linux.descendants(child.pid)]  # of our own launcher alone
         for pid in pids:
             linux.kill(pid, signal.SIGSTOP)
-        time.sleep(2.5)
+        time.sleep(4.5)  # longer than a heartbeat may be late
         for pid in reversed(pids):
             linux.kill(pid, signal.SIGCONT)
+        (folder / "stopped").touch()
     elif job["disturb"] == "slow":
         time.sleep(1.0)
         assert child.stdout is not None
@@ -212,9 +279,16 @@ def faults(job: dict[str, Any], code: int, folder: pathlib.Path, launcher: pathl
     if culprit is not None:
         mine = job["ranks"][culprit]
         wanted = 128 + mine["code"] if mine["end"] == "kill" else mine["code"]
-    if code != wanted:
-        found.append(f"exit code {code}, expected {wanted}")
-    status = json.loads((folder / "logs" / "latest" / "status.json").read_text())
+    if code == 0 if culprit is not None and mine["end"] == "early" else code != wanted:
+        found.append(f"exit code {code}, expected {wanted or 'another one'}")
+    text = (folder / "logs" / "latest" / "status.json").read_text()
+    status = json.loads(text)
+    if "\\ud" in text:
+        found.append("status.json holds half letters")
+    told = list(map(json.loads, (folder / "events").read_text().splitlines()))
+    ended = [event["rank"] for event in told if event["event"] == "rank_ended"]
+    if culprit is None and sorted(ended) != list(range(len(job["ranks"]))):
+        found.append(f"events tell of the ends of ranks {ended}")
     blamed = status["failure"] and status["failure"]["rank"]
     if blamed != culprit:
         found.append(f"rank {blamed} is blamed, expected {culprit}")
@@ -223,13 +297,15 @@ def faults(job: dict[str, Any], code: int, folder: pathlib.Path, launcher: pathl
         data = written(mine)
         log = folder / "logs" / "latest" / "attempt-0" / f"rank-{number}.out"
         kept = log.read_bytes() if log.exists() else b""
-        if mine["end"] == "wait":
+        if mine["end"].startswith("wait"):
             if not data.startswith(kept):
                 found.append(f"rank {number}: its log holds what it has not written")
             continue
         if kept != data:
             found.append(f"rank {number} wrote {len(data)} bytes, its log holds {len(kept)}")
         found += seen_by(job, number, folder, launcher)
+    if job["spawns"] and shown.count(b"zz spawned zz") != 1:
+        found.append("what a spawned process wrote is not shown")
     letters = sum(log.read_bytes().count(b"z") for log in (folder / "logs" / "latest" / "attempt-0").glob("*.out"))
     if shown.count(b"z") != letters:
         found.append(f"the screen shows {shown.count(b'z')} of {letters} letters z")
@@ -241,11 +317,24 @@ def seen_by(job: dict[str, Any], number: int, folder: pathlib.Path, launcher: pa
     seen = json.loads((folder / f"seen-{number}").read_text())
     mask = sum(1 << (blocked - 1) for blocked in job["blocked"])
     path = str(launcher) + (":" + job["python_path"] if job["python_path"] else "")
-    wanted = {"words": job["words"], "odd": job["odd"], "unbuffered": job["unbuffered"], "path": path}
+    words = [*(["--quiet"] if job["module"] else []), *job["words"]]
+    path += f":{folder}" if job["module"] else ""
+    wanted = {"words": words, "kept": "whole", "odd": job["odd"], "unbuffered": job["unbuffered"], "path": path}
     wrong = {key: value for key, value in wanted.items() if seen[key] != value}
     found = [f"rank {number}: {key} is {seen[key]!r}, expected {value!r}" for key, value in wrong.items()]
-    if not job["filter"] and int(seen["blocked"], 16) != mask:  # a shell that stands between sets its own mask
+    if (
+        not (job["filter"] or job["shell"]) and int(seen["blocked"], 16) != mask
+    ):  # a shell that stands between sets its own mask
         found.append(f"rank {number}: blocked signals {seen['blocked']}, expected {mask:x}")
+    ignored = sum(1 << (number - 1) for number in job["ignored"])
+    hydra = 1 << (signal.SIGTTIN - 1)  # which mpiexec ignores, and hands on
+    python = 1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1)
+    looks = [("a rank", seen["ignored"], python | hydra)]
+    if job["shell"]:
+        looks.append(("a shell", (folder / f"ignored-{number}").read_text().split()[1], hydra))
+    for who, found_there, own in looks:
+        if int(found_there, 16) | own != ignored | own:
+            found.append(f"rank {number}: {who} sees ignored signals {found_there}, expected {ignored:x}")
     if job["files"] and seen["files"] != job["files"]:
         found.append(f"rank {number}: {seen['files']} files may be open, expected {job['files']}")
     return found
