@@ -77,9 +77,22 @@ def test_gradients_without_the_library_are_rounded(dtype, device, rng, without_l
     near(gb, gy.astype("d").sum(0), 1e-5)
 
 
+def test_gradients_of_float32_are_made_at_once_too(on, device, rng, monkeypatch):
+    """Unless CuPy's products take TF32, or there is no library."""
+    x, _, _, gy = operands(rng, np.dtype("f"))
+    made = kernels.linear_weight_gradients(*put(device, gy, x), (F32, F32), None, None)
+    assert (made is None) == (on == "host-cuda")
+    if made is not None:
+        near(made[0], gy.astype("d").T @ x.astype("d"), 1e-5)
+        near(made[1], gy.astype("d").sum(0), 1e-5)
+    monkeypatch.setenv("CUPY_TF32", "1")
+    kernels.table.forget()
+    assert kernels.linear_weight_gradients(*put(device, gy, x), (F32, F32), None, None) is None
+    kernels.table.forget()
+
+
 def test_other_types_are_left_to_single_calls(device, rng):
     x, _, _, gy = operands(rng, np.dtype("f"))
-    assert kernels.linear_weight_gradients(*put(device, gy, x), (F32, F32), None, None) is None
     half = put(device, gy.astype("e"), x.astype("e"))
     assert kernels.linear_weight_gradients(*half, (np.dtype("e"), F32), None, None) is None
 
