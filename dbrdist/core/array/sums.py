@@ -152,7 +152,7 @@ def with_all_digits(logs: Array, total: Array, powers: Callable[[Any], Array], a
     """
     if type(total) is not np.ndarray or not (total < _NEAR_ONE).any():  # a look at a GPU's numbers would wait for them
         return logs
-    near = (total >= 1) & (total < _NEAR_ONE)
+    near: Any = (total >= 1) & (total < _NEAR_ONE)
     rows: Any = ...
     if total.ndim == 2 and axis == (1,) and not near.all():
         rows = near[:, 0].nonzero()[0]
@@ -168,7 +168,7 @@ def with_all_digits(logs: Array, total: Array, powers: Callable[[Any], Array], a
 def log_of_shares(shares: Array, greatest: Array) -> Array:
     """ln of the greatest of shares (M, K) that add up to 1, with digits near 0 as well; shares may be written over."""
     logs = np.log(greatest)
-    near = greatest > 1 / _NEAR_ONE
+    near: Any = greatest > 1 / _NEAR_ONE
     if near.any():
         rows: Any = ... if near.all() else near[:, 0].nonzero()[0]
         others = shares[rows]
