@@ -159,7 +159,8 @@ def with_all_digits(logs: Array, total: Array, powers: Callable[[Any], Array], a
     others = powers(rows)
     with np.errstate(all="ignore"):  # of sums that are not near 1 anything may come
         others *= others < 1
-    np.log1p(wide_sum(others, axis, True), out=(part := logs[rows]), where=near[rows])
+    part: Any = logs[rows]
+    np.log1p(wide_sum(others, axis, True), out=part, where=near[rows])
     if rows is not ...:
         logs[rows] = part
     return logs
