@@ -374,6 +374,40 @@ def test_cudnn_can_be_switched_off(device, launched):
         assert launched() >= FUSED
 
 
+def in_order(device, *shape, seed):
+    """Numbers of float16 in C order on the device, and the same of float64."""
+    a = numbers(shape, seed, 0.5).astype("e")
+    return device.xp.ascontiguousarray(device.send(a)), a.astype("d")
+
+
+def test_stacks_are_multiplied_and_scaled_by_one_kernel(device):
+    (a, a64), (b, b64) = in_order(device, 2, 3, 5, 8, seed=1), in_order(device, 2, 3, 8, 7, seed=2)
+    y = kernels.scaled_matmul(a, b, 0.25)
+    np.testing.assert_allclose(backend.to_cpu(y).astype("d"), 0.25 * (a64 @ b64), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("is_merged", (False, True))
+@pytest.mark.parametrize("is_causal", (False, True))
+def test_attention_of_cudnn_is_that_of_the_definition(device, is_causal, is_merged):
+    (q, q64), (k, k64), (v, v64) = (in_order(device, 2, 3, 6, 8, seed=i) for i in range(3))
+    scores = 0.3 * q64 @ k64.swapaxes(2, 3) + np.where(np.tri(6, dtype=bool) | (not is_causal), 0, -np.inf)
+    weights = np.exp(scores - scores.max(3, keepdims=True))
+    weights /= weights.sum(3, keepdims=True)
+    g64 = numbers((2, 3, 6, 8), 9).astype("e").astype("d")
+    of_weights = g64 @ v64.swapaxes(2, 3)
+    of_scores = 0.3 * weights * (of_weights - (of_weights * weights).sum(3, keepdims=True))
+    expected = weights @ v64, of_scores @ k64, of_scores.swapaxes(2, 3) @ q64, weights.swapaxes(2, 3) @ g64
+
+    def placed(a):
+        return np.ascontiguousarray(a.swapaxes(1, 2)).reshape(2, 6, 24) if is_merged else a
+
+    y, stats = kernels.fused_attention(q, k, v, 0.3, is_causal, is_merged)
+    gy = device.xp.ascontiguousarray(device.send(placed(g64).astype("e")))
+    grads = kernels.fused_attention_backward(q, k, v, y, stats, gy, 0.3, is_causal, is_merged)
+    for made, wanted in zip((y, *grads), expected, strict=True):
+        np.testing.assert_allclose(backend.to_cpu(made).astype("d"), placed(wanted), rtol=1e-2, atol=5e-3)
+
+
 def test_second_derivatives_of_fused_attention(device):
     found = []
     for place, dtype in ((device, "e"), (backend.get_device("@numpy"), "d")):

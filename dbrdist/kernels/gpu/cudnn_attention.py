@@ -12,7 +12,7 @@ from dbrdist.kernels.gpu import cuda_source, cudnn
 from dbrdist.kernels.unsupported import Unsupported
 
 Plan = Callable[..., object]
-Run = Callable[..., None]  # of addresses
+Execute = Callable[..., None]  # of addresses
 
 _MOST_WIDTH, _MULTIPLE = 128, 8  # of the numbers of a head, forward and backward
 _float32 = np.dtype(np.float32)
@@ -38,7 +38,7 @@ def _notes() -> cudnn.Notes:
     return cudnn.Notes(True, bool(config.cudnn_deterministic))
 
 
-def _forward_graph(q: Array, k: Array, v: Array, scale: float, is_causal: bool, is_merged: bool) -> Run:
+def _forward_graph(q: Array, k: Array, v: Array, scale: float, is_causal: bool, is_merged: bool) -> Execute:
     graph = cudnn.Graph(q.dtype)
     operands = dict(zip("qkv", [graph.tensor(a.shape, _strides(a.shape)) for a in (q, k, v)]))
     y, stats = graph.graph.sdpa(**operands, generate_stats=True, attn_scale=scale, use_causal_mask=is_causal)
@@ -48,7 +48,7 @@ def _forward_graph(q: Array, k: Array, v: Array, scale: float, is_causal: bool, 
     return graph.build(_notes())
 
 
-def _backward_graph(q: Array, k: Array, v: Array, scale: float, is_causal: bool, is_merged: bool) -> Run:
+def _backward_graph(q: Array, k: Array, v: Array, scale: float, is_causal: bool, is_merged: bool) -> Execute:
     graph = cudnn.Graph(q.dtype)
     shape, of_rows = (*q.shape[:3], v.shape[3]), (*q.shape[:3], 1)
     operands = dict(zip("qkv", [graph.tensor(a.shape, _strides(a.shape)) for a in (q, k, v)]))

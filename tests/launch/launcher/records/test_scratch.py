@@ -87,6 +87,7 @@ def test_nothing_is_left_behind(tmp_path, name, number):
     assert not [path for path in tmp_path.rglob("*") if ".tmp" in path.name]
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("number", SIGNALS, ids=[number.name for number in SIGNALS])
 def test_the_folder_of_a_block_goes_with_its_process_group(tmp_path, number):
     program = (
