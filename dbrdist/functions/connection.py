@@ -308,8 +308,11 @@ def embed_id(x: Operand, W: Operand, ignore_label: int | None = None) -> Variabl
 
 
 def _is_onehot(ids: Array) -> bool:
-    """Whether each row has one 1, and zeros."""
-    return int(ids.max()) == 1 and int(ids.min()) == 0 and bool((ids.sum(axis=-1) == 1).all())
+    """Whether each row has one 1, and zeros; with all of them in one column it is the padding behind one id."""
+    rows = ids.reshape(-1, ids.shape[-1])
+    if int(rows.max()) != 1 or int(rows.min()) != 0 or not (rows.sum(axis=1) == 1).all():
+        return False
+    return int(rows.sum(axis=0).max()) < len(rows)
 
 
 def bilinear(

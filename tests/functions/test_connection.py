@@ -163,3 +163,4 @@ def test_onehot_rows_are_no_ids():
         F.embed_id(ids, W)
     F.embed_id(np.eye(3, dtype="i"), np.ones((3, 2), "f"))  # of so few ids they may be sequences
     F.embed_id(onehot[:0], W)
+    F.embed_id(np.eye(5, dtype="i")[[0, 0, 0]], W)  # sequences of one id, and padding
