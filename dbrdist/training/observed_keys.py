@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ def is_due(key: str, reported: Iterable[str], trainer: Trainer) -> bool:
             return False
         return True
     return any(
-        _is_to_come(entry.trigger, trainer, entry.name == first)
+        _is_to_come(entry, entry.name == first) or (entry.name == first and entry.priority > _last_reader(trainer))
         for entry in _entries(trainer)
         if entry.name == first or _is_own(what_is_called(entry.extension))
     )
@@ -45,11 +46,16 @@ def _entries(trainer: Trainer) -> list[Any]:
     return list(getattr(trainer, "_extensions", {}).values())
 
 
+def _last_reader(trainer: Trainer) -> float:
+    """The lowest priority of those that read what the others reported; one that is called before may still report."""
+    return min((entry.priority for entry in _entries(trainer) if entry.name.startswith("LogReport")), default=math.inf)
+
+
 def _hint_of_order(trainer: Trainer) -> str:
     """What to do if an extension of the program reports, but only after a LogReport has been called."""
-    readers = [entry.priority for entry in _entries(trainer) if entry.name.startswith("LogReport")]
+    reader = _last_reader(trainer)
     own = [entry.priority for entry in _entries(trainer) if _is_own(what_is_called(entry.extension))]
-    if not readers or not own or min(own) > max(readers):
+    if reader == math.inf or not own or min(own) > reader:
         return ""
     return "; an extension that reports comes before LogReport by extend(..., priority=training.PRIORITY_WRITER)"
 
@@ -59,15 +65,10 @@ def _is_own(extension: Any) -> bool:
     return not str(getattr(where, "__module__", "")).startswith("dbrdist.")
 
 
-def _is_to_come(trigger: Any, trainer: Trainer, is_named: bool) -> bool:
-    """Whether a trigger fires later than now for the first time; of an unknown one that of a named extension does."""
-    first = getattr(trigger, "period", None)
-    if first is None:
-        first = min(getattr(trigger, "points", ()), default=0)
-    if getattr(trigger, "unit", None) not in ("epoch", "iteration"):
-        return is_named
-    updater = trainer.updater
-    return bool(first > (updater.epoch_detail if trigger.unit == "epoch" else updater.iteration))
+def _is_to_come(entry: Any, is_named: bool) -> bool:
+    """Whether an extension was not called yet in this run, but will be: of an unknown trigger only a named one is."""
+    is_known = getattr(entry.trigger, "unit", None) in ("epoch", "iteration")
+    return not entry.was_called and (is_named or is_known)
 
 
 def warn_of_keys(where: str, keys: Iterable[str], reported: Iterable[str], trainer: Trainer) -> bool:

@@ -39,6 +39,7 @@ class _Entry:
     priority: int
     before_training: bool
     is_told_when: bool  # by who added it
+    was_called: bool = False  # in this run
 
 
 class Trainer:
@@ -122,7 +123,7 @@ class Trainer:
     def _loop(self, entries: Sequence[_Entry]) -> None:
         self._start(entries)
         asked = [
-            (what_is_called(e.extension), e.trigger, position_if_each_step(e.trigger))
+            (e, what_is_called(e.extension), e.trigger, position_if_each_step(e.trigger))
             for e in entries
             if can_fire(e.trigger)
         ]
@@ -134,13 +135,16 @@ class Trainer:
                 updater.update()
                 if first_steps is not None:
                     first_steps = first_steps.after_update()
-                for call, trigger, position in asked:
+                for entry, call, trigger, position in asked:
                     if position is None:
-                        if trigger(self):
-                            call(self)
-                    elif position.iteration != updater.iteration:
+                        if not trigger(self):
+                            continue
+                    elif position.iteration == updater.iteration:
+                        continue
+                    else:
                         position.iteration = updater.iteration
-                        call(self)
+                    entry.was_called = True
+                    call(self)
         if first_steps is not None:
             first_steps.end()
 

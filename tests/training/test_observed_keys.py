@@ -87,3 +87,43 @@ def test_what_is_reported_after_the_log_is_said(tmp_path):
     with pytest.warns(UsageWarning, match=r"nobody has reported 'score'.*priority=training\.PRIORITY_WRITER") as caught:
         trainer.run()
     assert len(caught) == 1
+
+
+@pytest.mark.parametrize("has_log", [False, True], ids=["a log that is new", "an evaluator that is new"])
+def test_a_run_that_continues_within_an_epoch_waits_for_its_next_evaluation(tmp_path, has_log):
+    data = TupleDataset(np.eye(8, dtype=np.float32), np.arange(8, dtype=np.int32))
+
+    def trainer(stop, has_log, has_evaluator):
+        model = L.Classifier(L.Linear(8, 8))
+        updater = StandardUpdater(iterators.SerialIterator(data, 2), optimizers.SGD(0.1).setup(model))
+        made = Trainer(updater, stop, str(tmp_path))
+        if has_evaluator:
+            test = iterators.SerialIterator(data, 2, repeat=False, shuffle=False)
+            made.extend(extensions.Evaluator(test, model), trigger=(1, "epoch"))
+        if has_log:
+            made.extend(extensions.LogReport(trigger=(1, "iteration")))
+        if has_log and has_evaluator:
+            made.extend(extensions.PrintReport(["epoch", "validation/main/loss"]))
+        return made
+
+    first = trainer((6, "iteration"), has_log, not has_log)
+    first.run()
+    dbrdist.serializers.save_npz(tmp_path / "first.npz", first.updater)
+    second = trainer((3, "epoch"), True, True)
+    dbrdist.serializers.load_npz(tmp_path / "first.npz", second.updater)
+    second.run()  # warnings are errors
+
+
+def test_an_extension_that_reports_later_than_its_first_call_is_waited_for(tmp_path):
+    data = TupleDataset(np.eye(4, dtype=np.float32), np.arange(4, dtype=np.int32))
+    optimizer = optimizers.SGD(0.1).setup(L.Classifier(L.Linear(4, 4)))
+    trainer = Trainer(StandardUpdater(iterators.SerialIterator(data, 2), optimizer), (4, "epoch"), str(tmp_path))
+
+    def score(trainer):
+        if trainer.updater.epoch >= 3:
+            dbrdist.report({"score": 1.0})
+
+    trainer.extend(score, trigger=(1, "epoch"), priority=training.PRIORITY_WRITER)
+    trainer.extend(extensions.LogReport())
+    trainer.extend(extensions.PrintReport(["epoch", "score"]))
+    trainer.run()  # warnings are errors
