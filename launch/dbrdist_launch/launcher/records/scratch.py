@@ -9,13 +9,14 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 
 _KEEPER = """
 import os, shutil, signal, sys, tempfile
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
     signal.signal(number, signal.SIG_IGN)
-path = tempfile.mkdtemp(prefix=sys.argv[1])
+path = tempfile.mkdtemp(prefix=sys.argv[1], dir=sys.argv[2])
 try:
     os.chdir("/")
     os.write(1, os.fsencode(path))
@@ -28,9 +29,10 @@ finally:
 
 @contextlib.contextmanager
 def folder(prefix: str) -> Iterator[str]:
-    """The path of a new folder below TMPDIR."""
+    """The path of a new folder where Python makes temporary ones."""
     with subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _KEEPER, prefix], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        [sys.executable, "-I", "-S", "-c", _KEEPER, prefix, tempfile.gettempdir()],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         start_new_session=True,  # who ends a process group, or types Ctrl-C, leaves it its work
     ) as keeper:  # fmt: skip
         assert keeper.stdin is not None and keeper.stdout is not None
@@ -40,5 +42,7 @@ def folder(prefix: str) -> Iterator[str]:
         try:
             yield path
         finally:
-            keeper.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # somebody has killed it
+                keeper.stdin.write(b"\n")  # a child of a fork may hold the end that is closed here, and live on
+                keeper.stdin.close()
             keeper.wait()

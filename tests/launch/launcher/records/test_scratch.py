@@ -5,6 +5,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import uuid
 
 import pytest
@@ -108,12 +109,36 @@ def test_the_folder_of_a_block_goes_with_its_process_group(tmp_path, number):
 
 
 def test_the_folder_is_there_in_the_block_only(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(ZeroDivisionError), scratch.folder("x-") as path:
         (pathlib.Path(path) / "file").write_text("text")
         assert pathlib.Path(path).parent == tmp_path
         1 / 0  # noqa: B018
     assert left_in(tmp_path) == []
+
+
+@pytest.mark.timeout(60)
+def test_a_child_of_a_fork_that_lives_on_does_not_keep_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    child = 0
+    try:
+        with scratch.folder("x-"):
+            child = os.fork()
+            if not child:
+                signal.pause()
+                os._exit(0)
+        assert left_in(tmp_path) == []  # the block has ended while it lives
+    finally:
+        if child:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def test_a_block_whose_keeper_was_killed_ends_in_peace(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with scratch.folder("x-"):
+        (keeper,) = linux.children(os.getpid())
+        os.kill(keeper, signal.SIGKILL)
 
 
 def test_no_place_for_a_folder_is_an_error(monkeypatch, capfd):
