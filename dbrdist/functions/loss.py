@@ -168,9 +168,12 @@ _huber = row(
 
 
 def _bernoulli_slope(p: Operand, x: Operand) -> Operand:
-    """sigmoid(x) - p; of arrays it keeps its digits where both are near 1: there it is 1 - p less sigmoid(-x)."""
+    """sigmoid(x) - p, which keeps its digits where both are near 1: there it is 1 - p less sigmoid(-x)."""
     if isinstance(x, Variable) or isinstance(p, Variable):
-        return ops.sub(sigmoid.primitive(x), p)
+        a = as_array(x)
+        above = (a > 0).astype(a.dtype)
+        sign = 1 - 2 * above
+        return ops.add(ops.sub(above, p), ops.mul(sign, sigmoid.primitive(ops.mul(sign, x))))
     slope = (x > 0) - p
     slope += np.copysign(sigmoid.primitive(-abs(x)), 0 - x)  # 0 - x is 0 for -0, too
     return slope
