@@ -27,7 +27,8 @@ def test_the_help_shows_options_in_groups_with_defaults():
     context = click.Context(cli.launch, terminal_width=200, max_content_width=200)
     text = " ".join(cli.launch.get_help(context).split())
     for words in (
-        "--start-retries N Try again after a start that hangs, up to N times. [default: 2;", "--no-inject",
+        "--start-retries N Try again after a start that hangs or, with Open MPI, ends with 213, up to N times.",
+        "[default: 2; x>=0]", "--no-inject",
         "--port PORT TCP port of the side channel", "--ssh-option K=V An option for ssh -o; repeatable.",
         "--quiet Show only rank 0's output and failures.",
     ):  # fmt: skip
