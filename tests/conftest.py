@@ -27,7 +27,8 @@ LEFT_OUT = {"not slow": "slow|programs|mpiexec", "not programs": "programs|mpiex
 
 
 def pytest_addoption(parser):
-    parser.addoption("--part", metavar="K/N", help="of the test files only the K-th of N parts; see tests/parts.py")
+    words = "of the test files only the K-th of N parts; see tests/parts.py"
+    parser.addoption("--part", type=parts.part, metavar="K/N", help=words)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,6 +7,7 @@ that of the others behind it. The exit code is the largest.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import shutil
@@ -31,6 +32,14 @@ def divided(sizes: Iterable[tuple[str, int]], num_parts: int) -> list[set[str]]:
     return parts
 
 
+def part(words: str) -> str:
+    """``K/N`` as it is, with K from 1 to N."""
+    k, _, num_parts = words.partition("/")
+    if not (k.isdecimal() and num_parts.isdecimal() and 1 <= int(k) <= int(num_parts)):
+        raise argparse.ArgumentTypeError(f"expected K/N with K from 1 to N, got {words!r}")
+    return words
+
+
 @functools.cache
 def files_of(part: str) -> set[str]:
     """The test files of the part ``K/N``, from 1."""
@@ -49,7 +58,8 @@ def main(words: Sequence[str]) -> int:
             stack.callback(process.kill)
         codes = set()
         for process, output in zip(started, outputs):
-            codes.add(process.wait())
+            code = process.wait()
+            codes.add(code if code >= 0 else 128 - code)  # of a signal as a shell gives it: it is no success
             if output is not None:
                 output.seek(0)
                 shutil.copyfileobj(output, sys.stdout.buffer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -20,6 +22,21 @@ def test_each_file_is_in_one_part(num_parts):
 
 def test_parts_are_about_as_large():
     assert parts.divided([("a", 7), ("b", 1), ("c", 5), ("d", 3)], 2) == [{"a", "b"}, {"c", "d"}]
+
+
+@each(words=["0/2", "3/2", "2", "x/2", "-1/2", ""])
+def test_there_is_no_such_part(words):
+    with pytest.raises(argparse.ArgumentTypeError, match="K from 1 to N"):
+        parts.part(words)
+
+
+def test_a_part_that_was_killed_is_a_failure(tmp_path, monkeypatch):
+    program = tmp_path / "python"
+    program.write_text('#!/bin/sh\ncase "$*" in *" 2/2") kill -KILL $$;; esac\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    assert parts.main(["1"]) == 0
+    assert parts.main(["2"]) == 128 + signal.SIGKILL
 
 
 @each(part=["1/2", "2/2"], name=["conftest.py", "rules/test_parts.py", "each.py"])
