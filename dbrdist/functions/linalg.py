@@ -14,7 +14,7 @@ import numpy as np
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.tape import ops
-from dbrdist.core.tape.checks import Operands, expected, floating
+from dbrdist.core.tape.checks import ArgumentError, Operands, expected, floating
 from dbrdist.core.tape.elementwise_table import together
 from dbrdist.core.tape.function_node import FunctionNode, call
 from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
@@ -228,7 +228,7 @@ class Inv(FunctionNode):
 
 
 class Det(FunctionNode):
-    """y = determinant of a; ga = gy y inv(a)', for stacks of matrices"""
+    """y = determinant of a; ga = gy y inv(a)', the cofactors, for stacks of matrices"""
 
     operands = Operands("det", a="float")
 
@@ -239,8 +239,25 @@ class Det(FunctionNode):
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array | None, ...]:
         (a,), (y,) = self.retained_inputs(), self.retained_outputs()
+        try:
+            inverse = call(Inv(), a)
+        except ArgumentError:  # a matrix is singular
+            if isinstance(a, Variable):
+                raise
+            return (ops.mul(ops.reshape(gys[0], (*y.shape, 1, 1)), _cofactors(a)),)
         along = ops.reshape(ops.mul(gys[0], y), (*y.shape, 1, 1))
-        return (ops.mul(along, ops.swap(call(Inv(), a))),)
+        return (ops.mul(along, ops.swap(inverse)),)
+
+
+def _cofactors(a: Array) -> Array:
+    """Those of matrices that may be singular: of a = u s v they are det(u) det(v) u c v with the cofactors c of s."""
+    linalg = get_array_module(a).linalg
+    u, s, v = linalg.svd(a.astype(accumulation_dtype(a.dtype), copy=False))
+    for_each = s[..., None, :].repeat(s.shape[-1], axis=-2)
+    at = range(s.shape[-1])
+    for_each[..., at, at] = 1
+    sign = (linalg.det(u) * linalg.det(v))[..., None, None]
+    return (sign * (u * for_each.prod(axis=-1)[..., None, :]) @ v).astype(a.dtype, copy=False)
 
 
 class Cholesky(FunctionNode):
@@ -274,7 +291,7 @@ def _square(function: str, a: Operand, ndim: int) -> Variable:
 
 
 def det(a: Operand) -> Variable:
-    """The determinant of a square matrix, 0-d. Its gradient needs the inverse, and refuses a singular matrix.
+    """The determinant of a square matrix, 0-d. Its gradient are the cofactors; a second one refuses a singular matrix.
 
     Args:
         a: square matrix (N, N).

@@ -12,12 +12,33 @@ from tests.each import each
 SINGULAR = np.array([[1.0, 2.0], [2.0, 4.0]])
 
 
-def test_a_determinant_of_zero_has_a_value_and_no_gradient():
+def cofactors(a):
+    """By their definition."""
+    rest = [[np.delete(np.delete(a, i, 0), j, 1) for j in range(len(a))] for i in range(len(a))]
+    return np.array(
+        [[(-1) ** (i + j) * np.linalg.det(part) for j, part in enumerate(row)] for i, row in enumerate(rest)]
+    )
+
+
+@each(size=[1, 2, 3, 5], rank_off=[1, 2], dtype=["f", "d"])
+def test_the_gradient_of_a_determinant_of_zero_are_the_cofactors(size, rank_off, dtype):
+    a = np.random.default_rng(size).normal(size=(3, size, size)).astype(dtype)
+    a[1, :, :rank_off] = 0  # exactly singular
+    x = Variable(a)
+    y = F.batch_det(x)
+    y.grad = np.array([1, 2, -3], dtype)
+    y.backward()
+    expected = [scale * cofactors(m) for scale, m in zip((1, 2, -3), a.astype("d"), strict=True)]
+    assert x.grad.dtype == a.dtype
+    np.testing.assert_allclose(x.grad, expected, rtol=0, atol=(1e-4 if dtype == "f" else 1e-12) * abs(a).max() ** size)
+
+
+def test_a_determinant_of_zero_has_a_value_and_no_second_gradient():
     a = Variable(SINGULAR)
     y = F.det(a)
     assert abs(y.array) < 1e-15
     with pytest.raises(ValueError, match="inv: a: expected matrices that are not singular"):
-        F.det(Variable(np.zeros((2, 2)))).backward()
+        F.det(Variable(np.zeros((2, 2)))).backward(enable_double_backprop=True)
 
 
 def test_einsum_of_many_terms_over_large_axes():
