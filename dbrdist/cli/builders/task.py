@@ -85,10 +85,10 @@ class Task(Chain):
 
 
 def _reported(name: str, value: Any) -> Any:
-    """What a metric gives; TypeError where that is no number."""
+    """What a metric gives, a Decimal or a Fraction as a float; TypeError where that is no number."""
     if not hasattr(value, "dtype"):
         try:
-            float(value)
+            value = float(value)
         except (TypeError, ValueError, OverflowError) as error:
             raise TypeError(f"metric {name}: expected a number, got {type(value).__name__} ({error})") from error
     return value

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
 import dbrdist.functions as F
 from dbrdist import Link, Variable
 from dbrdist.cli.builders.task import Task
-from dbrdist.core.model.reporter import Reporter
+from dbrdist.core.model.reporter import DictSummary, Reporter
 from dbrdist.functions import softmax_cross_entropy
 from dbrdist.links import Linear
 from tests.each import each
@@ -52,3 +55,13 @@ def test_an_accuracy_needs_classes(case):
     with reporter:
         own(np.zeros(outputs, "f"), labels)
     assert ("main/accuracy" in reporter.observation) is expected
+
+
+@each(value=[Decimal("0.5"), Fraction(1, 2), 0.5, np.array(0.5), np.float32(0.5)])
+def test_each_kind_of_number_of_a_metric_is_a_float_in_the_log_and_in_evaluations(value):
+    own, reporter, summary = Task(Identity(), without_loss, {"odd": lambda y, t: value}), Reporter(), DictSummary()
+    reporter.add_observer("main", own)
+    with reporter:
+        own(np.zeros((4, 3), "f"), np.zeros(4, int))
+    summary.add(reporter.observation)
+    assert summary.compute_mean()["main/odd"] == 0.5
