@@ -123,7 +123,7 @@ class GoalTrigger(EndTrigger):
         """Why the run ends, in words; None where it goes on."""
         if value is None:
             return None
-        where = f"{self.key} is {value:.6g} after {self._epoch:.6g} epochs"
+        where = f"{self.key} is {value:.6g} after {self._epoch:.6g} epoch{'s' * (self._epoch != 1)}"
         if self.target is not None and (value == self.target or self._is_better(value, self.target)):
             return f"{where}: the target of {self.target:g} is reached"
         if self.patience is not None and self.count >= self.patience:
