@@ -291,7 +291,7 @@ def _square(function: str, a: Operand, ndim: int) -> Variable:
 
 
 def det(a: Operand) -> Variable:
-    """The determinant of a square matrix, 0-d. Its gradient are the cofactors; a second one refuses a singular matrix.
+    """The determinant of a square matrix, 0-d. Its gradient has the cofactors; a second one refuses a singular matrix.
 
     Args:
         a: square matrix (N, N).

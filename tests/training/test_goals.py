@@ -76,6 +76,14 @@ def test_goals(key, options, values, expected):
     assert (goal.reason is None) == (expected is None)
 
 
+@each(case=[([5.0], "is 5 after 1 epoch: "), ([3.0, 5.0], "is 5 after 2 epochs: ")])
+def test_the_reason_counts_epochs(case):
+    values, words = case
+    goal = GoalTrigger(100, None, "x", target=4, mode="max")
+    assert ends(goal, values) == len(values)
+    assert words in goal.reason
+
+
 def test_a_goal_is_asked_several_times_after_a_step():
     goal = GoalTrigger(100, None, "x", patience=2)
     for step, value in enumerate([3, 3], 1):
