@@ -66,7 +66,7 @@ def test_words_may_stand_after_options(twin):
 
 
 @pytest.fixture
-def started(twin, monkeypatch):
+def opened(twin, monkeypatch):
     """A Twin that leaves the signals of these tests alone."""
     monkeypatch.setattr(twin.signal, "signal", lambda *_: None)
     return lambda *arguments: twin.Twin("images", *arguments)
@@ -83,19 +83,19 @@ def finish(twin, folder, run, accuracies):
     (folder / run.name / "snapshot_iter_2.npz").rename(folder / run.name / "snapshot_iter_2")
 
 
-def test_finished_runs_outlive_their_machine(twin, started, tmp_path, capsys):
+def test_finished_runs_outlive_their_machine(twin, opened, tmp_path, capsys):
     """Another machine, with nothing but the file of results, trains none of them again, and adds its own."""
     first, second, *_ = twin.plan()
     file = tmp_path / "results.json"
     finish(twin, tmp_path / "here", first, [0.5, 0.75, 0.625])
-    here = started(tmp_path / "here", (), file)
+    here = opened(tmp_path / "here", (), file)
     twin.report(here, [first])
     kept = json.loads(file.read_text())["runs"]
     assert kept[first.name]["accuracy"] == 0.625
     assert kept[first.name]["curve"] == [0.5, 0.75, 0.625]
 
     finish(twin, tmp_path / "there", second, [0.25, 0.5])
-    there = started(tmp_path / "there", (), file)
+    there = opened(tmp_path / "there", (), file)
     assert [there.status(run) for run in twin.plan()[:3]] == ["finished", "finished", "new"]
     there.train(first, 2)  # starts nothing
     twin.report(there, [second])
@@ -106,18 +106,69 @@ def test_finished_runs_outlive_their_machine(twin, started, tmp_path, capsys):
     assert len(file.read_text().splitlines()) < 12  # a line for each run
 
 
-def test_results_of_other_settings_are_not_taken_for_a_run(twin, started, tmp_path):
+def test_results_of_other_settings_are_not_taken_for_a_run(twin, opened, tmp_path):
     run = twin.plan()[0]
     file = tmp_path / "results.json"
     finish(twin, tmp_path / "here", run, [0.5])
-    here = started(tmp_path / "here", (), file)
+    here = opened(tmp_path / "here", (), file)
     twin.report(here, [])
     changed = run._replace(words=(*run.words, "optimizer.lr=0.25"))
-    assert started(tmp_path / "there", (), file).status(run) == "finished"
-    assert started(tmp_path / "there", (), file).status(changed) == "new"
-    assert started(tmp_path / "there", ("iterations=78",), file).status(run) == "new"
-    assert started(tmp_path / "there", ("iterations=78",)).results == tmp_path / "there" / "results.json"
+    assert opened(tmp_path / "there", (), file).status(run) == "finished"
+    assert opened(tmp_path / "there", (), file).status(changed) == "new"
+    assert opened(tmp_path / "there", ("iterations=78",), file).status(run) == "new"
+    assert opened(tmp_path / "there", ("iterations=78",)).results == tmp_path / "there" / "results.json"
     assert here.settings(run) != here.settings(changed)
+
+
+def test_two_programs_add_to_one_file(twin, opened, tmp_path):
+    """Each began before the other had finished a run."""
+    first, second, *_ = twin.plan()
+    file = tmp_path / "results.json"
+    programs = [opened(tmp_path / name, (), file) for name in "ab"]
+    finish(twin, tmp_path / "a", first, [0.5])
+    finish(twin, tmp_path / "b", second, [0.25])
+    for program in programs:
+        twin.report(program, [])
+    assert {name: line["accuracy"] for name, line in json.loads(file.read_text())["runs"].items()} == {
+        first.name: 0.5, second.name: 0.25,
+    }  # fmt: skip
+
+
+def test_results_of_other_settings_stay_until_the_run_is_done_again(twin, opened, tmp_path):
+    run = twin.plan()[0]
+    file = tmp_path / "results.json"
+    finish(twin, tmp_path / "here", run, [0.5])
+    twin.report(opened(tmp_path / "here", (), file), [])
+    kept = file.read_text()
+    changed = opened(tmp_path / "there", ("iterations=78",), file)
+    twin.report(changed, [run])
+    assert file.read_text() == kept
+    finish(twin, tmp_path / "there", run, [0.75])
+    twin.report(changed, [run])
+    assert json.loads(file.read_text())["runs"][run.name]["accuracy"] == 0.75
+
+
+@pytest.mark.parametrize("accuracies", [[], [0.1]])
+def test_a_part_of_a_run_does_not_replace_its_results(twin, opened, tmp_path, accuracies):
+    """Another machine finished it, before this one did."""
+    run = twin.plan()[0]
+    file = tmp_path / "results.json"
+    finish(twin, tmp_path / "there", run, [0.5, 0.75])
+    twin.report(opened(tmp_path / "there", (), file), [])
+    finish(twin, tmp_path / "here", run, accuracies)
+    summary = tmp_path / "here" / run.name / "summary.json"
+    summary.write_text(summary.read_text().replace("finished", "stopped"))
+    twin.report(opened(tmp_path / "here", (), file), [run])
+    assert json.loads(file.read_text())["runs"][run.name]["curve"] == [0.5, 0.75]
+
+
+@pytest.mark.parametrize("text", ["", "<<<<<<< ours\n{}", "[]", "{}", '{"runs": []}', '{"runs": {"a": {}}}'])
+def test_a_damaged_file_of_results_is_named(twin, opened, tmp_path, text):
+    file = tmp_path / "results.json"
+    file.write_text(text)
+    with pytest.raises(SystemExit, match=r"results\.json is no file of results"):
+        opened(tmp_path, (), file)
+    assert file.read_text() == text
 
 
 @pytest.mark.slow

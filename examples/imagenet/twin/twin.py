@@ -12,6 +12,7 @@ are not trained again, on any machine. With KEY=VALUE they go to OUT/results.jso
 """
 
 import argparse
+import fcntl
 import fnmatch
 import hashlib
 import json
@@ -111,9 +112,7 @@ class Twin:
     def __init__(self, data: str, out: Path, more: tuple[str, ...], results: Path | None = None) -> None:
         self.data, self.out, self.more = data, out, more
         self.results = results or (out / "results.json" if more else HERE / "results.json")
-        self.kept: dict[str, dict[str, Any]] = (
-            json.loads(self.results.read_text())["runs"] if self.results.exists() else {}
-        )
+        self.kept = kept_in(self.results)
         self._job: subprocess.Popen[bytes] | None = None
         self._is_stopping = False
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
@@ -127,10 +126,14 @@ class Twin:
 
     def status(self, run: Planned) -> str:
         """`finished` where its results are kept, or what its folder says: `new`, or whatever came of it."""
-        if run.name in self.kept and self.kept[run.name]["settings"] == self.settings(run):
+        if self.is_kept(run):
             return "finished"
         path = self.out / run.name / "summary.json"
         return str(json.loads(path.read_text())["status"]) if path.exists() else "new"
+
+    def is_kept(self, run: Planned) -> bool:
+        """Are there results of this run as the plan has it now?"""
+        return run.name in self.kept and self.kept[run.name]["settings"] == self.settings(run)
 
     def settings(self, run: Planned) -> str:
         """A hash of what the run's configuration sets, but for the folders."""
@@ -184,9 +187,9 @@ def hash_of(snapshot: Path) -> str:
 
 def outcome(twin: Twin, run: Planned) -> dict[str, Any]:
     """What is kept of a run that is finished: accuracy and loss by epoch, time, hash, and what it was made with."""
-    folder = twin.out / run.name
-    if not (folder / "summary.json").exists():
+    if twin.is_kept(run):  # a folder here may hold a part of a run that another machine finished
         return twin.kept[run.name]
+    folder = twin.out / run.name
     summary = json.loads((folder / "summary.json").read_text())
     log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     ends = [entry for entry in log if "validation/main/accuracy" in entry]
@@ -230,16 +233,21 @@ def difference(found: dict[str, dict[str, Any]], first: str, second: str) -> str
 
 
 def report(twin: Twin, runs: list[Planned]) -> None:
-    """Write the results of all runs of the plan that are finished, and print a line for each of these runs."""
-    found = {run.name: outcome(twin, run) for run in plan() if twin.status(run) == "finished"}
-    comparisons = {
-        "akiba - momentum, 30 epochs": difference(found, "akiba-30-seed{}", "momentum-30-seed{}"),
-        "goyal - small batches, 30 epochs": difference(found, "goyal-30-seed{}", "goyal-small-30-seed{}"),
-        "bfloat16 - float32, 10 epochs": difference(found, "akiba-10-bfloat16-seed{}", "akiba-10-float32-seed{}"),
-    }
-    if found != twin.kept:
-        twin.kept = found
-        write(twin.results, found, comparisons)
+    """Add all runs of the plan that are finished to the file of results, and print a line for each of these runs.
+
+    What others have added meanwhile stays, and so does what was made with other settings until that run is done again.
+    """
+    twin.results.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(twin.results.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # several may add to one file
+        twin.kept = kept_in(twin.results)
+        found, comparisons = finished(twin)
+        if any(twin.kept.get(name) != line for name, line in found.items()):
+            twin.kept |= found
+            write(twin.results, twin.kept, comparisons)
+    finally:
+        os.close(folder)
     for run in runs:
         line = found.get(run.name)
         if line is None:
@@ -250,10 +258,34 @@ def report(twin: Twin, runs: list[Planned]) -> None:
         print(f"{name}: {words}")
 
 
+def finished(twin: Twin) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """The results of the plan's finished runs, and how they compare."""
+    found = {run.name: outcome(twin, run) for run in plan() if twin.status(run) == "finished"}
+    comparisons = {
+        "akiba - momentum, 30 epochs": difference(found, "akiba-30-seed{}", "momentum-30-seed{}"),
+        "goyal - small batches, 30 epochs": difference(found, "goyal-30-seed{}", "goyal-small-30-seed{}"),
+        "bfloat16 - float32, 10 epochs": difference(found, "akiba-10-bfloat16-seed{}", "akiba-10-float32-seed{}"),
+    }
+    return found, comparisons
+
+
+def kept_in(path: Path) -> dict[str, dict[str, Any]]:
+    """The results in a file. SystemExit where it is damaged, as by a merge that was left half-done."""
+    if not path.exists():
+        return {}
+    try:
+        runs = json.loads(path.read_text())["runs"]
+        if all("settings" in line for line in runs.values()):
+            return dict(runs)
+        words = "a run without settings"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        words = f"{type(error).__name__}: {error}"
+    sys.exit(f"twin: {path} is no file of results ({words}): mend it, or name another one with --results")
+
+
 def write(path: Path, found: dict[str, dict[str, Any]], comparisons: dict[str, str]) -> None:
     """A line of JSON for each run, so that two machines' files are merged line by line; whole, or not at all."""
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in found.items())
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".part").write_text(
         f'{{"runs": {{\n{lines}\n}}, "comparisons": {json.dumps(comparisons, indent=1)}}}\n'
     )
