@@ -76,11 +76,11 @@ def test_goals(key, options, values, expected):
     assert (goal.reason is None) == (expected is None)
 
 
-@each(case=[([5.0], "is 5 after 1 epoch: "), ([3.0, 5.0], "is 5 after 2 epochs: ")])
+@each(case=[(10, "is 5 after 1 epoch: "), (20, "is 5 after 2 epochs: "), (5, "is 5 after 0.5 epochs: ")])
 def test_the_reason_counts_epochs(case):
-    values, words = case
+    iteration, words = case
     goal = GoalTrigger(100, None, "x", target=4, mode="max")
-    assert ends(goal, values) == len(values)
+    assert goal(trainer(iteration, x=5.0))
     assert words in goal.reason
 
 
