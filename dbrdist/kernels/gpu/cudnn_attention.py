@@ -22,7 +22,7 @@ def _require(q: Array, k: Array, v: Array, *others: Array) -> None:
     cudnn.require(q, k, v, *others)
     if q.dtype.itemsize != 2 or config.use_cudnn == "never":
         raise Unsupported("another type, or cuDNN is switched off")
-    if any(a.ndim != 4 or not a.flags.c_contiguous or not cuda_source.is_aligned(a) for a in (q, k, v)):
+    if any(a.ndim != 4 or not a.flags.c_contiguous for a in (q, k, v)):
         raise Unsupported("heads of another layout")
     if any(a.shape[3] % _MULTIPLE or a.shape[3] > _MOST_WIDTH for a in (q, v)):
         raise Unsupported("heads of other widths")
@@ -32,6 +32,12 @@ def _strides(shape: tuple[int, ...], is_merged: bool = False) -> tuple[int, ...]
     """Of (B, H, L, D) in memory, or of heads side by side, (B, L, H D), if ``is_merged``."""
     _, h, length, d = shape
     return (length * h * d, d, h * d, 1) if is_merged else (h * length * d, length * d, d, 1)
+
+
+def _addresses(*arrays: Array) -> tuple[list[int], list[Array]]:
+    """Where cuDNN finds these arrays, and what has to live until then: copies of those that begin anywhere."""
+    kept = [a if cuda_source.is_aligned(a) else a.copy() for a in arrays]
+    return [a.data.ptr for a in kept], kept
 
 
 def _notes() -> cudnn.Notes:
@@ -75,7 +81,8 @@ def fused_attention(q: Array, k: Array, v: Array, scale: float, is_causal: bool,
 
     def plan(q: Array, k: Array, v: Array, scale: float, is_causal: bool, is_merged: bool) -> tuple[Array, Array]:
         y, stats = new(), new_stats()
-        run(*[a.data.ptr for a in (q, k, v, y, stats)])
+        addresses, _kept = _addresses(q, k, v)
+        run(*addresses, y.data.ptr, stats.data.ptr)
         return y, stats
 
     return plan
@@ -95,9 +102,8 @@ def fused_attention_backward(
         q: Array, k: Array, v: Array, y: Array, stats: Array, gy: Array, scale: float, is_causal: bool, is_merged: bool
     ) -> tuple[Array, ...]:
         grads = tuple([new() for new in makers])
-        if not cuda_source.is_aligned(gy):
-            gy = gy.copy()
-        run(*[a.data.ptr for a in (q, k, v, y, gy, stats, *grads)])
+        addresses, _kept = _addresses(q, k, v, y, gy, stats)
+        run(*addresses, *[g.data.ptr for g in grads])
         return grads
 
     return plan
