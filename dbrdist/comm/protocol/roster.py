@@ -64,10 +64,14 @@ def are_same(entries: list[RosterEntry]) -> bool:
     return len({e.ordinal for e in entries}) == 1 or len({e.place for e in entries}) == 1
 
 
-def check_same(comm: CommunicatorBase, entry: RosterEntry, what: str) -> None:
-    """Raise CommunicatorError on every rank where they speak of different things. Collective."""
-    entries = comm.allgather_obj(entry)
-    if not are_same(entries):
+def check_same(comm: CommunicatorBase, entry: RosterEntry, kind: str, what: str) -> None:
+    """Raise CommunicatorError on every rank where they speak of different things. Collective.
+
+    Of ranks that have made different numbers of them, as where one made another for itself, nothing is known.
+    """
+    told = comm.allgather_obj((entry, roster_of(comm, kind).num_made))
+    entries = [each for each, _ in told]
+    if not are_same(entries) and len({num_made for _, num_made in told}) == 1:
         made = "; ".join(f"number {e.ordinal} (made at {e.place}) on rank {r}" for r, e in enumerate(entries[:8]))
         raise CommunicatorError(
             f"expected the same {what} on every rank, by the order in which they were made, got {made}: the ranks call "

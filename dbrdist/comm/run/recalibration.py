@@ -72,7 +72,7 @@ class RecalibrateStatistics(Extension):
         self._device = device
 
     def __call__(self, trainer: Trainer | None = None) -> None:
-        check_same(self._comm, self._entry, "recalibration")
+        check_same(self._comm, self._entry, "recalibrations", "recalibration")
         links = [link for link in self._model.links() if isinstance(link, BatchNormalization)]
         if not links:
             return

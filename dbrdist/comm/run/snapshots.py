@@ -207,7 +207,7 @@ class AverageStatistics(Extension):
     def __call__(self, trainer: Trainer) -> None:
         if self._comm.size == 1:
             return
-        check_same(self._comm, self._entry, "average of running statistics")
+        check_same(self._comm, self._entry, "averages of statistics", "average of running statistics")
         for path, value in _persistents(self._model).items():
             if value.dtype.kind == "f":
                 _set_persistent(self._model, path, self._comm.allreduce(value) / self._comm.size)

@@ -319,3 +319,18 @@ def test_the_example_stops_on_request_and_goes_on(tmp_path):
     assert done.returncode == 0, done.stderr
     table = [line.split()[0] for line in done.stdout.splitlines() if line[:1].isdigit()]
     assert table == [str(epoch) for epoch in range(step // 23 + 1, epochs + 1)]
+
+
+def test_a_rank_may_make_another_average_for_itself():
+    def part(comm):
+        def average(model):
+            return AverageStatistics(comm, model)
+
+        if comm.rank == 0:
+            average(L.BatchNormalization(2))
+        model = L.BatchNormalization(2)
+        model.avg_mean[...] = comm.rank
+        average(model)(None)
+        return model.avg_mean.tolist()
+
+    assert run_threads(2, part, timeout_seconds=60) == [[0.5, 0.5]] * 2
