@@ -16,7 +16,7 @@ from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_modu
 from dbrdist.core.array.config import config
 from dbrdist.core.array.gpu.mixed_devices import refuse_mixed
 from dbrdist.core.array.sums import product_sum
-from dbrdist.core.array.types import Module
+from dbrdist.core.array.types import IntArray, Module
 from dbrdist.core.names.limits import decay, within
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating, one_of
@@ -32,6 +32,8 @@ from dbrdist.functions.math import (
     sum_of_exp,
 )
 from dbrdist.functions.scores import NOT_SCORES, see_scores, warn_of_one_class
+
+_MOST_LABELS = 1 << 24  # classes whose numbers float32 holds
 
 
 class LabelCrossEntropy(FunctionNode):
@@ -55,10 +57,6 @@ class LabelCrossEntropy(FunctionNode):
         self.shape = (*x.shape[:1], *x.shape[2:], num_classes)
         self.gives_new = x.ndim == 2
         rows = self._rows(x)
-        # ln sum exp(x) = shift + ln total, apart: of large scores the sum would be rounded by more than the loss is
-        self.shift = shift = greatest(rows, (1,))
-        self.sums = sum_of_exp(rows, shift, (1,))
-        logs = log_of_sum(self.sums, rows, shift, (1,))
         t = self.t.reshape(-1).astype(np.int64, copy=False)
         if self.valid is not None:
             t = xp.where(self.valid.reshape(-1), t, 0)
@@ -69,10 +67,33 @@ class LabelCrossEntropy(FunctionNode):
         if self.weight is not None:
             self.at_label *= self.weight[t]
             self.spread = self.spread * self.weight
-        losses = -_product(xp, self.at_label, rows.take(self.at) - shift[:, 0] - logs[:, 0])
-        if self.smoothing:
-            losses -= _product(xp, self.spread, rows - shift - logs).sum(axis=1)
+        losses = self._losses_by_loop(rows, t)
+        if losses is None:
+            # ln sum exp(x) = shift + ln total, apart: of large scores the sum would be rounded by more than the loss is
+            self.shift = shift = greatest(rows, (1,))
+            self.sums = sum_of_exp(rows, shift, (1,))
+            logs = log_of_sum(self.sums, rows, shift, (1,))
+            losses = -_product(xp, self.at_label, rows.take(self.at) - shift[:, 0] - logs[:, 0])
+            if self.smoothing:
+                losses -= _product(xp, self.spread, rows - shift - logs).sum(axis=1)
         return (self._only_valid(losses).reshape(self.shape[:-1]),)
+
+    def _losses_by_loop(self, rows: Array, t: IntArray) -> Array | None:
+        """The losses of rows (M, K) by a compiled loop; None where it is not for them."""
+        self.labels = None
+        num_classes = self.shape[-1]
+        if rows.dtype != np.float32 or num_classes > _MOST_LABELS or (self.smoothing and self.weight is not None):
+            return None
+        labels = t.astype(np.float32)
+        made = kernels.of_rows("cross_entropy", (rows, labels), num_classes)
+        if made is None:
+            return None
+        self.labels = labels
+        shift, sums, at, below = made
+        self.shift, self.sums = shift[:, None], sums[:, None]
+        logs = log_of_sum(self.sums, rows, self.shift, (1,))[:, 0]
+        losses = -_product(np, self.at_label, at - logs)
+        return losses - np.float32(self.smoothing) * (below - logs) if self.smoothing else losses
 
     def _rows(self, x: Operand) -> Any:
         """(N, K, D...) as (M, K) in the wider type: as it lies in memory for (N, K) and for channels-last images."""
@@ -92,21 +113,34 @@ class LabelCrossEntropy(FunctionNode):
             return (self._derive_again(x, gy, self._only_valid(total)),)
         gy = gy.reshape(-1)
         with np.errstate(divide="ignore", invalid="ignore"):  # scores that are all -inf
-            gx = scaled_exp_difference(self._rows(x), self.shift, (total * gy)[:, None] / self.sums)
-        if self.smoothing and (self.weight is not None or self.valid is not None):
-            gx -= self._weights() * gy[:, None]
-        else:
-            rows = get_array_module(gx).arange(len(self.at))  # gx lies in any order, so that no flat view is sure
-            places, weight = (rows, self.at - rows * self.shape[-1]), self.at_label
-            if self.smoothing:
-                weight = weight + self.spread
-                labels = gx[places]
-                gx -= (self.spread * gy)[:, None]
-                gx[places] = labels
-            gx[places] -= weight * gy
+            factor = (total * gy)[:, None] / self.sums
+        rows, gx = self._rows(x), None
+        if self.labels is not None:
+            less = self.spread * gy if self.smoothing else np.zeros_like(gy, order="C")
+            weight = (self.at_label + self.spread if self.smoothing else self.at_label) * gy
+            numbers = self.shift[:, 0], factor[:, 0], less, self.labels, weight
+            made = kernels.of_rows("cross_entropy_gradient", (rows, *numbers), self.shape[-1])
+            gx = None if made is None else made[0].reshape(rows.shape)
+        if gx is None:
+            gx = self._gradient(scaled_exp_difference(rows, self.shift, factor), gy)
         if self.valid is not None:
             get_array_module(gx).copyto(gx, 0, where=~self.valid.reshape(-1, 1))  # a mask as an index would wait
         return (_class_second(gx.reshape(self.shape).astype(x.dtype, copy=False)),)
+
+    def _gradient(self, gx: Array, gy: Array) -> Array:
+        """gx, softmax(x) gy sum_k q, less q gy"""
+        if self.smoothing and (self.weight is not None or self.valid is not None):
+            gx -= self._weights() * gy[:, None]
+            return gx
+        rows = get_array_module(gx).arange(len(self.at))  # gx lies in any order, so that no flat view is sure
+        places, weight = (rows, self.at - rows * self.shape[-1]), self.at_label
+        if self.smoothing:
+            weight = weight + self.spread
+            labels = gx[places]
+            gx -= (self.spread * gy)[:, None]
+            gx[places] = labels
+        gx[places] -= weight * gy
+        return gx
 
     def _derive_again(self, x: Variable, gy: Any, total: Array) -> Any:
         """The same of Variables, whose graph holds the sums as well."""
@@ -189,11 +223,19 @@ class WeightedCrossEntropy(FunctionNode):
     gx = (softmax(x) sum_k q - q) gy.
     """
 
+    gives_new = True
+
     def __init__(self, q: Array) -> None:
         self.q = q
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_inputs((0,))
+        self.sums = None
+        if xs[0].ndim == 2 and xs[0].dtype == np.float32:
+            made = kernels.of_rows("soft_cross_entropy", (xs[0], self.q), xs[0].shape[1])
+            if made is not None:
+                *self.sums, losses = made
+                return (losses,)
         logs = kernels.log_softmax(xs[0].astype(self.q.dtype, copy=False), 1)
         if type(logs) is np.ndarray and logs.dtype == self.q.dtype and self.q.all():
             return (-product_sum(self.q, logs, (1,), False),)
@@ -201,6 +243,14 @@ class WeightedCrossEntropy(FunctionNode):
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Any, ...]:
         (x,), q = self.retained_inputs(), self.q
+        if self.sums is not None and not self._on_variables:
+            shift, total, shares = self.sums
+            with np.errstate(divide="ignore", invalid="ignore"):
+                factor = shares * gys[0] / total
+            numbers = shift, factor, np.ascontiguousarray(gys[0])
+            made = kernels.of_rows("soft_cross_entropy_gradient", (x, q, *numbers), x.shape[1])
+            if made is not None:
+                return (made[0].reshape(x.shape),)
         p = call(Softmax(1), ops.cast(x, q.dtype))
         gy = ops.reshape(gys[0], (x.shape[0], 1, *x.shape[2:]))
         if type(p) is np.ndarray and p.dtype == q.dtype == gy.dtype:  # in its place: p is as large as x, and new

@@ -18,18 +18,22 @@ from dbrdist.functions.math import checked_axis
 
 
 def _by_loop(name: str, axis: int, arrays: tuple[Array, ...], *numbers: int, end: str = "") -> Array | None:
-    """What a compiled loop makes of arrays of one shape along their first or last axis; None: NumPy has to do.
+    """What a compiled loop makes of arrays of one shape along an axis; None: NumPy has to do.
 
-    The arrays are in C order, perhaps after the first axis has been moved to the end.
+    The arrays are in C order, perhaps after the first axis has been moved to the end. ``numbers`` are those of loops
+    that take any axis.
     """
     shape: tuple[int, ...] = arrays[0].shape
     n, columns = shape[axis], math.prod(shape) // max(shape[axis], 1)
-    if axis:
+    if axis and axis == len(shape) - 1:
         made = kernels.of_rows(f"{name}_of_rows{end}", arrays, n, *numbers)
         return None if made is None else made[0].reshape(shape)
     if arrays[0].flags.c_contiguous:
-        made = kernels.of_rows(f"{name}_of_columns{end}", arrays, n, columns, *numbers)
+        width = (math.prod(shape[axis + 1 :]),) if numbers else ()
+        made = kernels.of_rows(f"{name}_of_columns{end}", arrays, n, columns, *numbers, *width)
         return None if made is None else made[0].reshape(shape)
+    if axis:
+        return None
     turned = tuple([a.transpose((*range(1, a.ndim), 0)) for a in arrays])
     y = kernels.of_rows(f"{name}_of_rows{end}", turned, n, *numbers)
     return None if y is None else y[0].reshape(turned[0].shape).transpose((-1, *range(len(shape) - 1)))
@@ -46,9 +50,7 @@ class CumSum(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         (x,) = xs
-        y = None
-        if self.axis in (0, x.ndim - 1):
-            y = _by_loop("cumsum", self.axis, (x,), -1 if self.backwards else 1)
+        y = _by_loop("cumsum", self.axis, (x,), -1 if self.backwards else 1) if x.size else None
         if y is not None:
             return (y,)
         order = (*(slice(None),) * self.axis, slice(None, None, -1 if self.backwards else 1))

@@ -196,7 +196,7 @@ def batch_l2_norm_squared(x: Operand) -> Variable:
     if x.ndim < 1 + as_chainer[0]:
         raise expected("batch_l2_norm_squared", "x", "an axis of examples, and in Chainer one of features", x)
     wide = ops.cast(x, accumulation_dtype(x.dtype))
-    return ops.cast(ops.sum(ops.mul(wide, wide), tuple(range(1, x.ndim))), x.dtype)
+    return ops.cast(ops.sum(ops.power(wide, 2), tuple(range(1, x.ndim))), x.dtype)
 
 
 # ---- square matrices ------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from dbrdist.core.array.elementwise import KERNEL_ELEMENTS, hand_down_kernel
-from dbrdist.core.array.types import Array, IntArray
+from dbrdist.core.array.types import Array, DType, IntArray
 from dbrdist.kernels.table import kernel
 
 _float32 = np.dtype(np.float32)
@@ -60,5 +60,19 @@ def filter_rows(pixels: Array, first: IntArray, counts: IntArray, weights: Array
     return "filter_rows", pixels.dtype, first.dtype, counts.dtype, weights.dtype, out.dtype
 
 
+@kernel(is_light=True)
+def convert(x: Array, dtype: DType) -> Array | None:
+    """A copy of x on the host in another type, laid out as x. None: NumPy has to do."""
+    return "convert", x.shape, x.strides, x.dtype, dtype
+
+
+@kernel(is_light=True)
+def philox(words: IntArray, counter: IntArray, key: IntArray) -> bool:
+    """Write the first words of NumPy's Philox with a counter (4,) and a key (2,); False: NumPy has to do."""
+    return ("philox",)
+
+
+hand_down_kernel("convert", convert)
+hand_down_kernel("philox", philox)
 hand_down_kernel("of_rows", of_rows)
 hand_down_kernel("pick_rows", pick_rows)

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from dbrdist.kernels.cpu import columns, loops, onednn, onednn_ops
+from dbrdist.kernels.cpu import columns, loops, onednn, onednn_normalization, onednn_ops
 from dbrdist.kernels.gpu import (
     cuda_normalization,
     cuda_ops,
@@ -33,7 +33,7 @@ Plan = Callable[..., Any]
 
 # In order of preference.
 PROVIDERS: dict[str, dict[str, Callable[..., Plan]]] = {
-    "loops": loops.ROWS,
+    "loops": loops.ROWS | onednn_normalization.PLANE_ROWS,
     "columns": columns.ROWS,
     "onednn": onednn_ops.ROWS,
     "cudnn": {**cudnn_convolution.ROWS, **cudnn_attention.ROWS},

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from dbrdist.core.array.elementwise import kernels
 from dbrdist.core.array.types import HostArray
 
 if TYPE_CHECKING:
@@ -29,6 +30,20 @@ _FORWARD = zlib.crc32(b"forward")  # the purpose of what functions draw
 def _philox(seed: int, purpose: str, counter: tuple[int, int, int, int]) -> np.random.Philox:
     key = np.array([operator.index(seed) & _MASK, zlib.crc32(purpose.encode())], np.uint64)
     return np.random.Philox(counter=np.array(counter, np.uint64), key=key)
+
+
+_MANY_WORDS = 1 << 10
+
+
+def _words(seed: int, counter: tuple[int, int, int, int], num_words: int) -> np.ndarray[Shape, np.dtype[np.uint64]]:
+    """The words of a draw, whole blocks: by a compiled loop, on several threads."""
+    kernel = kernels.get("philox")
+    if kernel is not None and num_words >= _MANY_WORDS:
+        words = np.empty(num_words, np.uint64)
+        key = np.array([operator.index(seed) & _MASK, _FORWARD], np.uint64)
+        if kernel(words, np.array(counter, np.uint64), key):
+            return words
+    return _philox(seed, "forward", counter).random_raw(num_words)
 
 
 def generator(seed: int, purpose: str, epoch: int = 0, sample: int = 0, part: int = 0) -> np.random.Generator:
@@ -167,8 +182,8 @@ def raw_words(
     draw = s.draw
     s.draw = draw + 1
     blocks = -(-words_per_row // _WORDS_PER_BLOCK)
-    bits = _philox(s.seed, "forward", (0 if is_shared else s.row * blocks, draw, s.iteration, s.epoch))
-    words = bits.random_raw(num_rows * blocks * _WORDS_PER_BLOCK)
+    counter = 0 if is_shared else s.row * blocks, draw, s.iteration, s.epoch
+    words = _words(s.seed, counter, num_rows * blocks * _WORDS_PER_BLOCK)
     return words.reshape(num_rows, blocks * _WORDS_PER_BLOCK)[:, :words_per_row]
 
 
@@ -227,8 +242,8 @@ class Lines:
         """Those of the lines from ``start`` to ``stop`` of a row, shape (stop - start, length)."""
         seed, draw, iteration, epoch = self._at
         block = (self._first + row) * self._blocks_per_row + start * self._blocks_per_line
-        made = _philox(seed, "forward", (block, draw, iteration, epoch))
-        words = made.random_raw((stop - start) * self._blocks_per_line * _WORDS_PER_BLOCK)
+        num_words = (stop - start) * self._blocks_per_line * _WORDS_PER_BLOCK
+        words = _words(seed, (block, draw, iteration, epoch), num_words)
         return words.view("<u4").reshape(stop - start, -1)[:, : self._length]
 
 

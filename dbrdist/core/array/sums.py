@@ -43,7 +43,8 @@ def wide_sum(x: Array, axis: tuple[int, ...] | None, keepdims: bool) -> Array:
             return total if keepdims else total.reshape([n for i, n in enumerate(x.shape) if i not in last + others])
     y = _by_loops(x, axis) if is_on_host and x.size >= KERNEL_ELEMENTS else None
     if y is not None:
-        return y.reshape(y.shape + (1,) * (x.ndim - y.ndim)) if keepdims else y[()]
+        shape = [1 if axis is None or i in (a % x.ndim for a in axis) else n for i, n in enumerate(x.shape)]
+        return y.reshape(shape) if keepdims else y[()]
     rows = _as_rows(x, axis) if axis and is_on_host else None
     if rows is None:
         return x.sum(axis=axis, dtype=accumulation_dtype(x.dtype), keepdims=keepdims)
@@ -80,13 +81,18 @@ _PARTS = 32  # as loops over rows have it
 
 
 def _by_loops(x: Array, axis: tuple[int, ...] | None) -> Array | None:
-    """The sums over all or over the last axes, by a compiled loop in NumPy's order; None where NumPy has to do."""
+    """The sums over all axes or some that follow each other, by a compiled loop in NumPy's order; None otherwise."""
     of_rows = kernels.get("of_rows")
     if of_rows is None or not x.flags.c_contiguous:
         return None
-    lead = 0 if axis is None else x.ndim - len(axis)
-    if axis is not None and (not lead or sorted([a % x.ndim for a in axis]) != list(range(lead, x.ndim))):
-        return None
+    lead = 0
+    if axis is not None:
+        axes = sorted([a % x.ndim for a in axis if -x.ndim <= a < x.ndim])
+        lead = axes[0] if axes else 0
+        if not axes or len(axes) < len(axis) or axes != list(range(lead, axes[-1] + 1)) or len(axes) == x.ndim:
+            return None
+        if axes[-1] < x.ndim - 1:
+            return _columns_by_loop(of_rows, x, lead, axes[-1] + 1)
     length = prod(x.shape[lead:])
     made = of_rows("sum_of_parts" if length >= _LONG else "sum_of_rows", (x,), length)
     if made is None or length < _LONG:
@@ -95,6 +101,18 @@ def _by_loops(x: Array, axis: tuple[int, ...] | None) -> Array | None:
     while parts.shape[-1] > 1:
         parts = parts[..., ::2] + parts[..., 1::2]
     return parts[..., 0] + x.dtype.type(0)
+
+
+_WIDE = 16  # columns from which on NumPy adds row to row; a loop takes them one by one below 64
+
+
+def _columns_by_loop(of_rows: Any, x: Array, first: int, end: int) -> Array | None:
+    """The sums over the axes from first to end, which are not the last, of an array in C order."""
+    outer, count, width = prod(x.shape[:first]), prod(x.shape[first:end]), prod(x.shape[end:])
+    if width < _WIDE or not count or (outer == 1 and count >= _MANY_ROWS):  # of many rows parts are summed alone
+        return None
+    made = of_rows("sum_of_columns", (x,), count, outer * width, width)
+    return None if made is None else made[0].reshape(x.shape[:first] + x.shape[end:])
 
 
 def _as_rows(x: Array, axis: tuple[int, ...]) -> Array | None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from dbrdist.core.array import backend
 from dbrdist.core.array.scipy_parts import special_function
-from dbrdist.core.array.types import HostArray
+from dbrdist.core.array.types import DType, HostArray
 from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.cpu.onednn_finite import memory_row
 from dbrdist.kernels.reference import numpy_, numpy_softmax
@@ -311,7 +311,7 @@ def _plan_softmax(name: str, reference: Callable[..., HostArray]) -> Callable[..
     return plan
 
 
-def _plan_of_rows(name: str, arrays: tuple[HostArray, ...], numbers: tuple[int, ...]) -> Plan:
+def _plan_of_rows(name: str, arrays: tuple[HostArray, ...], numbers: tuple[Any, ...]) -> Plan:
     """See host_dispatch.of_rows."""
     kinds = "" if _found is None else _found.ROWS.get(name, "")
     num_out, length = len(kinds) - len(arrays), numbers[0]
@@ -320,7 +320,8 @@ def _plan_of_rows(name: str, arrays: tuple[HostArray, ...], numbers: tuple[int, 
     run, dtype = _loop(name, *arrays), arrays[0].dtype
     of_row = {kind: _of_row(kind, *numbers) for kind in kinds}
     count = max(a.size // of_row[kind] for kind, a in zip(kinds[num_out:], arrays))
-    new = [backend.plain_allocator((of_row[kind] * (1 if kind in "cm" else count),), dtype) for kind in kinds[:num_out]]
+    sizes = [of_row[kind] * (1 if kind in "cmiv" else count) for kind in kinds[:num_out]]
+    new = [backend.plain_allocator((size,), dtype) for size in sizes]
 
     def of_rows(
         name: str, arrays: tuple[HostArray, ...], numbers: tuple[int, ...],
@@ -331,9 +332,20 @@ def _plan_of_rows(name: str, arrays: tuple[HostArray, ...], numbers: tuple[int, 
     return of_rows
 
 
-def _of_row(kind: str, n: int, columns: int = 0, *_: int) -> int:
+def is_compiled() -> bool:
+    """Whether there are loops."""
+    return _found is not None
+
+
+def rows_of(name: str, arrays: tuple[HostArray, ...], numbers: tuple[float, ...]) -> tuple[HostArray, ...] | None:
+    """What a loop over rows makes of arrays, without a plan that is kept; None where it is not for them."""
+    made: tuple[HostArray, ...] | None = _plan_of_rows(name, arrays, numbers)(name, arrays, numbers)
+    return made
+
+
+def _of_row(kind: str, n: int, columns: int = 0, *_: float) -> int:
     """The elements of an array for a row of n, by the letters of vector_loops.ROWS."""
-    return {"r": 1, "p": 32, "t": 2 * n, "m": columns, "c": n * columns}.get(kind, n)
+    return {"r": 1, "p": 32, "t": 2 * n, "m": columns, "v": columns, "c": n * columns, "i": n * columns}.get(kind, n)
 
 
 def _plan_sum_of(terms: tuple[HostArray, ...], out: HostArray) -> Plan:
@@ -372,8 +384,37 @@ def _plan_filter_rows(*arrays: HostArray) -> Plan:
     return _found.filter_rows  # type: ignore[no-any-return]
 
 
+def _plan_convert(x: HostArray, dtype: DType) -> Plan:
+    """See host_dispatch.convert."""
+    kind = None if _found is None else _found.CONVERSIONS.get(_letter(x.dtype) + _letter(dtype))
+    are_images = x.ndim == 4 and backend.lies_as_images(x)
+    if kind is None or not (backend.is_channels_last(x) if are_images else _is_in_c_order(x)):
+        raise onednn.Unsupported("no compiled loop, or none for this layout")
+    new = (backend.allocator if are_images else backend.plain_allocator)(x.shape, dtype)
+
+    def convert(x: HostArray, dtype: DType) -> HostArray | None:
+        y = new()
+        return y if _found.convert_elements(kind, memory_row(y), memory_row(x)) else None
+
+    return convert
+
+
+def _letter(dtype: DType) -> str:
+    """As in conversion_loops.h; of other types something else."""
+    return "E" if dtype.name == "bfloat16" else dtype.char if dtype.isnative and dtype.char in "efd" else "?"
+
+
+def _plan_philox(words: HostArray, counter: HostArray, key: HostArray) -> Plan:
+    """See host_dispatch.philox."""
+    if _found is None:
+        raise onednn.Unsupported("no compiled loop")
+    return _found.philox  # type: ignore[no-any-return]
+
+
 ROWS = {
     "filter_rows": _plan_filter_rows,
+    "convert": _plan_convert,
+    "philox": _plan_philox,
     "pick_rows": _plan_pick_rows,
     "sum_of": _plan_sum_of,
     "update": _plan_update,

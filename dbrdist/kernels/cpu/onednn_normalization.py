@@ -1,4 +1,7 @@
-"""Batch normalization on oneDNN: with a ReLU 2 to 4 times as fast as NumPy's on ResNet-50's layers."""
+"""Batch normalization on oneDNN: with a ReLU 2 to 4 times as fast as NumPy's on ResNet-50's layers.
+
+Images in planes are normalized by loops of our own.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import numpy as np
 
 from dbrdist.core.array import backend
 from dbrdist.core.array.types import DType, HostArray
-from dbrdist.kernels.cpu import onednn
+from dbrdist.kernels.cpu import loops, onednn
 from dbrdist.kernels.cpu.onednn import Builder, Primitive, cached
 from dbrdist.kernels.cpu.onednn_finite import is_finite, memory_row, normalizes_finitely
 from dbrdist.kernels.reference import numpy_, numpy_normalization
@@ -340,5 +343,97 @@ ROWS = {
     "bn_forward": _plan_forward,
     "bn_inference": _plan_inference,
     "bn_backward": _plan_backward,
+    "bn_mask": lambda saved: bn_mask,
+}
+
+
+# ---- images in C order, plane after plane, as a user's own arrays are: compiled loops take half of the time that it
+# takes to bring them to the layout above and back
+
+_FEW = 1 << 13  # elements, up to which nothing is gained
+
+
+def _run_planes(name: str, *arrays: HostArray, eps: float) -> tuple[HostArray, ...]:
+    """What a loop makes of images, the first array, and what belongs to them."""
+    n, c, h, w = arrays[0].shape
+    made = loops.rows_of(name, arrays, (n * h * w, c, h * w, eps))
+    if made is None:
+        raise RuntimeError(f"{name}: the compiled loop does not take arrays that its plan was made for")
+    return made
+
+
+def _check_planes(x: HostArray, axis: tuple[int, ...]) -> None:
+    """Raise Unsupported unless x are images whose planes lie dense, and that oneDNN would have to copy."""
+    if loops.is_compiled() and type(x) is np.ndarray and x.dtype == _F32 and x.ndim == 4 and x.size >= _FEW:
+        is_plain = x.flags.c_contiguous and not backend.is_channels_last(x) and not backend.lies_as_images(x)
+        if is_plain and axis == (0, 2, 3):
+            return
+    raise onednn.Unsupported("other arrays than images of float32 in planes")
+
+
+def _dense(a: HostArray) -> HostArray:
+    return np.require(a, _F32, "CA")
+
+
+def _vector(a: HostArray) -> HostArray:
+    return _dense(a).reshape(-1)
+
+
+def _planes_forward(
+    x: HostArray, gamma: HostArray, beta: HostArray, eps: float, axis: tuple[int, ...], relu: bool
+) -> tuple[HostArray, HostArray, HostArray, Any]:
+    """See numpy_normalization.bn_forward; saved is where the ReLU let elements through."""
+    y, mean, var = _run_planes("normalize_planes", _dense(x), _vector(gamma), _vector(beta), eps=eps)
+    y = y.reshape(x.shape)
+    if not relu:
+        return y, mean, var, None
+    y = numpy_.relu_forward(y)
+    return y, mean, var, y != 0
+
+
+def _planes_inference(
+    x: HostArray, gamma: HostArray, beta: HostArray, mean: HostArray, var: HostArray, eps: float,
+    axis: tuple[int, ...], relu: bool, out: HostArray | None = None,
+) -> HostArray:  # fmt: skip
+    """See numpy_normalization.bn_inference."""
+    (y,) = _run_planes("apply_to_planes", _dense(x), *map(_vector, (gamma, beta, mean, var)), eps=eps)
+    y = y.reshape(x.shape)
+    if relu:
+        y = numpy_.relu_forward(y)
+    if out is None:
+        return y
+    out[...] = y
+    return out
+
+
+def _planes_backward(
+    x: HostArray, gamma: HostArray, mean: HostArray, var: HostArray, gy: HostArray, eps: float, saved: Any,
+    axis: tuple[int, ...], relu: bool, out_gamma: HostArray | None = None, out_beta: HostArray | None = None,
+    is_ours: bool = False,
+) -> tuple[HostArray, HostArray, HostArray]:  # fmt: skip
+    """See numpy_normalization.bn_backward."""
+    if relu:
+        gy = numpy_.relu_backward(saved, gy)
+    gx, *vectors = _run_planes(
+        "normalize_planes_backward", _dense(x), _dense(gy), *map(_vector, (gamma, mean, var)), eps=eps
+    )
+    given = [_delivered(v, out, gamma) for v, out in zip(vectors, (out_gamma, out_beta))]
+    return gx.reshape(x.shape), given[0], given[1]
+
+
+def _plan_planes(run: Callable[..., Any], place: int) -> Callable[..., Any]:
+    """A plan where the images and the axes, the argument at ``place``, are such."""
+
+    def plan(x: HostArray, *rest: Any) -> Callable[..., Any]:
+        _check_planes(x, rest[place - 1])
+        return run
+
+    return plan
+
+
+PLANE_ROWS: dict[str, Callable[..., Any]] = {
+    "bn_forward": _plan_planes(_planes_forward, 4),
+    "bn_inference": _plan_planes(_planes_inference, 6),
+    "bn_backward": lambda *arguments: _planes_backward,
     "bn_mask": lambda saved: bn_mask,
 }

@@ -51,22 +51,7 @@ INSIDE float row_sum(const float *restrict x, ptrdiff_t n, ptrdiff_t whole) {
     }                                                                              \
     float sum = (float)(wide + sum_of_lanes(lanes));
 
-/* Rows of fewer than SHORT elements: GROUP of them side by side, element j of the r-th at j * GROUP + r, so that each has
-the same result whatever is beside it. */
-enum { GROUP = LANES, SHORT = 64 };
-#define FOR_GROUP for (int r = 0; r < GROUP; ++r)
-
-INSIDE void gather_rows(float *restrict to, const float *restrict x, ptrdiff_t count, const ptrdiff_t n) {
-    if (count < GROUP)
-        for (ptrdiff_t k = 0; k < n * GROUP; ++k) to[k] = 0.0f;
-    for (ptrdiff_t r = 0; r < count; ++r)
-        for (ptrdiff_t j = 0; j < n; ++j) to[j * GROUP + r] = x[r * n + j];
-}
-
-INSIDE void scatter_rows(float *restrict y, const float *restrict from, ptrdiff_t count, const ptrdiff_t n) {
-    for (ptrdiff_t r = 0; r < count; ++r)
-        for (ptrdiff_t j = 0; j < n; ++j) y[r * n + j] = from[j * GROUP + r];
-}
+#include "short_rows.h"
 
 /* powers of the elements less the largest of their row, which is subtracted from x; and their sums */
 INSIDE void exp_of_group(float *restrict powers, float *restrict x, double *restrict sums, const ptrdiff_t n) {
@@ -113,35 +98,44 @@ INSIDE void softmax_of_group(float *restrict y, const float *restrict from, ptrd
     scatter_rows(y, powers, count, n);
 }
 
-/* Of each row the sum of ELEMENT, for each of its elements. */
-#define SPREAD_SUMS(spread, ELEMENT)                                          \
-    for (ptrdiff_t r = 0; r < count; ++r) {                                   \
-        double sum = 0;                                                       \
-        for (ptrdiff_t j = r * n; j < r * n + n; ++j) sum += ELEMENT;         \
-        for (ptrdiff_t j = r * n; j < r * n + n; ++j) spread[j] = (float)sum; \
-    }
+/* Of each row the sum of ELEMENT. */
+#define GROUP_SUMS(sums, ELEMENT)                             \
+    float sums[GROUP];                                        \
+    double wide[GROUP];                                       \
+    FOR_GROUP wide[r] = 0;                                    \
+    for (ptrdiff_t k = 0; k < n * GROUP; k += GROUP)          \
+        FOR_GROUP wide[r] += ELEMENT;                         \
+    FOR_GROUP sums[r] = (float)wide[r];
 
 INSIDE void log_softmax_backward_of_group(float *restrict gx, const float *restrict y, const float *restrict gy,
                                           ptrdiff_t count, const ptrdiff_t n) {
-    float sums[SHORT * GROUP];
-    SPREAD_SUMS(sums, gy[j])
-    for (ptrdiff_t j = 0; j < count * n; ++j) gx[j] = gy[j] - exp_of(y[j]) * sums[j];
+    float a[SHORT * GROUP], b[SHORT * GROUP];
+    gather_rows(a, y, count, n);
+    gather_rows(b, gy, count, n);
+    GROUP_SUMS(sums, b[k + r])
+    for (ptrdiff_t k = 0; k < n * GROUP; ++k) a[k] = exp_of(a[k]); /* apart: within the next it would be no vectors */
+    for (ptrdiff_t k = 0; k < n * GROUP; k += GROUP)
+        FOR_GROUP a[k + r] = b[k + r] - a[k + r] * sums[r];
+    scatter_rows(gx, a, count, n);
 }
 
 INSIDE void softmax_backward_of_group(float *restrict gx, const float *restrict y, const float *restrict gy,
                                       ptrdiff_t count, const ptrdiff_t n) {
-    float sums[SHORT * GROUP];
-    SPREAD_SUMS(sums, y[j] * gy[j])
-    for (ptrdiff_t j = 0; j < count * n; ++j) gx[j] = y[j] * (gy[j] - sums[j]);
+    float a[SHORT * GROUP], b[SHORT * GROUP];
+    gather_rows(a, y, count, n);
+    gather_rows(b, gy, count, n);
+    GROUP_SUMS(sums, a[k + r] * b[k + r])
+    for (ptrdiff_t k = 0; k < n * GROUP; k += GROUP)
+        FOR_GROUP a[k + r] = a[k + r] * (b[k + r] - sums[r]);
+    scatter_rows(gx, a, count, n);
 }
 
-/* All rows from i to stop if they are short; the compiler knows how many a whole group has. */
-#define IF_SHORT(f, ...)                                                     \
-    if (n < SHORT) {                                                         \
-        for (; i + GROUP <= stop; i += GROUP) f(__VA_ARGS__, GROUP, n);      \
-        if (i < stop) f(__VA_ARGS__, stop - i, n);                           \
-        i = stop - 1;                                                        \
-        continue;                                                            \
+/* All rows from i to stop if they are short, in one call: another for a whole group would compile all twice. */
+#define IF_SHORT(f, ...)                                                                           \
+    if (n < SHORT) {                                                                               \
+        for (; i < stop; i += GROUP) f(__VA_ARGS__, stop - i < GROUP ? stop - i : GROUP, n);       \
+        i = stop - 1;                                                                              \
+        continue;                                                                                  \
     }
 
 #define ROW_LENGTH const ptrdiff_t n = (ptrdiff_t)numbers[0]; const ptrdiff_t whole = n - n % LANES;
@@ -245,6 +239,7 @@ FLOAT_LOOP(crelu_backward, OUT(0, to) IN(1, of_y) IN(2, of_gy), ROW_LENGTH, {
         if (n == 2) f(__VA_ARGS__, i, stop, 2);        \
         else if (n == 4) f(__VA_ARGS__, i, stop, 4);   \
         else if (n == 8) f(__VA_ARGS__, i, stop, 8);   \
+        else if (n == 16) f(__VA_ARGS__, i, stop, 16); \
         else f(__VA_ARGS__, i, stop, n);               \
         i = stop - 1;                                  \
     }
@@ -299,7 +294,8 @@ FLOAT_LOOP(extremum_backward, OUT(0, to) IN(1, from) IN(2, of_y) IN(3, of_gy), R
 })
 
 /* ---- sums and products of what comes before, or after where step is -1 and not 1. They run along rows, several of which
-take turns, or down columns: element j of the r-th of them lies at j * down + r * next. */
+take turns, or down columns: element j of the r-th of them lies at j * down + r * next. Columns are those of matrices of the
+width numbers[3], one after another. */
 
 enum { ROW_TURNS = 4, COLUMN_TURNS = 64 };
 #define AT(j, r) ((j) * down + (r) * next)
@@ -327,8 +323,16 @@ enum { ROW_TURNS = 4, COLUMN_TURNS = 64 };
     FLOAT_LOOP(name##_of_rows, OUT(0, y) IN(1, x), LENGTH const ptrdiff_t step = (ptrdiff_t)numbers[1];,         \
                BY_TURNS(ROW_TURNS, name##_along, y + i * n, x + i * n, n, 1, n, step))                           \
     FLOAT_LOOP(name##_of_columns, OUT(0, y) IN(1, x),                                                            \
-               LENGTH_AND_WIDTH const ptrdiff_t step = (ptrdiff_t)numbers[2];,                                   \
-               BY_TURNS(COLUMN_TURNS, name##_along, y + i, x + i, n, width, 1, step))
+               LENGTH const ptrdiff_t step = (ptrdiff_t)numbers[2]; const ptrdiff_t width = (ptrdiff_t)numbers[3];, {\
+        const ptrdiff_t column = i % width;                                                                      \
+        const ptrdiff_t start_of = (i - column) * n + column;                                                    \
+        if (stop - i >= COLUMN_TURNS && width - column >= COLUMN_TURNS) {                                        \
+            name##_along(y + start_of, x + start_of, n, width, 1, step, COLUMN_TURNS);                           \
+            i += COLUMN_TURNS - 1;                                                                               \
+        } else {                                                                                                 \
+            name##_along(y + start_of, x + start_of, n, width, 1, step, 1);                                      \
+        }                                                                                                        \
+    })
 
 CUMULATIVE(cumsum, +)
 CUMULATIVE(cumprod, *)
@@ -365,6 +369,26 @@ INSIDE void prod_along(float *restrict y, const float *restrict x, ptrdiff_t n, 
 FLOAT_LOOP(prod_of_rows, OUT(0, y) IN(1, x), LENGTH, BY_TURNS(ROW_TURNS, prod_along, y + i, x + i * n, n, 1, n))
 FLOAT_LOOP(prod_of_columns, OUT(0, y) IN(1, x), LENGTH_AND_WIDTH,
            BY_TURNS(COLUMN_TURNS, prod_along, y + i, x + i, n, width, 1))
+
+/* In NumPy's order, one row after another. */
+INSIDE void sum_along(float *restrict y, const float *restrict x, ptrdiff_t n, ptrdiff_t width, int turns) {
+    float sofar[COLUMN_TURNS];
+    for (int r = 0; r < turns; ++r) sofar[r] = 0.0f + x[r];
+    for (ptrdiff_t j = 1; j < n; ++j)
+        for (int r = 0; r < turns; ++r) sofar[r] = sofar[r] + x[j * width + r];
+    for (int r = 0; r < turns; ++r) y[r] = sofar[r];
+}
+
+FLOAT_LOOP(sum_of_columns, OUT(0, y) IN(1, x), LENGTH const ptrdiff_t width = (ptrdiff_t)numbers[2];, {
+    const ptrdiff_t column = i % width;
+    const float *restrict from = x + (i - column) * n + column;
+    if (stop - i >= COLUMN_TURNS && width - column >= COLUMN_TURNS) {
+        sum_along(y + i, from, n, width, COLUMN_TURNS);
+        i += COLUMN_TURNS - 1;
+    } else {
+        sum_along(y + i, from, n, width, 1);
+    }
+})
 
 /* gy times the product of all others: of those before, then of those behind */
 INSIDE void prod_backward_along(float *restrict gx, const float *restrict x, const float *restrict gy, ptrdiff_t n,

@@ -170,10 +170,14 @@ LOOP(hard_clipping, OUT(1, g), NUMBER(0, lower) NUMBER(1, upper), {
 
 #include "elementwise_loops.h"
 #include "row_loops.h"
+#include "score_loops.h"
+#include "plane_loops.h"
+#include "conversion_loops.h"
 
 /* written: a bit for each array that is. rows: where the loop is over rows of n = numbers[0] elements, what each array has
 for a row: x n, t 2n, r one, p one for each of its parts, which the loop counts; w n for all of them together.
-Where it is over columns of n elements, of which there are m = numbers[1]: c n m, m one for each. NULL where all arrays are
+Where it is over columns of n elements, of which there are m = numbers[1]: c n m, m one for each. Where it is over channels
+of n elements, i n m, v one for each. NULL where all arrays are
 of one size. */
 typedef struct {
     const char *name;
@@ -225,13 +229,17 @@ static const Entry ENTRIES[] = {
     ROW_ENTRY(crelu, "tx", 1, 1),         ROW_ENTRY(crelu_backward, "xtt", 1, 1),
     ROW_ENTRY(max_of_rows, "rx", 1, 1),   ROW_ENTRY(min_of_rows, "rx", 1, 1),
     ROW_ENTRY(extremum_backward, "xxrr", 1, 1),
-    ROW_ENTRY(cumsum_of_rows, "xx", 1, 2),    ROW_ENTRY(cumsum_of_columns, "cc", 1, 3),
-    ROW_ENTRY(cumprod_of_rows, "xx", 1, 2),   ROW_ENTRY(cumprod_of_columns, "cc", 1, 3),
+    ROW_ENTRY(cumsum_of_rows, "xx", 1, 2),    ROW_ENTRY(cumsum_of_columns, "cc", 1, 4),
+    ROW_ENTRY(cumprod_of_rows, "xx", 1, 2),   ROW_ENTRY(cumprod_of_columns, "cc", 1, 4),
     ROW_ENTRY(cumprod_of_rows_backward, "xxxx", 1, 1), ROW_ENTRY(cumprod_of_columns_backward, "cccc", 1, 2),
     ROW_ENTRY(prod_of_rows, "rx", 1, 1),      ROW_ENTRY(prod_of_columns, "mc", 1, 2),
     ROW_ENTRY(prod_of_rows_backward, "xxr", 1, 1), ROW_ENTRY(prod_of_columns_backward, "ccm", 1, 2),
     ROW_ENTRY(sum_of_rows, "rx", 1, 1),   ROW_ENTRY(sum_of_parts, "px", 1, 1),
-    ROW_ENTRY(dot_of_rows, "rxx", 1, 1),
+    ROW_ENTRY(dot_of_rows, "rxx", 1, 1),  ROW_ENTRY(sum_of_columns, "mc", 1, 3),
+    ROW_ENTRY(normalize_planes, "ivvivv", 7, 4),   ROW_ENTRY(normalize_planes_backward, "ivviivvv", 7, 4),
+    ROW_ENTRY(apply_to_planes, "iivvvv", 1, 4),
+    ROW_ENTRY(cross_entropy, "rrrrxr", 15, 1),     ROW_ENTRY(cross_entropy_gradient, "xxrrrrr", 1, 1),
+    ROW_ENTRY(soft_cross_entropy, "rrrrxx", 15, 1), ROW_ENTRY(soft_cross_entropy_gradient, "xxxrrr", 1, 1),
     ENTRY(interpolated, 4, 1, 0), ENTRY(interpolated_gradients, 7, 7, 0),
     ENTRY(weighted_mean_gradients, 6, 3, 0),
     FLOAT_ENTRY(gaussian_nll, 4, 1, 0), FLOAT_ENTRY(gaussian_nll_gradients, 7, 7, 0),
@@ -337,6 +345,7 @@ static void leave_threads(void) { gomp_parallel = NULL; } /* a forked child has 
 
 static void find_processor(void) {
     level = find_level();
+    find_half();
     void *library = dlopen("libgomp.so.1", RTLD_NOW | RTLD_GLOBAL);
     if (!library) return;
     *(void **)&omp_thread_num = dlsym(library, "omp_get_thread_num");
@@ -367,8 +376,10 @@ static ptrdiff_t of_row(char kind, const double *numbers) {
         case 'r': return 1;
         case 'p': return PARTS;
         case 't': return 2 * n;
-        case 'm': return (ptrdiff_t)numbers[1];
-        case 'c': return n * (ptrdiff_t)numbers[1];
+        case 'm':
+        case 'v': return (ptrdiff_t)numbers[1];
+        case 'c':
+        case 'i': return n * (ptrdiff_t)numbers[1];
         default: return n;
     }
 }
@@ -380,13 +391,22 @@ static ptrdiff_t length_of(const Entry *entry, const ptrdiff_t *sizes, const dou
         char kind = entry->rows ? entry->rows[i] : ' ';
         ptrdiff_t each = entry->rows ? of_row(kind, numbers) : 1;
         if (each < 1 || sizes[i] % each) return -1;
-        int is_once = kind == 'w' || kind == 'c' || kind == 'm';
+        int is_once = strchr("wcmiv", kind) != NULL;
         if (is_once ? sizes[i] != each : count >= 0 && sizes[i] / each != count) return -1;
         if (!is_once) count = sizes[i] / each;
     }
     if (!entry->rows) return count;
     char last = entry->rows[entry->num_arrays - 1];
-    return last == 'c' || last == 'm' ? (ptrdiff_t)numbers[1] : entry->rows[0] == 'p' ? count * PARTS : count;
+    return strchr("cmv", last) ? (ptrdiff_t)numbers[1] : entry->rows[0] == 'p' ? count * PARTS : count;
+}
+
+/* Divide a loop's elements or rows among threads; size: the number of elements of the largest array */
+static void run_work(Work *work, ptrdiff_t size) {
+    int count = gomp_parallel && size > LEAST ? omp_max_threads() : 1;
+    if (count > size / LEAST) count = (int)(size / LEAST);
+    if (count > work->size) count = (int)work->size;
+    if (count < 2) do_stretch(work, 0, work->size);
+    else gomp_parallel(do_share, work, (unsigned)count, 0);
 }
 
 /* length: the number of elements, or of rows; size: the number of elements of the largest array */
@@ -396,15 +416,16 @@ static void run_loop(const Entry *entry, int is_double, void **arrays, const Bro
     Work work = {loop_of(entry, is_double), arrays, length, length == size ? 64 : 1, numbers, before, num_before,
                  broadcasts, entry->num_arrays, is_double ? 8 : 4};
     if (entry->rows && strchr("cm", entry->rows[entry->num_arrays - 1])) work.unit = COLUMN_TURNS;
-    int count = gomp_parallel && size > LEAST ? omp_max_threads() : 1;
-    if (count > size / LEAST) count = (int)(size / LEAST);
-    if (count > length) count = (int)length;
-    if (count < 2) {
-        do_stretch(&work, 0, length);
-        return;
-    }
-    gomp_parallel(do_share, &work, (unsigned)count, 0);
+    run_work(&work, size);
+}
+
+/* A conversion of size elements, to from another type. */
+static void convert(int kind, void *to, void *from, ptrdiff_t size) {
+    void *arrays[2] = {to, from};
+    Work work = {CONVERSIONS[kind][level], arrays, size, 64, NULL, NULL, 0, NULL, 2, 0};
+    run_work(&work, size);
 }
 
 #include "numbered_rows.h"
 #include "filtered_rows.h"
+#include "random_words.h"

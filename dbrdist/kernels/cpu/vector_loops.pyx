@@ -50,6 +50,12 @@ cdef extern from "vector_loops.h" nogil:
         Py_ssize_t new, taps, width
     int can_filter()
     void filter_all "filter"(const Filtering *filtering)
+    enum: NUM_CONVERSIONS
+    const char *CONVERSION_NAMES[]
+    const int CONVERSION_BYTES[][2]
+    enum: HAS_PHILOX
+    void random_words(void *words, void *counter, void *key, Py_ssize_t num_blocks)
+    void convert(int kind, void *to, void *source, Py_ssize_t size)
     Py_ssize_t length_of(const Entry *entry, const Py_ssize_t *sizes, const double *numbers)
     void run_loop(
         const Entry *entry, bint is_double, void **arrays, const Broadcast *broadcasts, Py_ssize_t length,
@@ -73,6 +79,7 @@ ARITIES = {ENTRIES[i].name.decode(): (ENTRIES[i].num_arrays, ENTRIES[i].num_numb
 
 
 ROWS = {ENTRIES[i].name.decode(): ENTRIES[i].rows.decode() for i in range(NUM_ENTRIES) if ENTRIES[i].rows is not NULL}
+CONVERSIONS = {CONVERSION_NAMES[i].decode(): i for i in range(NUM_CONVERSIONS)}
 
 
 def use_level(int number):
@@ -272,4 +279,48 @@ def filter_rows(pixels, first, counts, weights, out):
             return False
     with nogil:
         filter_all(&f)
+    return True
+
+
+cdef bint _is_dense(object a, int itemsize, int wanted):
+    """Whether an array is in C order, with elements of a size, and has these flags as well."""
+    cdef ArrayFields *fields
+    if type(a) is not ndarray or a.itemsize != itemsize:
+        return False
+    fields = <ArrayFields *> <void *> a
+    return fields.flags & (IN_C_ORDER | wanted) == IN_C_ORDER | wanted
+
+
+def convert_elements(int kind, to, source):
+    """Write what a conversion, by its number, makes of source; False unless both are dense and of one size.
+
+    The caller has looked at the types, and to is memory of its own.
+    """
+    cdef ArrayFields *a
+    cdef ArrayFields *b
+    cdef Py_ssize_t size = source.size
+    if not 0 <= kind < NUM_CONVERSIONS or to.size != size:
+        return False
+    if not _is_dense(to, CONVERSION_BYTES[kind][1], WRITEABLE) or not _is_dense(source, CONVERSION_BYTES[kind][0], 0):
+        return False
+    a, b = <ArrayFields *> <void *> to, <ArrayFields *> <void *> source
+    with nogil:
+        convert(kind, a.data, b.data, size)
+    return True
+
+
+def philox(words, counter, key):
+    """Write the first words of NumPy's Philox with a counter (4,) and a key (2,), all of uint64, whole blocks of four;
+    False if they are not such."""
+    cdef ArrayFields *a
+    cdef ArrayFields *b
+    cdef ArrayFields *c
+    cdef Py_ssize_t size = words.size
+    if not HAS_PHILOX or size % 4 or counter.size != 4 or key.size != 2:
+        return False
+    if not _is_dense(words, 8, WRITEABLE) or not _is_dense(counter, 8, 0) or not _is_dense(key, 8, 0):
+        return False
+    a, b, c = <ArrayFields *> <void *> words, <ArrayFields *> <void *> counter, <ArrayFields *> <void *> key
+    with nogil:
+        random_words(a.data, b.data, c.data, size // 4)
     return True

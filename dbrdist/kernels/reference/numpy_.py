@@ -364,8 +364,10 @@ ROWS |= {
     "bn_forward_and_move": _planner(lambda *_: None),
     "bn_add_relu": _planner(lambda *_: None),
     "bn_backward_of_sum": _planner(lambda *_: None),
+    "convert": _planner(lambda *_: None),
     "of_rows": _planner(lambda *_: None),
     "sum_of": _planner(lambda *_: False),
+    "philox": _planner(lambda *_: False),
     "pick_rows": _planner(lambda *_: False),
     "filter_rows": _planner(lambda *_: False),
     "row": _planner(lambda *_: None),  # the row's own formula is NumPy's kernel

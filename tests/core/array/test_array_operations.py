@@ -113,9 +113,9 @@ def test_places_counted_from_the_end_are_no_slower():
 
 def test_slices_and_numbers_are_basic_and_arrays_are_not():
     for index in (3, np.int64(1), None, ..., slice(2), (0, None, ..., slice(1, 2), np.int32(1))):
-        assert array_operations._is_basic(index)
+        assert array_operations.is_basic(index)
     for index in ([0], np.zeros(1, int), (0, [1]), (slice(2), np.array([True])), np.ones(2, bool)):
-        assert not array_operations._is_basic(index)
+        assert not array_operations.is_basic(index)
 
 
 LEADING = [

@@ -16,10 +16,23 @@ from dbrdist.kernels.cpu import loops
 from tests.each import each
 from tests.kernels.cpu.test_loops import compiled
 
-SHAPES = [(300, 64), (12, 1000), (3, 9000), (1, 9000), (9001, 1), (5000, 3), (2500, 4), (1300, 8), (40, 16, 20)]
+SHAPES = [
+    (300, 64),
+    (12, 1000),
+    (3, 9000),
+    (1, 9000),
+    (9001, 1),
+    (5000, 3),
+    (2500, 4),
+    (1300, 8),
+    (40, 16, 20),
+    (5, 7, 300),
+    (3, 900, 65),
+]
 FUNCTIONS = {
     "cumsum": lambda x: F.cumsum(x, -1),
     "cumsum of columns": lambda x: F.cumsum(x, 0),
+    "cumsum between": lambda x: F.cumsum(x, 1),
     "cumprod": lambda x: F.cumprod(x, -1),
     "cumprod of columns": lambda x: F.cumprod(x, 0),
     "prod": lambda x: F.prod(x, -1),
@@ -34,6 +47,8 @@ FUNCTIONS = {
     "relu": F.relu,
     "sum": F.sum,
     "sum of rows": lambda x: F.sum(x, -1),
+    "sum of columns": lambda x: F.sum(x, 0),
+    "sum between, kept": lambda x: F.sum(x, 1, keepdims=True),
     "square root": lambda x: x**0.5,
 }
 
@@ -75,14 +90,16 @@ def test_rows_and_columns_have_the_bits_of_numpys_formula(name, shape):
 
 LOOPS = [
     "cumsum_of_rows", "cumsum_of_columns", "cumprod_of_rows", "cumprod_of_columns", "prod_of_rows", "prod_of_columns",
-    "max_of_rows", "min_of_rows", "crelu", "sum_of_rows", "sum_of_parts",
+    "max_of_rows", "min_of_rows", "crelu", "sum_of_rows", "sum_of_parts", "sum_of_columns",
 ]  # fmt: skip
 
 
 @compiled
 @each(name=LOOPS)
 def test_the_loop_serves_large_arrays_of_float32_in_c_order(name):
-    given = [1000, *([40] if name.endswith("columns") else []), *([1] if name.startswith("cum") else [])]
+    is_column = name.endswith("columns")
+    given = [1000, *([40] if is_column else []), *([1] if name.startswith("cum") else [])]
+    given += [40] if is_column and not name.startswith("prod") else []  # columns of a matrix
     x = mixed((1000, 40) if name.endswith("columns") else (40, 1000))
     assert kernels.provider_of("of_rows", name, (x,), tuple(given)) == "loops"
     assert kernels.of_rows(name, (x,), *given) is not None
@@ -244,14 +261,15 @@ from dbrdist.kernels.cpu import loops
 rng = np.random.default_rng(0)
 n = 320
 x = rng.uniform(0.5, 1.5, n * n).astype("f")
-sizes = {"x": n * n, "e": n * n, "c": n * n, "t": 2 * n * n, "w": n, "r": n, "m": n, "p": n * 32}
+sizes = {"x": n * n, "e": n * n, "i": n * n, "v": n, "c": n * n, "t": 2 * n * n, "w": n, "r": n, "m": n, "p": n * 32}
 def everything():
     said = {}
     for name, place in loops._PLACES.items():
         count, num_numbers = loops._found.ARITIES[name]
         kinds = loops._found.ROWS.get(name, "e" * count)
         arrays = tuple(np.resize(np.roll(x, 7 * k), sizes[kind]) for k, kind in enumerate(kinds))
-        numbers = ((n, n) if kinds[-1] in "cm" else (n,)) + (1,) if name in loops._found.ROWS else (0.5,) * 8
+        numbers = ((n, n) if kinds[-1] in "cm" else (n,)) + (1, n) if name in loops._found.ROWS else (0.5,) * 8
+        numbers = (n, n, 16, 0.5) if "planes" in name else numbers
         assert loops._found.run(place, False, arrays, numbers[:num_numbers]), name
         said[name] = hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
     return said
