@@ -40,13 +40,8 @@ neg: RowPrimitive = row("neg", np.negative, -1, "-x", kind="number")
 exp = row("exp", np.exp, lambda y: y, "e to the x, elementwise.")
 log = row("log", np.log, lambda gy, x: div(gy, x), "Natural logarithm, elementwise.", domain=(0.5, 2.0))
 sqrt = row("sqrt", np.sqrt, lambda gy, y: div(gy, mul(y, 2.0)), "Square root, elementwise.", domain=(0.5, 2.0))
-tanh = row(
-    "tanh",
-    np.tanh,
-    lambda y: mul(sub(1.0, y), add(y, 1.0)),  # 1 - y^2 is rounded by more than it is where y is near 1
-    "Hyperbolic tangent, elementwise.",
-    has_steps=True,
-)
+# 1 - y^2 would be rounded by more than it is where y is near 1
+tanh = row("tanh", np.tanh, lambda y: mul(sub(1.0, y), add(y, 1.0)), "Hyperbolic tangent, elementwise.", has_steps=True)
 absolute = row(
     "absolute",
     np.absolute,
@@ -101,10 +96,9 @@ class Where(FunctionNode):
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         gy = gys[0]
-        nodes = self.inputs
         zero = gy.dtype.type(0)
         parts = ((gy, zero), (zero, gy))
-        return tuple([sum_to(where(self.condition, *parts[i]), nodes[i].shape) for i in wanted])
+        return tuple([sum_to(where(self.condition, *parts[i]), self.inputs[i].shape) for i in wanted])
 
 
 class Cast(FunctionNode):
@@ -116,7 +110,7 @@ class Cast(FunctionNode):
         self.dtype = dtype
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        return (elementwise(lambda x: x.astype(self.dtype), xs[0]),)
+        return (array_operations.converted(xs[0], self.dtype),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (cast(gys[0], self.inputs[0].dtype),)
@@ -198,7 +192,7 @@ def cast(x: Operand, dtype: DType) -> Any:
         return x
     if isinstance(x, Variable):
         return Cast(dtype).apply((x,))[0]
-    return elementwise(lambda v: v.astype(dtype), x)
+    return array_operations.converted(x, dtype)
 
 
 # ---- shape ----------------------------------------------------------------------------------------------------------
@@ -219,7 +213,9 @@ class Reshape(FunctionNode):
         return (array_operations.reshaped(xs[0], self.shape, self.to_images),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
-        return (reshape(gys[0], self.inputs[0].shape, self.was_images),)
+        gx = reshape(gys[0], self.inputs[0].shape, self.was_images)
+        self.gives_new = array_operations.is_dense_alone(gx, gys[0], self.owns_gy)
+        return (gx,)
 
 
 class Transpose(FunctionNode):
@@ -333,7 +329,9 @@ class Concat(FunctionNode):
         gy, axis = gys[0], self.axis % len(self.inputs[0].shape)
         starts = np.cumsum([0] + [node.shape[axis] for node in self.inputs])
         lead = (slice(None),) * axis
-        return tuple(getitem(gy, (*lead, slice(int(starts[i]), int(starts[i + 1])))) for i in wanted)
+        gxs = tuple([getitem(gy, (*lead, slice(int(starts[i]), int(starts[i + 1])))) for i in wanted])
+        self.gives_new = self.owns_gy and array_operations.are_dense_parts(gxs, gy, len(self.inputs))
+        return gxs
 
 
 class GetItem(FunctionNode):
@@ -363,6 +361,7 @@ class Scatter(FunctionNode):
         self.slices = slices
         self.shape = shape
         self.to_images = to_images
+        self.gives_new = not array_operations.is_basic(slices)  # else views
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         return (array_operations.scattered(xs[0], self.slices, self.shape, self.to_images),)

@@ -235,3 +235,69 @@ def test_a_pass_that_failed_leaves_no_claim_on_what_the_next_one_gets():
     before = given.copy()
     y.backward()
     np.testing.assert_array_equal(given, before)
+
+
+PARTS = {
+    "concat": lambda a, b: F.concat((a, b), 0),
+    "concat of columns": lambda a, b: F.concat((a, b), 1),
+    "stack": lambda a, b: F.stack((a, b)),
+    "reshape": lambda a, b: F.reshape(a, (-1, 2)) + F.reshape(b, (-1, 2)),
+    "reshape of a sum": lambda a, b: F.sum(F.reshape(a, (2, 3, 4)), 1) + F.sum(F.reshape(b, (2, 3, 4)), 1),
+    "scatter": lambda a, b: F.scatter_add(a, np.array([1, 0, 1, 2, 2, 5]), b),
+}
+
+
+def _owner(a):
+    while a.base is not None:
+        a = a.base
+    return a
+
+
+@each(name=list(PARTS), among=["the seed", "a new gradient", "two uses"])
+def test_leaves_never_share_their_gradients_with_each_other_nor_with_what_others_hold(name, among):
+    """A part of a gradient goes to a leaf without a copy where nobody else has that gradient."""
+    x = np.random.default_rng(0).standard_normal((2, 6, 4))
+    a, b = (Variable(v) for v in x)
+    y = PARTS[name](a, b)
+    if among == "two uses":
+        y = y * y + y
+    elif among == "a new gradient":
+        y = y * 2.0
+    gy = np.random.default_rng(1).standard_normal(y.shape)
+    before = gy.copy()
+    backprop.backward([y], [gy])
+    grads = a.grad.copy(), b.grad.copy()
+    for g in (a.grad, b.grad):
+        assert not np.shares_memory(g, gy) and g.flags.c_contiguous
+    assert not np.shares_memory(a.grad, b.grad)
+    a.grad[...] = 7  # as a hook may
+    np.testing.assert_array_equal(gy, before)
+    np.testing.assert_array_equal(b.grad, grads[1])
+    a, b = (Variable(v) for v in x)
+    y = PARTS[name](a, b)
+    y = y * y + y if among == "two uses" else y * 2.0 if among == "a new gradient" else y
+    for v, g in zip((a, b), dbrdist.grad([y], [a, b], [Variable(gy)], enable_double_backprop=True)):
+        np.testing.assert_allclose(g.array, grads[v is b], rtol=1e-12)
+
+
+def test_a_part_of_a_gradient_that_nobody_else_has_is_not_copied():
+    a, b = (Variable(np.ones((50, 40), "f")) for _ in range(2))
+    y = F.concat((a, b), 0) * 2.0
+    backprop.backward([y], [np.ones((100, 40), "f")])
+    assert _owner(a.grad) is _owner(b.grad)
+    small = Variable(np.ones((1, 40), "f"))  # whose gradient would keep that of all
+    large = Variable(np.ones((99, 40), "f"))
+    y = F.concat((small, large), 0) * 2.0
+    backprop.backward([y], [np.ones((100, 40), "f")])
+    assert _owner(small.grad).size == 40
+
+
+def test_a_gradient_that_a_hook_or_a_variable_keeps_is_copied():
+    a, b = (Variable(np.ones((50, 40), "f")) for _ in range(2))
+    joined = F.concat((a, b), 0)
+    y = joined * 2.0
+    y.grad = np.ones(y.shape, "f")
+    y.backward(retain_grad=True)
+    assert not np.shares_memory(joined.grad, a.grad)
+    a.grad[...] = 7
+    assert (joined.grad == 2).all()
