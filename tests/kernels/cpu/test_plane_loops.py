@@ -127,6 +127,7 @@ print(hashlib.md5(random.raw_words(100, 5001).tobytes()).hexdigest())
 
 
 @compiled
+@pytest.mark.programs
 def test_the_number_of_threads_changes_no_bit():
     found = set()
     for count in "1234":

@@ -158,6 +158,7 @@ for shape, labels in (((40_001, 10), t), ((401, 1000), u)):
 
 
 @compiled
+@pytest.mark.programs
 def test_the_number_of_threads_changes_no_bit():
     found = set()
     for count in "1234":
