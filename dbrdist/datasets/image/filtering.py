@@ -24,7 +24,7 @@ from dbrdist.datasets.image.opencv import cv2_or_none, is_installed
 
 _SUPPORT = {"bilinear": 1.0, "bicubic": 2.0}
 _BITS = {"bilinear": 16, "bicubic": 15}  # 255 times the sum of the weights' absolute values takes 24 bits at most
-_HALF_UP = 2.0**-16  # lifts what is halfway between two bytes, and nothing else to the other side of it
+_HALF_UP = 2.0**-16  # lifts what is halfway between two bytes (and what is less than that below an odd half)
 _ROWS = 12  # of the result, in one product: more rows have more pixels in common, and more weights that are 0
 _PRODUCT = 1 << 18  # multiplications in one, at most: OpenBLAS divides larger ones among threads
 _MAX_CACHED = 4096
