@@ -45,14 +45,26 @@ class Arena:
         for p in params:
             starts.append(total)
             total += -(-p.size // step) * step
-        self.data: Array = allocate(total, dtype, params[0].array) if memory is None else memory
-        self.grad: Array = allocate(total, dtype, params[0].array)
+        self.num_writes = 0  # how often somebody may have written to the parameters
+        self._data: Array = allocate(total, dtype, params[0]._array) if memory is None else memory
+        self.grad: Array = allocate(total, dtype, params[0]._array)
         self._members = [weakref.ref(p) for p in params]
         for i, (p, start) in enumerate(zip(params, starts)):  # each array is freed before the next one moves
             stop = start + p.size
             shape = p.shape
-            views = self.data[start:stop].reshape(shape), self.grad[start:stop].reshape(shape)
+            views = self._data[start:stop].reshape(shape), self.grad[start:stop].reshape(shape)
             p.enter_arena(Slot(self, i, start, stop), *views, is_guest=memory is not None)
+
+    @property
+    def data(self) -> Array:
+        """The parameters, shape (size,). Whoever asks may write there."""
+        self.num_writes += 1
+        return self._data
+
+    @data.setter
+    def data(self, memory: Array) -> None:
+        self.num_writes += 1
+        self._data = memory
 
     def move_gradients(self, memory: Array) -> None:
         """Keep the gradients in ``memory`` from now on, of the same size and type; those that are there come along."""
@@ -64,7 +76,7 @@ class Arena:
     def move_data(self, memory: Array) -> None:
         """Keep the parameters in ``memory`` from now on, of the same size and type. None may share its array."""
         fill(memory, self.data)
-        self.data = memory
+        self._data = memory
         for p, slot in self._placed():
             p.move_array(memory[slot.start : slot.stop].reshape(p.shape))
 
@@ -82,7 +94,7 @@ class Arena:
 class Run:
     """A contiguous stretch of one arena: ``data`` and ``grad`` as 1-d views, and its parameters in order."""
 
-    __slots__ = ("_gaps", "_layers", "arena", "data", "grad", "params", "start", "stop")
+    __slots__ = ("_data", "_gaps", "_layers", "arena", "grad", "params", "start", "stop")
 
     def __init__(self, params: list[Parameter]) -> None:
         self.params = params
@@ -91,9 +103,20 @@ class Run:
         self.start = start = slots[0].start
         self.stop = slots[-1].stop
         self._layers = [(p, slice(slot.start - start, slot.stop - start)) for p, slot in zip(params, slots)]
-        self.data: Array = self.arena.data[self.start : self.stop]  # the parameters, shape (size,)
+        self._data: Array = self.arena.data[self.start : self.stop]
         self.grad: Array = self.arena.grad[self.start : self.stop]  # the gradients; valid after collect_gradients
         self._gaps: Array | None = None
+
+    @property
+    def data(self) -> Array:
+        """The parameters, shape (size,). Whoever asks may write there."""
+        self.arena.num_writes += 1
+        return self._data
+
+    @data.setter
+    def data(self, memory: Array) -> None:  # for run.data -= 1, too
+        self.arena.num_writes += 1
+        self._data = memory
 
     @property
     def size(self) -> int:
@@ -103,7 +126,7 @@ class Run:
     def widened(self, data: Array) -> Run:
         """The same stretch with its elements in ``data``, of a wider type, and room for their gradients beside it."""
         run = copy.copy(self)
-        run.data, run.grad = data, empty(data.shape, data.dtype, data)
+        run._data, run.grad = data, empty(data.shape, data.dtype, data)
         return run
 
     @property
@@ -156,7 +179,7 @@ class Shard(Run):
         self.arena = run.arena
         self.start = run.start + begin
         self.stop = run.start + end
-        self.data = run.data[begin:end]
+        self._data = run.data[begin:end]
         self.grad = run.grad[begin:end]
         self._layers = [
             (p, slice(min(max(where.start, begin), end) - begin, min(max(where.stop, begin), end) - begin))
@@ -206,12 +229,12 @@ def gather(params: Iterable[Parameter], allocate: Allocate = aligned_zeros) -> l
         return settled
     groups: dict[Hashable, list[Parameter]] = {}
     for p in settled:
-        key = (p.dtype, "numpy") if isinstance(p.array, np.ndarray) else (p.dtype, device_of(p.array).name)
+        key = (p.dtype, "numpy") if isinstance(p._array, np.ndarray) else (p.dtype, device_of(p._array).name)
         groups.setdefault(key, []).append(p)
     for group in groups.values():
         if any(p.slot is None for p in group):
             _settle(group, allocate)
-    if sum(p.array.nbytes for p in moving if isinstance(p.array, np.ndarray)) >= _MANY_BYTES:
+    if sum(p._array.nbytes for p in moving if isinstance(p._array, np.ndarray)) >= _MANY_BYTES:
         release_free()  # where they lay before: activations would fill it only in part, and the rest count in each peak
     return settled
 

@@ -23,15 +23,18 @@ from dbrdist.core.update.elementwise_hook import last_elementwise
 from dbrdist.core.update.first_updates import FirstUpdates
 from dbrdist.core.update.fused_update import (
     Part,
+    are_ours,
     begin_all,
     call_flat,
+    close_copies,
     hooks_in_pass,
     is_updated_alone,
+    open_copies,
     rule_key,
     update_after_hooks,
     update_all,
 )
-from dbrdist.core.update.hooks import Hooks, said_of_call
+from dbrdist.core.update.hooks import Hooks, check_divisible, said_of_call
 from dbrdist.core.update.hyperparameter import Hyperparameter, check_assigned, owners, refuse_state_of_another
 from dbrdist.core.update.hyperparameter import HyperparameterProxy as HyperparameterProxy
 from dbrdist.core.update.loss_scaling import LossScaling, is_finite
@@ -195,6 +198,7 @@ class GradientMethod(Optimizer):
     _alone: list[Parameter]  # the parameters that their rules update outside of flat memory,
     _nodes: list[VariableNode]  # the nodes of all parameters,
     _watch: Watch | None  # and what tells whether it still holds
+    _has_copies = False  # whether a device's kernels may read copies of the parameters
     _params_at_setup: weakref.WeakSet[Parameter] | None = None
     _first_updates: FirstUpdates | None = None  # what looks at the first updates since setup; None after them
 
@@ -271,6 +275,8 @@ class GradientMethod(Optimizer):
             del loss
         if self._first_updates is not None and self._first_updates.begin(self.target, lossfun is not None):
             self._first_updates = None
+        if self._has_copies:
+            close_copies(self._parts)
         hooks = self._hooks
         if hooks.pre or hooks.post or self._loss_scale is not None:
             self._update_with_hooks()
@@ -281,6 +287,8 @@ class GradientMethod(Optimizer):
             for p in self._alone:
                 with on(p):
                     p.update_rule.update(p)
+        if self._has_copies and are_ours([*hooks.pre.values(), *hooks.post.values()]):
+            open_copies(self._parts)
         if self._first_updates is not None:
             self._first_updates.watch(list(self.target.params()))
 
@@ -375,6 +383,7 @@ class GradientMethod(Optimizer):
             for run in runs:
                 with on(run.data):
                     self._parts.append(Part(run, [p.update_rule for p in run.params]))
+            self._has_copies = any(part.copies is not None for part in self._parts)
             rules = [p.update_rule for p in ruled]
             self._nodes = [p.node for p in everything]
             self._watch = Watch([*self.target.links(), *everything, *rules, *(r.hyperparam for r in rules)])
@@ -396,21 +405,7 @@ class GradientMethod(Optimizer):
 
     def check_divisible(self, params: Iterable[Parameter]) -> None:
         """Refuse ``params`` whose rule or hooks need whole parameters, where each rank has a part of them."""
-        for p in params:
-            rule = p.update_rule
-            if not rule.runs_flat or rule._hooks is not None:
-                what = f"{type(rule).__name__} updates" if not rule.runs_flat else "a hook of its rule sees"
-                raise ValueError(
-                    f"optimizer state divided over ranks (zero=1 or 2): {what} {p.name or 'a parameter'} as a whole; "
-                    "use rules that define step, and hooks of the optimizer, or zero=0"
-                )
-        for name, hook in {**self._hooks.pre, **self._hooks.post}.items():
-            if not said_of_call(hook, "works_on_shards"):
-                raise ValueError(
-                    f"optimizer state divided over ranks (zero=1 or 2): the hook {name!r} may need whole gradients; "
-                    "give it an attribute works_on_shards = True if it works on optimizer.runs() or flat(run), or take "
-                    "zero=0"
-                )
+        check_divisible(params, self._hooks)
 
     def _are_finite(self, params: Iterable[Parameter]) -> bool:
         parts = self._plan()
@@ -439,7 +434,12 @@ class GradientMethod(Optimizer):
     def runs(self) -> Iterator[Run]:
         """The runs that an update covers, with gradients complete; for hooks that work on flat memory."""
         for part in self._plan():
+            part.copies = None  # whoever has a run may write to the parameters at any time
             yield part.joint
+
+    def joint_runs(self) -> Iterator[Run]:
+        """As :meth:`runs`, for code that keeps none of them."""
+        return (part.joint for part in self._plan())
 
     def call_hook(self, hook: Any) -> None:
         """Call one hook: on flat memory where it can (``hook.flat(run)``), else on each parameter or the optimizer.
