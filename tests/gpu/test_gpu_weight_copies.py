@@ -20,6 +20,7 @@ import dbrdist.links as L
 from dbrdist import Chain, FunctionHook, FunctionNode, optimizers, serializers, using_config
 from dbrdist.comm.gradients.model import _take_values
 from dbrdist.core.array import backend
+from dbrdist.functions.connection import LinearFunction
 from dbrdist.optimizers import hooks
 from dbrdist.training.captured_step import CapturedSteps
 from dbrdist.training.extensions import WeightAverage
@@ -344,11 +345,34 @@ def test_a_snapshot(load, case, tmp_path):
 
 HELD = {
     "array": lambda case: case.net.two.W.array,
+    "the arena": lambda case: case.net.two.W.slot.arena.data[case.net.two.W.slot.start :],
+    "the run, then another plan": lambda case: _planned_again(case, HELD["the run"](case)),
+    "the run, then another optimizer": lambda case: _another_optimizer(case, HELD["the run"](case)),
+    "the run of a hook called once": lambda case: _called_once(case),
+    "the data of a node": lambda case: case.net(case.x).creator.input_data[1],
     "a part": lambda case: case.net.two.W.array[2:4],
     "the run": lambda case: next(iter(case.optimizer.runs())).data[case.net.two.W.slot.start :],
     "a variable": lambda case: F.reshape(case.net.two.W, (64, 9)).array,
     "retained": lambda case: case.net(case.x).creator.get_retained_inputs()[1].array,
 }
+
+
+def _planned_again(case, held):
+    case.net.one.disable_update()
+    case.train()
+    case.net.one.enable_update()
+    return held
+
+
+def _another_optimizer(case, held):
+    case.optimizer = optimizers.MomentumSGD(0.01).setup(case.net)
+    return held
+
+
+def _called_once(case):
+    hook = Own(0.1)
+    case.optimizer.call_hook(hook)
+    return hook.held[case.net.two.W.slot.start :]
 
 
 @pytest.mark.parametrize("when", ["before", "within"])
@@ -390,6 +414,12 @@ def test_a_hook_of_the_program(device, launched):
     hook.held *= 2
     case.look()
     assert TOGETHER not in launched()
+    case.optimizer.remove_hook(hook.name)
+    for _ in range(3):
+        case.train()
+        case.look()
+    hook.held *= 2
+    case.look()
 
 
 @pytest.mark.parametrize("timing", ["pre", "post"])
@@ -431,6 +461,12 @@ def test_a_rule_of_the_program(device, launched):
 
     case = Case(device, Optimizer(0.01))
     case.look()
+    OwnRule.held *= 2
+    case.look()
+    case.optimizer = optimizers.SGD(0.01).setup(case.net)
+    for _ in range(3):
+        case.train()
+        case.look()
     OwnRule.held *= 2
     case.look()
 
@@ -513,6 +549,87 @@ def test_copies_of_a_network(duplicate, case):
 def test_another_type_of_weights(case):
     _assigned_of_another_type(case)
     assert case.net.two.W.copy_for_reading() is None
+
+
+def test_a_function_that_is_called_again_reads_the_weights_that_it_is_given(case):
+    """The first call, of one type, does not read the copy that it could have."""
+    x, other = case.x[:, :, 0, 0], case.x[:, :, 0, 1].astype(np.float16)
+    links = Chain(first=L.Linear(8, 4), second=L.Linear(8, 4)).to_device(case.device)
+    optimizer = optimizers.SGD(0.01).setup(links)
+    links.cleargrads()
+    F.sum(links.first(x) + links.second(x)).backward()
+    optimizer.update()
+    function = LinearFunction()
+    with dbrdist.no_backprop_mode():
+        function.apply((x, links.first.W))
+        y = function.apply((other, backend.to_device(backend.to_cpu(links.second.W.array), case.device)))[0]
+    expected = backend.to_cpu(other).astype("d") @ backend.to_cpu(links.second.W.array).astype("d").T
+    np.testing.assert_allclose(backend.to_cpu(y.array), expected, rtol=0, atol=5e-3 * abs(expected).max())
+
+
+def test_a_load_that_ends_early(case):
+    """What was read before an error is in the weights."""
+
+    class Ends(serializers.DictionarySerializer):
+        is_loading = True
+
+        def __call__(self, key, value):
+            if key == "b":
+                raise KeyError(key)
+            value *= 2
+            return value
+
+    Ends.__module__ = "dbrdist.made_up"
+    with pytest.raises(KeyError):
+        case.net.two.serialize(Ends({}))
+    case.look()
+
+
+@pytest.mark.parametrize("where", ["hook", "rule"])
+def test_an_update_that_ends_early(where, device, launched, monkeypatch):
+    case = Case(device, optimizers.SGD(0.01))
+    case.net.two.W.update_rule.hyperparam.lr = 0.02  # a part of its own
+    for _ in range(2):
+        case.train()
+    rule, calls = type(case.net.two.W.update_rule), []
+    if where == "rule":
+        step_run = rule.step_run
+
+        def ends(self, *arguments):
+            calls.append(None)
+            if len(calls) > 1:
+                raise KeyboardInterrupt
+            return step_run(self, *arguments)
+
+        monkeypatch.setattr(rule, "step_run", ends)
+    else:
+
+        def ends(optimizer):
+            for run in optimizer.runs():
+                run.data[...] *= 2
+            raise KeyboardInterrupt
+
+        ends.name = "ends"
+        case.optimizer.add_hook(ends)
+    with pytest.raises(KeyboardInterrupt):
+        case.train()
+    case.look()
+
+
+def test_a_forgotten_function_that_hands_out_weights_when_it_is_computed_again(case):
+    held = []
+
+    def part(h):
+        if dbrdist.config.enable_backprop:
+            held.append(F.reshape(case.net.two.W, (8, 72)).array)
+        return case.net.two(h)
+
+    case.net.cleargrads()
+    F.sum(F.forget(part, case.net.one(case.x))).backward()
+    case.optimizer.update()
+    case.look()
+    held[-1].__imul__(2)
+    case.look()
 
 
 # ---- threads, streams, graphs
@@ -599,3 +716,54 @@ def test_captured_steps_read_what_was_written_between_them(write, device, launch
     assert captured.num_graphs == 1
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-3 * abs(value).max(), err_msg=name)
+
+
+def test_replays_are_seen_by_another_optimizer_of_the_network(device, launched):
+    class Trained(Net):
+        def forward(self, x):
+            return F.sum(super().forward(x) ** 2)
+
+    numbers, captured = np.random.default_rng(3), CapturedSteps()
+    x = put(device, images(numbers, (2, 8, 4, 5), np.float32))
+    net = Trained().to_device(device)
+    first = optimizers.SGD(0.01).setup(net)
+    for _ in range(5):
+        captured.update(first, net, (x,), {}, {})
+    assert captured.num_graphs == 1
+    second = optimizers.SGD(0.0)
+    second.target = net  # with the rules that are there
+    for _ in range(3):
+        second.update(net, x)
+        net(x)
+        captured.update(first, net, (x,), {}, {})
+        found = float(net(x).array)
+        y = as_on_the_host(values_of(net), backend.to_cpu(x).astype("d"))
+        np.testing.assert_allclose(found, (y**2).sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("what", ["a pass", "an update"])
+def test_a_graph_of_the_program(what, device, launched):
+    case = Case(device)
+    xp = case.device.xp
+    xp.cuda.Device().synchronize()
+    stream, pool = xp.cuda.Stream(non_blocking=True), xp.cuda.MemoryPool()
+    with stream, xp.cuda.using_allocator(pool.malloc):
+        for _ in range(2):
+            case.train()
+            case.look()
+        case.net.cleargrads()
+        F.sum(case.net(case.x)).backward()
+        stream.begin_capture()
+        y = case.net(case.x).array if what == "a pass" else case.optimizer.update()
+        graph = stream.end_capture()
+        for _ in range(2):
+            if what == "a pass":
+                case.train()
+            graph.launch(stream)
+            stream.synchronize()
+            if what == "a pass":
+                expected = as_on_the_host(values_of(case.net), backend.to_cpu(case.x).astype("d"))
+                np.testing.assert_allclose(backend.to_cpu(y), expected, rtol=0, atol=1e-5 * abs(expected).max())
+            case.look()
+            graph.launch(stream)
+            case.look()

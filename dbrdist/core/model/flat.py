@@ -46,6 +46,7 @@ class Arena:
             starts.append(total)
             total += -(-p.size // step) * step
         self.num_writes = 0  # how often somebody may have written to the parameters
+        self.is_handed_out = False  # whether a program may hold the memory, and write there unnoticed
         self._data: Array = allocate(total, dtype, params[0]._array) if memory is None else memory
         self.grad: Array = allocate(total, dtype, params[0]._array)
         self._members = [weakref.ref(p) for p in params]
@@ -57,14 +58,19 @@ class Arena:
 
     @property
     def data(self) -> Array:
-        """The parameters, shape (size,). Whoever asks may write there."""
-        self.num_writes += 1
+        """The parameters, shape (size,). Whoever asks may keep it, and write there at any time."""
+        self.hand_out()
         return self._data
 
     @data.setter
     def data(self, memory: Array) -> None:
-        self.num_writes += 1
+        self.hand_out()
         self._data = memory
+
+    def hand_out(self) -> None:
+        """From now on a program may write to the parameters at any time."""
+        self.is_handed_out = True
+        self.num_writes += 1
 
     def move_gradients(self, memory: Array) -> None:
         """Keep the gradients in ``memory`` from now on, of the same size and type; those that are there come along."""
@@ -75,8 +81,9 @@ class Arena:
 
     def move_data(self, memory: Array) -> None:
         """Keep the parameters in ``memory`` from now on, of the same size and type. None may share its array."""
-        fill(memory, self.data)
+        fill(memory, self._data)
         self._data = memory
+        self.num_writes += 1
         for p, slot in self._placed():
             p.move_array(memory[slot.start : slot.stop].reshape(p.shape))
 
@@ -103,7 +110,7 @@ class Run:
         self.start = start = slots[0].start
         self.stop = slots[-1].stop
         self._layers = [(p, slice(slot.start - start, slot.stop - start)) for p, slot in zip(params, slots)]
-        self._data: Array = self.arena.data[self.start : self.stop]
+        self._data: Array = self.arena._data[self.start : self.stop]
         self.grad: Array = self.arena.grad[self.start : self.stop]  # the gradients; valid after collect_gradients
         self._gaps: Array | None = None
 
@@ -254,7 +261,7 @@ def _settle(group: list[Parameter], allocate: Allocate) -> None:
         host = p.host() if p.slot is None else None
         if host is not None:
             assert host.slot is not None
-            Arena([p], allocate, host.slot.arena.data[host.slot.start : host.slot.stop])
+            Arena([p], allocate, host.slot.arena._data[host.slot.start : host.slot.stop])
 
 
 def runs(params: Iterable[Parameter], key: Callable[[Parameter], Hashable] | None = None) -> list[Run]:

@@ -486,7 +486,7 @@ class Link(DeviceResident):
         is_ours = type(serializer).__module__.startswith("dbrdist.")
         for name in self._params:
             p = self.__dict__[name]
-            before = p.lend() if is_ours else p.array
+            before = p.lend(to_write=is_loading is not False) if is_ours else p.array
             value = serializer(name, before)
             if value is None or is_loading is False:
                 if value is None and is_loading and before is not None:

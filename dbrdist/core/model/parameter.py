@@ -222,13 +222,15 @@ class Parameter(Variable):
 
     def copy_for_reading(self) -> Reader | None:
         """By which a kernel of a device reads a copy of the weights; None where it makes its own at each call."""
-        slot = self.slot
+        slot = None if self.node.view is None else self.slot
         copies = None if slot is None else slot.copies
         return None if copies is None or slot is None else copies.reader_of(self, slot)
 
-    def lend(self) -> Array:
-        """The array, for code that keeps no reference to it, and calls ``note_assignment`` if it writes there."""
+    def lend(self, to_write: bool = False) -> Array:
+        """The array, for code that keeps no reference to it, and says if it may write there."""
         self.release()
+        if to_write and self.slot is not None:
+            self.slot.arena.num_writes += 1
         return self._array
 
     def write(self, values: Array | float) -> None:

@@ -7,11 +7,13 @@ must still be that of the moment of the call. Hence:
 
 - Copies are made only between an update and the next write to the flat memory (``Arena.num_writes``), whoever writes:
   an update, a hook, a reduction, a replayed graph, a load, an assignment.
+- There are none of memory that a program may hold (``Arena.hand_out``): once runs of it were asked for, or shown to a
+  hook or a rule of the program's own, or once a program has captured an update in a graph of its own.
 - A weight whose array a program may hold is laid out at each call, as the program may write there unnoticed. That is
   one whose ``array`` was asked for since it entered flat memory, one that a function read which is not known to keep
   its inputs to itself, one that a hook was shown, and one that shares its array with another parameter.
 - Copies serve the thread and the stream that made them: nothing orders others. Those of a captured step serve that
-  step alone, since nothing is computed while it is captured.
+  step alone, since nothing is computed while it is captured; a graph that a program captures has none.
 - Nothing is written to a copy after it was made: graphs keep theirs for backward, whatever is updated meanwhile.
 """
 
@@ -27,7 +29,7 @@ from dbrdist.core.array import declared
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from dbrdist.core.array.types import Array
+    from dbrdist.core.array.types import Array, CudaStream
     from dbrdist.core.model.flat import Run
     from dbrdist.core.model.parameter import Parameter, Slot
 
@@ -56,7 +58,7 @@ class _Made:
 
     def __init__(self) -> None:
         self.thread = get_ident()
-        self.stream = sys.modules["cupy"].cuda.get_current_stream()  # held, so that no other one gets its address
+        self.stream = _current_stream()  # held, so that no other one gets its address
         self.block = declared.current()
         self.laid: dict[Hashable, Array] = {}
 
@@ -75,11 +77,16 @@ class WeightCopies:
                 p.slot.give_copies(self)
 
     def close(self) -> None:
-        """An update is about to come: the copies are no longer of use."""
+        """An update is about to come: no copies of the memory are of use any longer, another optimizer's neither."""
         self._made, self._num_writes = None, -1
+        self._arena.num_writes += 1
 
     def open(self) -> None:
         """An update is done."""
+        if _is_captured_by_program(_current_stream()):
+            self._arena.hand_out()
+        if self._arena.is_handed_out:
+            return
         self._made, self._num_writes = None, self._arena.num_writes
         if self._read:
             self._wanted, self._read = self._read, {}
@@ -92,9 +99,10 @@ class WeightCopies:
 
     def read(self, param: Parameter, slot: Slot, W: Array, layout: Layout) -> Array:
         """The copy of ``W`` in a layout."""
-        made, block = self._made, declared.current()
+        made, block, stream = self._made, declared.current(), _current_stream()
+        if _is_captured_by_program(stream):
+            return layout(W)
         if made is not None and made.block is block:
-            stream = sys.modules["cupy"].cuda.get_current_stream()
             if made.thread != get_ident() or made.stream.ptr != stream.ptr:
                 return layout(W)
         else:
@@ -130,6 +138,16 @@ class Reader:
     def read(self, W: Array, layout: Layout) -> Array:
         """The copy of ``W``, the array of the parameter, in a layout."""
         return self._copies.read(self._param, self._slot, W, layout)
+
+
+def _current_stream() -> CudaStream:
+    stream: CudaStream = sys.modules["cupy"].cuda.get_current_stream()
+    return stream
+
+
+def _is_captured_by_program(stream: CudaStream) -> bool:
+    """Whether work of a stream is captured in a graph that is no captured step: who replays it tells nobody."""
+    return stream.ptr != 0 and declared.current() is None and stream.is_capturing()
 
 
 def _is_unreachable(param: Parameter) -> bool:

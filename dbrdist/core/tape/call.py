@@ -134,10 +134,11 @@ class Call(Record):
         forward = self._forward_with_hooks if is_looked_at else self.forward
         if is_looked_at or self.reads_copy_of is None:
             for x in inputs:
-                if isinstance(x, Value) and x.node.view is not None:
+                if isinstance(x, Value):
                     x.node.is_handed_out = True
-        elif isinstance(weights := inputs[self.reads_copy_of], Variable) and weights.node.view is not None:
-            self.copy = weights.copy_for_reading()
+        else:
+            weights = inputs[self.reads_copy_of]
+            self.copy = weights.copy_for_reading() if isinstance(weights, Variable) else None
         if number is None:
             return forward(data)
         with On(number):

@@ -50,7 +50,9 @@ class Part:
         self.is_plain = self.takes_hooks and self.wide is None
         self.spans: dict[Hashable, Spans] = {}  # of the parameters that a hook is for
         self.copies: WeightCopies | None = None  # of weights, for kernels of a device
-        if self.is_on_gpu and type(run) is Run and are_ours(rules):
+        if self.is_on_gpu and not are_ours(rules):
+            run.arena.hand_out()
+        if self.is_on_gpu and type(run) is Run and not run.arena.is_handed_out:
             self.copies = WeightCopies(run)
 
     @property
@@ -179,6 +181,12 @@ def close_copies(parts: Iterable[Part]) -> None:
     for part in parts:
         if part.copies is not None:
             part.copies.close()
+
+
+def hand_out(parts: Iterable[Part]) -> None:
+    """Note that a program may hold the memory of runs, and write to the parameters at any time."""
+    for part in parts:
+        part.run.arena.hand_out()
 
 
 def open_copies(parts: Iterable[Part]) -> None:

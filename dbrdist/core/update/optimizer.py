@@ -27,6 +27,7 @@ from dbrdist.core.update.fused_update import (
     begin_all,
     call_flat,
     close_copies,
+    hand_out,
     hooks_in_pass,
     is_updated_alone,
     open_copies,
@@ -198,7 +199,7 @@ class GradientMethod(Optimizer):
     _alone: list[Parameter]  # the parameters that their rules update outside of flat memory,
     _nodes: list[VariableNode]  # the nodes of all parameters,
     _watch: Watch | None  # and what tells whether it still holds
-    _has_copies = False  # whether a device's kernels may read copies of the parameters
+    _is_on_gpu = False  # where kernels may read copies of the parameters
     _params_at_setup: weakref.WeakSet[Parameter] | None = None
     _first_updates: FirstUpdates | None = None  # what looks at the first updates since setup; None after them
 
@@ -275,7 +276,7 @@ class GradientMethod(Optimizer):
             del loss
         if self._first_updates is not None and self._first_updates.begin(self.target, lossfun is not None):
             self._first_updates = None
-        if self._has_copies:
+        if self._is_on_gpu:
             close_copies(self._parts)
         hooks = self._hooks
         if hooks.pre or hooks.post or self._loss_scale is not None:
@@ -287,7 +288,7 @@ class GradientMethod(Optimizer):
             for p in self._alone:
                 with on(p):
                     p.update_rule.update(p)
-        if self._has_copies and are_ours([*hooks.pre.values(), *hooks.post.values()]):
+        if self._is_on_gpu:
             open_copies(self._parts)
         if self._first_updates is not None:
             self._first_updates.watch(list(self.target.params()))
@@ -295,6 +296,8 @@ class GradientMethod(Optimizer):
     def _update_with_hooks(self) -> None:
         """Update from the gradients that are there, with hooks and a loss scale."""
         parts = self._plan()
+        if self._is_on_gpu and not are_ours([*self._hooks.pre.values(), *self._hooks.post.values()]):
+            hand_out(parts)
         begin_all(parts, self.scale_of_step())
         is_usual = not (self._alone or self._hooks.post or self._loss_scale_growth is not None)
         prepared = hooks_in_pass(parts, self._hooks.pre.values()) if is_usual and self._calls_as_usual() else None
@@ -383,7 +386,7 @@ class GradientMethod(Optimizer):
             for run in runs:
                 with on(run.data):
                     self._parts.append(Part(run, [p.update_rule for p in run.params]))
-            self._has_copies = any(part.copies is not None for part in self._parts)
+            self._is_on_gpu = any(part.is_on_gpu for part in self._parts)
             rules = [p.update_rule for p in ruled]
             self._nodes = [p.node for p in everything]
             self._watch = Watch([*self.target.links(), *everything, *rules, *(r.hyperparam for r in rules)])
@@ -433,8 +436,9 @@ class GradientMethod(Optimizer):
 
     def runs(self) -> Iterator[Run]:
         """The runs that an update covers, with gradients complete; for hooks that work on flat memory."""
-        for part in self._plan():
-            part.copies = None  # whoever has a run may write to the parameters at any time
+        parts = self._plan()
+        hand_out(parts)
+        for part in parts:
             yield part.joint
 
     def joint_runs(self) -> Iterator[Run]:
@@ -449,16 +453,18 @@ class GradientMethod(Optimizer):
         """
         if not self._is_safe and getattr(hook, "changes_parameters", False):
             return
+        parts = self._plan()
+        if self._is_on_gpu and not are_ours([hook]):
+            hand_out(parts)
         for_each = getattr(hook, "call_for_each_param", False)
         keeps_zero = said_of_call(hook, "keeps_zero")
         if for_each and said_of_call(hook, "flat") is not None:
-            call_flat(hook, self._plan(), keeps_zero)
+            call_flat(hook, parts, keeps_zero)
             for p in self._alone:
                 if p.is_initialized:  # with a rule that is no class of ours
                     with on(p):
                         hook(p.update_rule, p)
             return
-        parts = self._plan()
         shown = []
         for part in parts:
             with on(part.run.data):
