@@ -47,8 +47,8 @@ class Arena:
             total += -(-p.size // step) * step
         self.num_writes = 0  # how often somebody may have written to the parameters
         self.is_handed_out = False  # whether a program may hold the memory, and write there unnoticed
-        self._data: Array = allocate(total, dtype, params[0]._array) if memory is None else memory
-        self.grad: Array = allocate(total, dtype, params[0]._array)
+        self._data: Array = allocate(total, dtype, params[0].lend()) if memory is None else memory
+        self.grad: Array = allocate(total, dtype, params[0].lend())
         self._members = [weakref.ref(p) for p in params]
         for i, (p, start) in enumerate(zip(params, starts)):  # each array is freed before the next one moves
             stop = start + p.size
@@ -66,6 +66,10 @@ class Arena:
     def data(self, memory: Array) -> None:
         self.hand_out()
         self._data = memory
+
+    def lend(self) -> Array:
+        """The parameters, for code that keeps no reference to them and does not write there."""
+        return self._data
 
     def hand_out(self) -> None:
         """From now on a program may write to the parameters at any time."""
@@ -110,7 +114,7 @@ class Run:
         self.start = start = slots[0].start
         self.stop = slots[-1].stop
         self._layers = [(p, slice(slot.start - start, slot.stop - start)) for p, slot in zip(params, slots)]
-        self._data: Array = self.arena._data[self.start : self.stop]
+        self._data: Array = self.arena.lend()[self.start : self.stop]
         self.grad: Array = self.arena.grad[self.start : self.stop]  # the gradients; valid after collect_gradients
         self._gaps: Array | None = None
 
@@ -236,12 +240,12 @@ def gather(params: Iterable[Parameter], allocate: Allocate = aligned_zeros) -> l
         return settled
     groups: dict[Hashable, list[Parameter]] = {}
     for p in settled:
-        key = (p.dtype, "numpy") if isinstance(p._array, np.ndarray) else (p.dtype, device_of(p._array).name)
+        key = (p.dtype, "numpy") if isinstance(p.lend(), np.ndarray) else (p.dtype, device_of(p.lend()).name)
         groups.setdefault(key, []).append(p)
     for group in groups.values():
         if any(p.slot is None for p in group):
             _settle(group, allocate)
-    if sum(p._array.nbytes for p in moving if isinstance(p._array, np.ndarray)) >= _MANY_BYTES:
+    if sum(p.lend().nbytes for p in moving if isinstance(p.lend(), np.ndarray)) >= _MANY_BYTES:
         release_free()  # where they lay before: activations would fill it only in part, and the rest count in each peak
     return settled
 
@@ -261,7 +265,7 @@ def _settle(group: list[Parameter], allocate: Allocate) -> None:
         host = p.host() if p.slot is None else None
         if host is not None:
             assert host.slot is not None
-            Arena([p], allocate, host.slot.arena._data[host.slot.start : host.slot.stop])
+            Arena([p], allocate, host.slot.arena.lend()[host.slot.start : host.slot.stop])
 
 
 def runs(params: Iterable[Parameter], key: Callable[[Parameter], Hashable] | None = None) -> list[Run]:

@@ -227,7 +227,11 @@ class Parameter(Variable):
         return None if copies is None or slot is None else copies.reader_of(self, slot)
 
     def lend(self, to_write: bool = False) -> Array:
-        """The array, for code that keeps no reference to it, and says if it may write there."""
+        """The array, for code that keeps no reference to it.
+
+        Args:
+            to_write: whether that code may write there.
+        """
         self.release()
         if to_write and self.slot is not None:
             self.slot.arena.num_writes += 1

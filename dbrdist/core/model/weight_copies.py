@@ -121,7 +121,7 @@ class WeightCopies:
             if param.slot is slot and _is_unreachable(param):
                 keys, pieces = groups.setdefault(layout.together, ([], []))
                 keys.append(key)
-                pieces.append((layout, param._array))
+                pieces.append((layout, param.lend()))
         for together, (keys, pieces) in groups.items():
             made.laid.update(zip(keys, together(pieces)))
         return made

@@ -183,10 +183,17 @@ def close_copies(parts: Iterable[Part]) -> None:
             part.copies.close()
 
 
-def hand_out(parts: Iterable[Part]) -> None:
-    """Note that a program may hold the memory of runs, and write to the parameters at any time."""
+def hand_out(parts: Sequence[Part]) -> Sequence[Part]:
+    """Note that a program may hold the memory of runs, and write to the parameters at any time; the parts again."""
     for part in parts:
         part.run.arena.hand_out()
+    return parts
+
+
+def hand_out_to(parts: Sequence[Part], *hooks: object) -> None:
+    """The same, unless all hooks are dbrdist's own."""
+    if not are_ours(hooks):
+        hand_out(parts)
 
 
 def open_copies(parts: Iterable[Part]) -> None:

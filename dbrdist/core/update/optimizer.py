@@ -23,11 +23,11 @@ from dbrdist.core.update.elementwise_hook import last_elementwise
 from dbrdist.core.update.first_updates import FirstUpdates
 from dbrdist.core.update.fused_update import (
     Part,
-    are_ours,
     begin_all,
     call_flat,
     close_copies,
     hand_out,
+    hand_out_to,
     hooks_in_pass,
     is_updated_alone,
     open_copies,
@@ -199,7 +199,7 @@ class GradientMethod(Optimizer):
     _alone: list[Parameter]  # the parameters that their rules update outside of flat memory,
     _nodes: list[VariableNode]  # the nodes of all parameters,
     _watch: Watch | None  # and what tells whether it still holds
-    _is_on_gpu = False  # where kernels may read copies of the parameters
+    _copying: Sequence[Part] = ()  # those of which kernels of a device may read copies
     _params_at_setup: weakref.WeakSet[Parameter] | None = None
     _first_updates: FirstUpdates | None = None  # what looks at the first updates since setup; None after them
 
@@ -276,8 +276,7 @@ class GradientMethod(Optimizer):
             del loss
         if self._first_updates is not None and self._first_updates.begin(self.target, lossfun is not None):
             self._first_updates = None
-        if self._is_on_gpu:
-            close_copies(self._parts)
+        close_copies(self._copying)
         hooks = self._hooks
         if hooks.pre or hooks.post or self._loss_scale is not None:
             self._update_with_hooks()
@@ -288,16 +287,14 @@ class GradientMethod(Optimizer):
             for p in self._alone:
                 with on(p):
                     p.update_rule.update(p)
-        if self._is_on_gpu:
-            open_copies(self._parts)
+        open_copies(self._copying)
         if self._first_updates is not None:
             self._first_updates.watch(list(self.target.params()))
 
     def _update_with_hooks(self) -> None:
         """Update from the gradients that are there, with hooks and a loss scale."""
         parts = self._plan()
-        if self._is_on_gpu and not are_ours([*self._hooks.pre.values(), *self._hooks.post.values()]):
-            hand_out(parts)
+        hand_out_to(self._copying, *self._hooks.pre.values(), *self._hooks.post.values())
         begin_all(parts, self.scale_of_step())
         is_usual = not (self._alone or self._hooks.post or self._loss_scale_growth is not None)
         prepared = hooks_in_pass(parts, self._hooks.pre.values()) if is_usual and self._calls_as_usual() else None
@@ -386,7 +383,7 @@ class GradientMethod(Optimizer):
             for run in runs:
                 with on(run.data):
                     self._parts.append(Part(run, [p.update_rule for p in run.params]))
-            self._is_on_gpu = any(part.is_on_gpu for part in self._parts)
+            self._copying = [part for part in self._parts if part.is_on_gpu]
             rules = [p.update_rule for p in ruled]
             self._nodes = [p.node for p in everything]
             self._watch = Watch([*self.target.links(), *everything, *rules, *(r.hyperparam for r in rules)])
@@ -436,9 +433,7 @@ class GradientMethod(Optimizer):
 
     def runs(self) -> Iterator[Run]:
         """The runs that an update covers, with gradients complete; for hooks that work on flat memory."""
-        parts = self._plan()
-        hand_out(parts)
-        for part in parts:
+        for part in hand_out(self._plan()):
             yield part.joint
 
     def joint_runs(self) -> Iterator[Run]:
@@ -454,8 +449,7 @@ class GradientMethod(Optimizer):
         if not self._is_safe and getattr(hook, "changes_parameters", False):
             return
         parts = self._plan()
-        if self._is_on_gpu and not are_ours([hook]):
-            hand_out(parts)
+        hand_out_to(self._copying, hook)
         for_each = getattr(hook, "call_for_each_param", False)
         keeps_zero = said_of_call(hook, "keeps_zero")
         if for_each and said_of_call(hook, "flat") is not None:
