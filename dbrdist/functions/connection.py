@@ -42,7 +42,6 @@ class LinearFunction(FunctionNode):
 
     operands = Operands("linear", x="float", W="float", b="float")
     writes = True
-    reads_copy_of = 1
     laid: Any = None  # on a device: W in the type in which forward read it, for backward
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -61,8 +60,7 @@ class LinearFunction(FunctionNode):
                 y += b
             return (y,)
         if type(x) is not ndarray and W.dtype != dtype:
-            copy, self.copy = self.copy, None
-            made = kernels.linear_and_keep(x, W, b, copy)
+            made = kernels.linear_and_keep(x, W, b)
             if made is not None:
                 y, self.laid = made
                 return (y,)

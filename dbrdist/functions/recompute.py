@@ -165,8 +165,7 @@ def _exchanged(captured: list[list[Variable]], stand_ins: list[Variable]) -> Ite
                 v.node = stand_in.node
         yield
     finally:
-        for vs, stand_in, node in zip(captured, stand_ins, nodes):
-            node.is_handed_out |= stand_in.node.is_handed_out
+        for vs, node in zip(captured, nodes):
             for v in vs:
                 v.node = node
 
