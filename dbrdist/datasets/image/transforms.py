@@ -288,10 +288,13 @@ class Finisher:
         *values, layout = self._compose.transforms
         if images.dtype != np.uint8 or not _is_table(values, layout):
             return None
-        if not isinstance(images, np.ndarray):
-            return None if images.ndim != 4 else kernels.by_table(images, self._on_device(values, images, dtype))
-        found = lookup(images, self._table(values, images.shape[-1], dtype))
-        return None if found is None else np.moveaxis(found, -1, -3)
+        is_host, c = isinstance(images, np.ndarray), images.shape[-1]
+        table = self._table(values, c, dtype) if is_host else self._on_device(values, images, dtype)
+        found = kernels.by_table(images, table) if images.ndim == 4 else None
+        if found is None and is_host:
+            values_of = lookup(images, table)
+            found = None if values_of is None else np.moveaxis(values_of, -1, -3)
+        return found
 
     def _table(self, values: Sequence[Any], num_channels: int, dtype: Any) -> Array:
         key = (num_channels, dtype)

@@ -384,6 +384,19 @@ def _plan_filter_rows(*arrays: HostArray) -> Plan:
     return _found.filter_rows  # type: ignore[no-any-return]
 
 
+def _plan_by_table(x: HostArray, entries: HostArray) -> Plan:
+    """See device_dispatch.by_table."""
+    is_served = _found is not None and (x.dtype, entries.dtype) == (np.uint8, np.float32) and x.ndim == 4 and x.size > 0
+    if not is_served:
+        raise onednn.Unsupported("no compiled loop, or none for these types")
+
+    def by_table(x: HostArray, entries: HostArray) -> HostArray | None:
+        out = np.empty(x.shape, np.float32)
+        return out.transpose(0, 3, 1, 2) if _found.by_table(x, entries, out) else None
+
+    return by_table
+
+
 def _plan_convert(x: HostArray, dtype: DType) -> Plan:
     """See host_dispatch.convert."""
     kind = None if _found is None else _found.CONVERSIONS.get(_letter(x.dtype) + _letter(dtype))
@@ -413,6 +426,7 @@ def _plan_philox(words: HostArray, counter: HostArray, key: HostArray) -> Plan:
 
 ROWS = {
     "filter_rows": _plan_filter_rows,
+    "by_table": _plan_by_table,
     "convert": _plan_convert,
     "philox": _plan_philox,
     "pick_rows": _plan_pick_rows,

@@ -428,4 +428,5 @@ static void convert(int kind, void *to, void *from, ptrdiff_t size) {
 
 #include "numbered_rows.h"
 #include "filtered_rows.h"
+#include "looked_up.h"
 #include "random_words.h"

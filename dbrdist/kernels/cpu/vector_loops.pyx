@@ -50,6 +50,13 @@ cdef extern from "vector_loops.h" nogil:
         Py_ssize_t new, taps, width
     int can_filter()
     void filter_all "filter"(const Filtering *filtering)
+    ctypedef struct Lookup:
+        unsigned char *bytes
+        float *table
+        float *out
+        Py_ssize_t size, channels
+    enum: MOST_CHANNELS
+    void look_up(const Lookup *lookup)
     enum: NUM_CONVERSIONS
     const char *CONVERSION_NAMES[]
     const int CONVERSION_BYTES[][2]
@@ -289,6 +296,28 @@ cdef bint _is_dense(object a, int itemsize, int wanted):
         return False
     fields = <ArrayFields *> <void *> a
     return fields.flags & (IN_C_ORDER | wanted) == IN_C_ORDER | wanted
+
+
+def by_table(bytes_, table, out):
+    """Write to out, of floats, what a table (256, channels) says of each byte; the last axis of both has its channels.
+    False if the processor lacks the instructions, if an array is not dense, or if sizes differ.
+
+    The caller has looked at types, and out is memory of its own.
+    """
+    cdef Lookup l
+    l.size, l.channels = bytes_.size, table.shape[1]
+    if not can_filter() or not 1 <= l.channels <= MOST_CHANNELS or table.shape[0] != 256 or out.size != l.size:
+        return False
+    if bytes_.shape[bytes_.ndim - 1] != l.channels or not _is_dense(bytes_, 1, 0):
+        return False
+    if not _is_dense(table, 4, 0) or not _is_dense(out, 4, WRITEABLE):
+        return False
+    l.bytes = <unsigned char *> (<ArrayFields *> <void *> bytes_).data
+    l.table = <float *> (<ArrayFields *> <void *> table).data
+    l.out = <float *> (<ArrayFields *> <void *> out).data
+    with nogil:
+        look_up(&l)
+    return True
 
 
 def convert_elements(int kind, to, source):

@@ -377,3 +377,29 @@ def test_rows_of_bytes_that_there_are_not_are_left_to_numpy():
     assert not kernels.filter_rows(pixels[:, ::2], zero, two, weights, out[:, ::2])
     assert not kernels.filter_rows(pixels, zero, two, weights.astype("d"), out)
     assert not out.any()
+
+
+@compiled
+@each(channels=[1, 3, 4, 16, 17], size=[(1, 1), (3, 5), (8, 8)])
+def test_bytes_are_looked_up_in_a_table_of_their_channel(channels, size):
+    rng = np.random.default_rng(channels)
+    x = rng.integers(0, 256, (2, *size, channels)).astype("B")
+    table = rng.standard_normal((256, channels)).astype("f")
+    table[0], table[255] = np.nan, np.inf
+    found = kernels.by_table(x, table)
+    if channels > 16:
+        assert found is None
+    elif found is not None:  # None where the processor lacks AVX2
+        assert found.shape == (2, channels, *size) and found.dtype == np.float32
+        np.testing.assert_array_equal(found, table[x, np.arange(channels)].transpose(0, 3, 1, 2))
+
+
+@compiled
+def test_what_a_table_does_not_serve_is_left_to_others():
+    x, table = np.ones((2, 4, 5, 3), "B"), np.ones((256, 3), "f")
+    assert kernels.by_table(x[:, :, ::2], table) is None
+    assert kernels.by_table(x, table[:255]) is None
+    assert kernels.by_table(x, np.ones((256, 1), "f")) is None
+    assert kernels.by_table(x, np.ones((256, 6), "f")[:, ::2]) is None
+    assert kernels.by_table(x[:0], table) is None
+    assert kernels.by_table(x, table.astype("e")) is None
