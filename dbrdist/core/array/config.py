@@ -9,9 +9,10 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from contextlib import ContextDecorator
+from contextlib import ContextDecorator, contextmanager
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from dbrdist.core.array.backend import as_dtype
 from dbrdist.core.array.chainer_mode import as_chainer
@@ -19,12 +20,15 @@ from dbrdist.core.array.user_line import warn_user
 from dbrdist.errors import UsageWarning
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import NoReturn, TextIO
 
     from numpy.typing import DTypeLike
 
     from dbrdist.core.array.types import DType, Raised
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _DEFAULTS: dict[str, Any] = {
     "train": True,
@@ -194,6 +198,61 @@ mixedbf16 = _MixedType("mixedbf16", "bfloat16")
 config = LocalConfig(global_config)
 
 
+class BlockFunction(Generic[P, R]):
+    """A function that gives a ``with`` block. Python's own words for a slip name neither it nor what to write.
+
+    Args:
+        function: gives the block.
+        written: what stands between ``with`` and the colon, in the errors.
+    """
+
+    __name__: str
+
+    def __init__(self, function: Callable[P, R], written: str) -> None:
+        update_wrapper(self, function)
+        self._function = function
+        self._written = written
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return self._function(*args, **kwargs)
+        except TypeError:
+            try:
+                signature(self._function).bind(*args, **kwargs)
+            except TypeError as e:
+                words = f"{self.__name__}: {e}; write `with {self._written}:`"
+            else:
+                raise
+            raise TypeError(words) from None
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(f"the parentheses are missing; write `with {self._written}:`")
+
+    def __exit__(self, *exc: Raised) -> None:
+        """Only there so that Python calls ``__enter__``."""
+
+    def __repr__(self) -> str:
+        return f"<function {self.__name__}>"
+
+    def __reduce__(self) -> str:
+        return self.__name__
+
+
+class BlockMethod:
+    """A method that gives a ``with`` block, as a decorator of what yields once."""
+
+    def __init__(self, written: str) -> None:
+        self._written = written
+
+    def __call__(self, function: Callable[..., Iterator[None]]) -> BlockMethod:
+        self.__doc__ = function.__doc__
+        self._function = contextmanager(function)
+        return self
+
+    def __get__(self, obj: Any, owner: type) -> Any:
+        return self._function if obj is None else BlockFunction(self._function.__get__(obj, owner), self._written)
+
+
 class SwitchBlock(ContextDecorator):
     """What :func:`using_config` gives: a ``with`` block, or a decorator, within which one entry is set."""
 
@@ -232,7 +291,7 @@ class SwitchBlock(ContextDecorator):
             )
 
 
-def using_config(name: str, value: Any, config: GlobalConfig | LocalConfig = config) -> SwitchBlock:
+def _using_config(name: str, value: Any, config: GlobalConfig | LocalConfig = config) -> SwitchBlock:
     """Set one configuration entry within a ``with`` block, for this thread.
 
     Args:
@@ -248,9 +307,21 @@ def using_config(name: str, value: Any, config: GlobalConfig | LocalConfig = con
         ...     dbrdist.config.train
         False
     """
+    if not isinstance(name, str):
+        raise TypeError(
+            f"using_config: name: expected the name of an entry, got {name!r}; write `with {_USING_CONFIG}:`"
+        )
+    if not isinstance(config, (GlobalConfig, LocalConfig)):
+        raise TypeError(
+            f"using_config: config: expected dbrdist.config or dbrdist.global_config, got {config!r}; give one entry "
+            f"and its value, `with {_USING_CONFIG}:`"
+        )
     return SwitchBlock(name, value, config)
 
 
+_USING_CONFIG = 'dbrdist.using_config("train", False)'
+_using_config.__name__ = _using_config.__qualname__ = "using_config"
+using_config = BlockFunction(_using_config, _USING_CONFIG)
 _missing = object()
 _SWITCHES = frozenset({"train", "enable_backprop", "debug"})
 _CHOICES = {"float32_products": ("float32", "bf16")}
@@ -273,8 +344,9 @@ def _check_entry(name: str, value: Any) -> None:
         known = {entry.replace("_", ""): entry for entry in _DEFAULTS}
         import difflib  # loaded for errors alone
 
-        close = difflib.get_close_matches(name.lower().replace("_", ""), known, 1, 0.75)
-        if close and close[0][0] == name[0].lower():  # as nobody mistypes the first letter
+        word = name.rpartition(".")[2]  # of "config.train"
+        close = difflib.get_close_matches(word.lower().replace("_", ""), known, 1, 0.75)
+        if close and close[0][0] == word[:1].lower():  # as nobody mistypes the first letter
             entry = known[close[0]]
             warn_user(
                 f"config.{name}: there is no such entry, so it changes nothing; did you mean {entry!r}?", UsageWarning
@@ -291,31 +363,16 @@ def _check_type(value: DTypeLike) -> None:
         warn_user(f"{words} (accepted, as Chainer did)", UsageWarning)
 
 
-class _Mode:
-    """A function that gives a ``with`` block or a decorator, and says so where its parentheses are missing."""
-
-    __name__: str
+class _Mode(BlockFunction[[], SwitchBlock]):
+    """A block without arguments, which may be a decorator as well."""
 
     def __init__(self, function: Callable[[], SwitchBlock]) -> None:
-        update_wrapper(self, function)
-        self._function = function
+        super().__init__(function, f"dbrdist.{function.__name__}()")
 
     def __call__(self, *wrong: Any) -> SwitchBlock:
         if wrong:
             raise TypeError(f"{self.__name__} takes no arguments; write `@dbrdist.{self.__name__}()` as a decorator")
         return self._function()
-
-    def __enter__(self) -> NoReturn:
-        raise TypeError(f"the parentheses are missing; write `with dbrdist.{self.__name__}():`")
-
-    def __exit__(self, *exc: Raised) -> None:
-        """Only there so that Python calls ``__enter__``."""
-
-    def __repr__(self) -> str:
-        return f"<function {self.__name__}>"
-
-    def __reduce__(self) -> str:
-        return self.__name__
 
 
 @_Mode

@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy as copying
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
 from dbrdist.core.array.backend import device_of, fill, is_array, to_device
 from dbrdist.core.array.chainer_mode import as_chainer
-from dbrdist.core.array.config import config
+from dbrdist.core.array.config import BlockMethod, config
 from dbrdist.core.array.current_device import On, current_number
 from dbrdist.core.model import pickles_of_chainer
 from dbrdist.core.model.device_resident import DeviceResident, DeviceResidentsVisitor
@@ -107,7 +106,7 @@ class Link(DeviceResident):
         """True within ``with self.init_scope():``."""
         return getattr(self, "_within_init_scope", False)
 
-    @contextmanager
+    @BlockMethod("self.init_scope()")
     def init_scope(self) -> Iterator[None]:
         """Within the block, assigned parameters (and in a Chain, links) are registered."""
         if "_params" not in self.__dict__:

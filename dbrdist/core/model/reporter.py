@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from dbrdist.core.array.backend import to_cpu
 from dbrdist.core.array.chainer_mode import as_chainer
-from dbrdist.core.array.config import config
+from dbrdist.core.array.config import BlockFunction, BlockMethod, config
 from dbrdist.core.array.types import Array, Number
 from dbrdist.core.tape.variable import Operand, Variable
 from dbrdist.core.usage.mistakes import refuse, warn
@@ -89,7 +90,7 @@ class Reporter:
         for name, observer in observers:
             self._names[id(observer)] = _Names(prefix + name + "/")
 
-    @contextmanager
+    @BlockMethod("reporter.scope({})")
     def scope(self, observation: dict[str, float]) -> Iterator[None]:
         """Collect into the dictionary ``observation`` within the block, with this as the current reporter."""
         old, self.observation = self.observation, observation
@@ -168,6 +169,7 @@ def report(values: Mapping[str, Reported], observer: Link | None = None) -> None
         _stack.reporters[-1].report(values, observer)
 
 
+@partial(BlockFunction, written="dbrdist.report_scope({})")
 @contextmanager
 def report_scope(observation: dict[str, Any]) -> Iterator[None]:
     """Collect what is reported within the block.

@@ -268,3 +268,44 @@ def test_a_mode_without_its_parentheses_says_so(mode):
         return dbrdist.config.enable_backprop
 
     assert is_recorded() is (name == "force_backprop_mode")
+
+
+@pytest.mark.parametrize(
+    ("block", "words"),
+    [
+        (lambda: dbrdist.using_config(train=False), "using_config: missing a required argument: 'name'"),
+        (lambda: dbrdist.using_config("train"), "missing a required argument: 'value'"),
+        (lambda: dbrdist.using_config(dbrdist.config.train, False), "expected the name of an entry, got True"),
+        (lambda: dbrdist.using_config("train", False, True), "expected dbrdist.config or .*, got True"),
+        (lambda: dbrdist.using_config, "the parentheses are missing"),
+        (lambda: dbrdist.Chain().init_scope, "the parentheses are missing"),
+        (lambda: dbrdist.Chain().init_scope(dbrdist.Chain()), "init_scope: too many positional arguments"),
+        (lambda: dbrdist.Reporter().scope, "the parentheses are missing"),
+        (lambda: dbrdist.report_scope(), "report_scope: missing a required argument: 'observation'"),
+    ],
+)
+def test_a_block_that_is_written_wrongly_says_how_it_is_written(block, words):
+    with pytest.raises(TypeError, match=rf"{words}.*; (write|give one entry and its value,) `with .*\):`"), block():
+        pass
+
+
+def test_blocks_keep_their_names_signatures_and_own_errors():
+    assert pickle.loads(pickle.dumps(dbrdist.using_config)) is dbrdist.using_config
+    assert str(inspect.signature(dbrdist.using_config)).startswith("(name: 'str', value: 'Any'")
+    assert "Set one configuration entry" in dbrdist.using_config.__doc__
+    assert "are registered" in dbrdist.Link.init_scope.__doc__ and dbrdist.Chain().init_scope.__name__ == "init_scope"
+    with pytest.raises(TypeError) as caught:  # of what the function does with right arguments
+        dbrdist.using_config("dtype", np.object_).__enter__()
+    assert "write `with" not in str(caught.value)
+    words = "there is no such entry, so it changes nothing; did you mean 'train'"
+    with pytest.warns(dbrdist.errors.UsageWarning, match=words), dbrdist.using_config("config.train", False):
+        pass
+
+    class Scoped(dbrdist.Chain):
+        def init_scope(self):
+            return super().init_scope()
+
+    link = Scoped()
+    with link.init_scope():
+        link.w = dbrdist.Parameter(np.zeros(2, "f"))
+    assert [name for name, _ in link.namedparams()] == ["/w"]
