@@ -390,6 +390,37 @@ def check_synchronized_iterators_that_differ(comm):
         said(comm, "iterators of the same kind", function)
 
 
+def check_iterators_synchronized_in_another_order(comm):
+    """Each would have the order of another one of its size. The lines of the calls tell, or seeds, or examples."""
+    if comm.size == 1:
+        return
+
+    def first(iterator):
+        iterators.create_synchronized_iterator(iterator, comm)
+
+    def second(iterator):
+        iterators.create_synchronized_iterator(iterator, comm)
+
+    size = 4 * comm.size
+    text = f"rank {comm.size - 1} synchronizes its iterators in another order than rank 0"
+    own = [100 * comm.rank + k for k in range(9)]  # seeds of this rank
+    for calls, seeds, starts in [
+        ([first, second], own, [0, 0]),
+        ([first, first], [7, 8], [0, 0]),
+        ([first, first], own[2:], [0, size]),
+    ]:
+        both = [
+            functools.partial(call, SerialIterator(list(range(start, start + size)), comm.size, seed=seed))
+            for call, seed, start in zip(calls, seeds, starts)
+        ]
+        for words, one in zip(["", text], both[:: -1 if comm.rank == comm.size - 1 else 1]):
+            said(comm, words, one)
+        for one in both:
+            said(comm, "", one)
+    for call, seed in ([first, comm.rank], [second, (comm.rank + 1) % comm.size]):  # lines say that this is right
+        said(comm, "", functools.partial(call, SerialIterator([0] * size, comm.size, seed=seed)))
+
+
 def check_evaluations_of_other_shares(comm):
     if comm.size == 1:
         return

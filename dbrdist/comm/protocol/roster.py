@@ -11,6 +11,7 @@ from dbrdist.comm.transport.call_log import place_of
 from dbrdist.errors import CommunicatorError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import FrameType
 
     from dbrdist.comm.communicators.communicator import CommunicatorBase
@@ -77,3 +78,44 @@ def check_same(comm: CommunicatorBase, entry: RosterEntry, kind: str, what: str)
             f"expected the same {what} on every rank, by the order in which they were made, got {made}: the ranks call "
             "them in different orders"
         )
+
+
+class CommonOrder:
+    """Whether ranks make things of a kind in one order, by what each rank says of each thing in one number.
+
+    Ranks may say different things of one, such as other examples. What shows another order is that a rank says of some
+    things, in another order, what rank 0 says of the same ones.
+
+    Args:
+        size: the number of ranks.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._said: list[list[int]] = [[] for _ in range(size)]
+
+    def add(self, numbers: Sequence[int]) -> None:
+        """Note what each rank says of its next thing."""
+        for said, number in zip(self._said, numbers):
+            said.append(number)
+
+    def exchanged(self, unless: Sequence[CommonOrder] = ()) -> tuple[int, list[int]] | None:
+        """(a rank, the indices of things) that it has in another order than rank 0, the last thing among them.
+
+        None too where one of ``unless`` knows that all these are in the same order.
+        """
+        first = self._said[0]
+        for rank, said in enumerate(self._said):
+            where = {number: index for index, number in enumerate(first) if number != said[index]}
+            ring: list[int] = []
+            index: int | None = len(first) - 1
+            while index is not None and index not in ring:
+                ring.append(index)
+                index = where.get(said[index])
+            if index == ring[0] and not any(other._are_same(rank, ring) for other in unless):
+                return rank, sorted(ring)
+        return None
+
+    def _are_same(self, rank: int, indices: list[int]) -> bool:
+        """Whether a rank says of these things, of each another thing, what rank 0 says."""
+        first, said = ([said[index] for index in indices] for said in (self._said[0], self._said[rank]))
+        return first == said and len(set(first)) == len(first)

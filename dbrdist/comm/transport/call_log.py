@@ -135,6 +135,16 @@ def place_of(frame: FrameType | None) -> tuple[str, int]:
     return _NO_PLACE if inside is None else (inside.f_code.co_filename, inside.f_lineno)
 
 
+def lines_of(frame: FrameType | None) -> list[str]:
+    """``file:line`` of all calls outside this package that led here, the innermost first."""
+    found = []
+    while frame is not None:
+        if not str(frame.f_globals.get("__name__", "")).startswith(_OURS):
+            found.append(f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}")
+        frame = frame.f_back
+    return found
+
+
 def _line(frame: FrameType) -> tuple[str, int]:
     """(file, line) where a frame is. To count lines takes long in a long function; a loop calls from the same one."""
     global _last_place
