@@ -419,6 +419,9 @@ def check_iterators_synchronized_in_another_order(comm):
             said(comm, "", one)
     for call, seed in ([first, comm.rank], [second, (comm.rank + 1) % comm.size]):  # lines say that this is right
         said(comm, "", functools.partial(call, SerialIterator([0] * size, comm.size, seed=seed)))
+    for call, start in ([first, comm.rank], [second, (comm.rank + 1) % comm.size]):  # and this: each has another part
+        examples = list(range(start * 1000, start * 1000 + size))
+        said(comm, "", functools.partial(call, SerialIterator(examples, comm.size)))
 
 
 def check_evaluations_of_other_shares(comm):

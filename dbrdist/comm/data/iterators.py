@@ -189,7 +189,8 @@ _orders: WeakKeyDictionary[CommunicatorBase, list[CommonOrder]] = WeakKeyDiction
 def _check_order(comm: CommunicatorBase, iterator: Any) -> None:
     """Raise CommunicatorError on every rank where ranks synchronize two iterators in another order. Collective.
 
-    Two of one size are told apart by the lines of the calls, by their examples or, where these say nothing, by seeds.
+    Two of one size are told apart by the lines of the calls; where these say nothing, by their examples, and then by
+    seeds.
     """
     if comm.size == 1:
         return
@@ -202,7 +203,7 @@ def _check_order(comm: CommunicatorBase, iterator: Any) -> None:
     by_line, by_examples, by_seed = orders = _orders.setdefault(comm, [CommonOrder(comm.size) for _ in range(3)])
     for order, column in zip(orders, rows.T.tolist()):
         order.add(column)
-    found = by_line.exchanged() or by_examples.exchanged() or by_seed.exchanged([by_line, by_examples])
+    found = by_line.exchanged() or by_examples.exchanged([by_line]) or by_seed.exchanged([by_line, by_examples])
     if found is None:
         return
     rank, indices = found
