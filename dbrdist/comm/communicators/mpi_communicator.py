@@ -16,10 +16,11 @@ import numpy as np
 
 from dbrdist.comm.communicators import cores
 from dbrdist.comm.communicators.communicator import CommunicatorBase
+from dbrdist.comm.communicators.duplicate import Duplication
 from dbrdist.comm.communicators.mailbox import Mailbox
 from dbrdist.comm.failure import watch
 from dbrdist.comm.protocol.arguments import attempt
-from dbrdist.comm.protocol.gate import Passage, digest
+from dbrdist.comm.protocol.gate import ROW_BYTES, Passage, digest
 from dbrdist.comm.protocol.primitives import PendingRow, Ranks, Row
 from dbrdist.comm.transport import call_log, environment, hosts, message, mpi
 from dbrdist.comm.transport.call_log import Call
@@ -73,9 +74,13 @@ class MpiRanks(Ranks):
     def connect(self, call: Passage) -> None:
         """Be able to send rows and bytes, apart from the program's own traffic. Collective."""
         call.meet_without_row()
-        rows, request = self.user_comm.Idup()
-        mpi.wait_until(request.Test, call)
-        self._duplicate(rows)
+        duplication = Duplication(self.user_comm, call)
+        self.abandoned.append(duplication)  # should the wait end by an error, MPI goes on
+        self._duplicate(duplication.wait())
+        self.abandoned.clear()
+        row = int(duplication.has_looked).to_bytes(ROW_BYTES, "little")
+        if any(map(any, self.post_row(call, row).wait(call))):
+            duplication.finish()
 
     def agree_on_name(self, call: Passage, kind: str, error: Exception | None) -> str:
         """A name that no other communicator has. All ranks raise where their kinds differ, or one has an error."""
