@@ -19,7 +19,7 @@ from dbrdist.core.tape import ops
 from dbrdist.core.update.update_rule import UpdateRule
 from dbrdist.errors import CommunicatorError
 from dbrdist.iterators import SerialIterator
-from dbrdist.links import BatchNormalization
+from dbrdist.links import BatchNormalization, Convolution2D, GroupNormalization, Maxout, MultiHeadAttention
 from tests.comm.contract import array_of, raises, same
 from tests.comm.training_contract import Dense, Net, batches, gradients_of
 
@@ -517,6 +517,32 @@ def check_batch_normalizations_that_differ(comm):
         both[name](x)
     alone = [MultiNodeBatchNormalization(3, comm) for _ in range(2)]
     all_raise(comm, CommunicatorError, words, lambda: [link(x) for link in (alone[::-1] if odd else alone)])
+
+
+@several
+def check_constants_of_links_that_differ(comm):
+    """Their mean gradient is that of no network. What all ranks change later is right, whenever each looks again."""
+    odd = comm.rank == comm.size - 1
+    x = np.arange(32, dtype=np.float32).reshape(1, 8, 2, 2) / 7
+    for make, text in [
+        (lambda: BatchNormalization(8, eps=1e-3 if odd else 1e-5), "/eps 0.001 instead of /eps 1e-05"),
+        (lambda: BatchNormalization(8, decay=0.5 if odd else 0.9), "/decay 0.5 instead of /decay 0.9"),
+        (lambda: MultiHeadAttention(8, 4 if odd else 2), "/n_heads 4 instead of /n_heads 2"),
+        (lambda: Maxout(32, *((2, 4) if odd else (4, 2))), "/pool_size 4 instead of /pool_size 2"),
+        (lambda: GroupNormalization(4 if odd else 2, 8), "/groups 4 instead of /groups 2"),
+        (lambda: Convolution2D(8, 2, 1, 2 if odd else 1), "/stride (2, 2) instead of /stride (1, 1)"),
+    ]:
+        link = make()
+        data = x.reshape(1, 4, 8) if isinstance(link, MultiHeadAttention) else x
+        optimizer = create_multi_node_optimizer(optimizers.SGD(0.1).setup(link), comm)
+        all_raise(comm, CommunicatorError, text, lambda: optimizer.update(lambda: ops.sum(link(data))))  # noqa: B023
+    link = BatchNormalization(8)
+    optimizer = create_multi_node_optimizer(optimizers.SGD(0.1).setup(link), comm)
+    for step in range(3):
+        optimizer.update(lambda: ops.sum(link(x) * x))
+        link.eps, link.decay = 1e-4 * step, 0.5
+        if odd:
+            link.add_persistent(f"count{step}", step)
 
 
 @several

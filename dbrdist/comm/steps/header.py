@@ -17,6 +17,7 @@ from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.gradients.model import plan_for
 from dbrdist.comm.gradients.overlap import Weights
 from dbrdist.comm.gradients.reduction_plan import EQUAL_WEIGHT, ReductionPlan, weights
+from dbrdist.comm.protocol import agree
 from dbrdist.comm.protocol.gate import Passage, digest, payload_bytes, words_of
 from dbrdist.comm.steps.drift import Drift
 from dbrdist.comm.steps.introduction import Introduction
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 # Step, parameters, hyperparameters, which parameters are reduced, which are new, the optimizer, its batches.
 _NUM_SAME = 7
 _WHAT = "the same step"
+_CONSTANTS = (
+    "eps", "decay", "rmax", "dmax", "axis", "ksize", "stride", "pad", "dilate", "groups", "cover_all", "n_heads",
+    "norm_first", "pool_size", "ignore_label",
+)  # fmt: skip
 # Runs, samples, works, stop, place, encloses: these may differ; the checksum before them is of rounded numbers.
 _differing = operator.itemgetter(payload_bytes(_NUM_SAME, 7))
 _checksum = operator.itemgetter(slice(8))  # of these bytes
@@ -55,6 +60,7 @@ class Steps:
         )
         self._watch: Watch | None = None
         self._target: Any = None  # of which the watch speaks
+        self._constants: list[str] = []  # of the target's links
         self._params_text = ""
         self._params_digest = self._runs_digest = 0
         self._values = OptimizerValues(optimizer)
@@ -236,7 +242,9 @@ class Steps:
         if watch is not None and watch.is_current() and self._target is self._optimizer.target:
             return
         self.num_plans += 1
-        target = self._target = self._optimizer.target
+        target = self._optimizer.target
+        if target is not self._target:  # once: a change that all ranks make may be seen later on some
+            self._target, self._constants = target, _constants(target)
         named = list(target.namedparams())
         self.late = [(name, p) for name, p in named if not p.is_initialized]
         updated = [(name, p) for name, p in named if _is_updated(p)]
@@ -245,7 +253,7 @@ class Steps:
         self.drift.plan((name, p) for name, p in updated if p.update_rule is not None or not has_rules)
         self._early_plan = None
         self._runs_digest = 0 if self._plan is None else self._plan.runs_digest
-        self._params_text = "".join(f"{_describe(name, p, has_rules)}\n" for name, p in named)
+        self._params_text = agree.as_lines([_describe(name, p, has_rules) for name, p in named] + self._constants)
         self._params_digest = digest(self._params_text)
         params = list(dict.fromkeys(p for _, p in named))
         rules = [p.update_rule for p in params if p.update_rule is not None]
@@ -285,6 +293,17 @@ class Header:
         if self._weights is None:
             self._weights = weights(self.counts)
         return self._weights
+
+
+def _constants(target: Link) -> list[str]:
+    """One line for each constant of our links: ranks that differ in one average gradients of different networks."""
+    return [
+        f"{path.rstrip('/')}/{name} {value!r}"
+        for path, link in target.namedlinks()
+        if type(link).__module__.startswith("dbrdist.")  # those of a program may be each rank's own
+        for name, value in ((name, link.__dict__.get(name)) for name in _CONSTANTS)
+        if value is not None
+    ]
 
 
 def _is_updated(p: Parameter) -> bool:
