@@ -70,12 +70,20 @@ class Duplication:
         if self._request.Test():
             return True
         if self._maker is None:
-            if time.monotonic() > self._looks_from and _is_alone():
+            if time.monotonic() > self._looks_from and _is_alone() and self._is_of_world():
                 self._maker = threading.Thread(target=self._make_third, name=_WATCH, daemon=True)
                 self._maker.start()
         elif self._third is not None:
             self._look(self._third)
         return False
+
+    def _is_of_world(self) -> bool:
+        """Whether all ranks have one COMM_WORLD, as those that others have spawned do not: it makes the third one."""
+        world, group = mpi.start().COMM_WORLD.Get_group(), self._mpi_comm.Get_group()
+        are_there = mpi.start().UNDEFINED not in group.Translate_ranks(None, world)
+        world.Free()
+        group.Free()
+        return are_there
 
     def _make_third(self) -> None:
         """Of the same ranks, whatever duplicate each has; waits for all of them."""
