@@ -19,6 +19,7 @@ WINDOW_BYTES = 1 << 15  # what a rank may have written that nobody has read yet;
 LOCAL_WINDOW_BYTES = 1 << 19  # the same over a Unix socket, where nothing is ever dropped
 PIECE_BYTES = 512  # what a piece of output counts beyond its own length, for the kernel's own needs
 READ_BYTES = 1 << 18  # what is read at one time
+INPUT_BYTES = 1 << 16  # of stdin on their way to rank 0
 PIPE_BYTES = 1 << 18  # what a rank's stdout holds, if its user may have so much; a quarter of it by default
 PIECES = 16  # of a rank's output that are passed on as they come; one that keeps writing
 GATHER_SECONDS = 0.07  # has them gathered for so long: each piece costs four processes a wake-up

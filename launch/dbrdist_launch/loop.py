@@ -24,13 +24,24 @@ class Loop:
         self._poll = select.epoll()
         self._calls: dict[int, Callable[[], object]] = {}
         self._channels: dict[int, Channel] = {}
+        self._writers: dict[int, Callable[[], object]] = {}  # what is called once, by descriptors that are full
         self.on_wake: Callable[[], None] = lambda: None  # called after each wait, before anything else
 
     def watch(self, descriptor: int, call: Callable[[], object]) -> None:
         """Call when it can be read, until it is forgotten."""
         if descriptor not in self._calls:
-            self._calls[descriptor] = call
             self._poll.register(descriptor, _READ)
+            self._calls[descriptor] = call
+
+    def when_writable(self, descriptor: int, call: Callable[[], object]) -> None:
+        """Call once when it takes more; it is none that is watched."""
+        if descriptor not in self._writers:
+            self._poll.register(descriptor, select.EPOLLOUT)
+            self._writers[descriptor] = call
+
+    def forget_writable(self, descriptor: int) -> None:
+        if self._writers.pop(descriptor, None) is not None:
+            self._poll.unregister(descriptor)
 
     def watch_channel(self, channel: Channel, call: Callable[[], None]) -> None:
         """Call when messages have come; what could not be sent goes out when the connection takes it."""
@@ -56,6 +67,11 @@ class Loop:
         found = self._poll.poll(max(0.0, seconds))
         self.on_wake()
         for descriptor, ready in found:
+            writer = self._writers.get(descriptor)
+            if writer is not None:
+                self.forget_writable(descriptor)
+                writer()
+                continue
             channel = self._channels.get(descriptor)
             if channel is not None and ready & select.EPOLLOUT:
                 channel.flush()

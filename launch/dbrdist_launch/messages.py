@@ -50,6 +50,13 @@ class Out(NamedTuple):
     data: bytes | memoryview = b""
 
 
+class Taken(NamedTuple):
+    """The program's stdin has taken so many bytes; nobody reads there any more."""
+
+    bytes: int
+    closed: bool
+
+
 class Beat(NamedTuple):
     """The answer to a ping: what the program is doing."""
 
@@ -125,10 +132,17 @@ class Welcome(NamedTuple):
     port: int
     files: list[int]  # the soft limit of open files before and after the launcher raised it
     local_sizes: dict[str, int]  # ranks on its host, by the name of that
+    input: bool  # its stdin comes over this connection
 
 
 class Ping(NamedTuple):
     """Are you there?"""
+
+
+class In(NamedTuple):
+    """For the program's stdin; without bytes its end."""
+
+    data: bytes = b""
 
 
 class Credit(NamedTuple):
@@ -180,15 +194,15 @@ class Answer(NamedTuple):
 
 
 if TYPE_CHECKING:
-    FromRank = Hello | Started | Failed | Out | Beat | Pong | RankEvent | FoundStacks | Asked | Ended | Exit
-    ToRank = Welcome | Ping | Credit | StopRequest | Signal | Kill | AskStacks | Bye
+    FromRank = Hello | Started | Failed | Out | Taken | Beat | Pong | RankEvent | FoundStacks | Asked | Ended | Exit
+    ToRank = Welcome | Ping | In | Credit | StopRequest | Signal | Kill | AskStacks | Bye
     Message = FromRank | ToRank | Ask | Answer
 
 KINDS: dict[str, type[Any]] = {
-    "hello": Hello, "started": Started, "failed": Failed, "out": Out, "beat": Beat, "pong": Pong, "event": RankEvent,
-    "stacks": FoundStacks, "asked": Asked, "ended": Ended, "exit": Exit, "welcome": Welcome, "ping": Ping,
-    "credit": Credit, "stop": StopRequest, "signal": Signal, "kill": Kill, "ask-stacks": AskStacks, "bye": Bye,
-    "ask": Ask, "answer": Answer,
+    "hello": Hello, "started": Started, "failed": Failed, "out": Out, "taken": Taken, "beat": Beat, "pong": Pong,
+    "event": RankEvent, "stacks": FoundStacks, "asked": Asked, "ended": Ended, "exit": Exit, "welcome": Welcome,
+    "ping": Ping, "in": In, "credit": Credit, "stop": StopRequest, "signal": Signal, "kill": Kill,
+    "ask-stacks": AskStacks, "bye": Bye, "ask": Ask, "answer": Answer,
 }  # fmt: skip
 _NAMES = {kind: name for name, kind in KINDS.items()}
 # By the annotation of a field: the types that JSON gives for it. A number without a fraction may come as an int.

@@ -27,6 +27,27 @@ def test_who_was_forgotten_in_this_turn_is_not_called():
             os.close(descriptor)
 
 
+def test_who_is_full_is_called_once_when_it_takes_more():
+    loop, called, (read, write) = Loop(), [], os.pipe()
+    os.set_blocking(write, False)
+    size = os.write(write, b"x" * (1 << 20))
+    for _ in range(2):
+        loop.when_writable(write, lambda: called.append(write))
+    loop.turn(0.0)
+    assert not called
+    os.read(read, size)
+    loop.turn(1.0)
+    loop.turn(0.0)
+    assert called == [write]
+    loop.when_writable(write, lambda: called.append("forgotten"))
+    loop.forget_writable(write)
+    loop.turn(0.0)
+    assert called == [write]
+    loop.close()
+    os.close(read)
+    os.close(write)
+
+
 def test_signals_come_to_the_loop_and_go_back_to_who_had_them(monkeypatch):
     def before(number, frame):
         raise AssertionError

@@ -46,9 +46,9 @@ def parse_file(path: str, say: Callable[[str], None] = lambda text: None) -> tup
     Words that are not used here are said once.
     """
     try:
-        with open(path) as file:
+        with open(path, encoding="utf-8-sig", errors="replace") as file:
             lines = file.read().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise LaunchError(f"--hostfile {path!r} cannot be read: {error}") from error
     found, unused = [], []
     for number, line in enumerate(lines, 1):

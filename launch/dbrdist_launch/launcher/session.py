@@ -118,6 +118,8 @@ class Session:
             ranks = whole(os.environ.get("SLURM_NTASKS")) or None
         if ranks is None:
             raise LaunchError("expected the number of ranks, as in -n 4 or --hosts a:2,b:2")
+        if ranks > _MOST_RANKS:
+            raise LaunchError(f"-n {ranks}: no job has more than {_MOST_RANKS} ranks")
         names = environment.forwarded(os.environ, self.named, s.only_env)
         names += tuple(self.added) if s.bare else (ADDRESS, TOKEN)
         agent, options = self._ssh()

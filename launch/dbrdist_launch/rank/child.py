@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import sys
@@ -19,15 +20,16 @@ _CAUGHT = (*STOPS, *PASSED_ON)
 
 
 class Child:
-    """The program: its process id and the read ends of its output, error and event pipes."""
+    """The program: its process id, and our ends of its output, error, event and input pipes."""
 
     def __init__(
-        self, command: list[str], environment: Mapping[str, str], directory: str | None, page: int,
-        ignored: set[int], inherited: Inherited, prepare: Callable[[], None] = lambda: None,
+        self, command: list[str], environment: Mapping[str, str], directory: str | None, page: int | None,
+        ignored: set[int], inherited: Inherited, prepare: Callable[[], None] = lambda: None, has_input: bool = False,
     ) -> None:  # fmt: skip
         self.out, out_write = os.pipe()
         self.err, err_write = os.pipe()
         self.events, events_write = os.pipe()
+        in_read, self.input = os.pipe() if has_input else (-1, -1)
         try:
             fcntl.fcntl(out_write, fcntl.F_SETPIPE_SZ, limits.PIPE_BYTES)
         except OSError:
@@ -42,20 +44,20 @@ class Child:
                 linux.die_with_parent(parent)
                 os.dup2(out_write, 1)
                 os.dup2(err_write, 2)
+                if has_input:
+                    os.dup2(in_read, 0)
                 signal.set_wakeup_fd(-1)
                 for number in (*_CAUGHT, signal.SIGCHLD):
                     signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
                 prepare()
-                events, kept = _inherited(events_write), _inherited(page)
-                told = {
-                    "DBRDIST_LAUNCH_EVENTS": f"{events},{stack_signal()}",
-                    "DBRDIST_HEARTBEAT": f"/proc/{parent}/fd/{page},{kept}",
-                }
+                told = {"DBRDIST_LAUNCH_EVENTS": f"{_inherited(events_write)},{stack_signal()}"}
+                if page is not None:
+                    told["DBRDIST_HEARTBEAT"] = f"/proc/{parent}/fd/{page},{_inherited(page)}"
                 _run(command, {**environment, **told}, directory, inherited)
             finally:
                 os._exit(codes.COMMAND_NOT_FOUND)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        for descriptor in (out_write, err_write, events_write):
+        for descriptor in (out_write, err_write, events_write, *((in_read,) if has_input else ())):
             os.close(descriptor)
 
 
@@ -74,7 +76,12 @@ def _run(command: list[str], environment: dict[str, str], directory: str | None,
         if directory is not None:
             os.chdir(directory)
         inherited.hand_on()
-        os.execvpe(command[0], command, environment)
+        try:
+            os.execvpe(command[0], command, environment)
+        except OSError as error:
+            if error.errno != errno.ENOEXEC or _is_binary(command[0]):
+                raise
+            os.execve("/bin/sh", ["/bin/sh", *command], environment)  # it names no interpreter: as execvp(3) of C does
     except OSError as error:
         subject = error.filename if error.filename is not None else command[0]
         if isinstance(subject, bytes):
@@ -82,6 +89,12 @@ def _run(command: list[str], environment: dict[str, str], directory: str | None,
         print(f"cannot run {command[0]!r}: {error.strerror}: {subject!r}", file=sys.stderr, flush=True)
         found = isinstance(error, PermissionError)
         os._exit(codes.COMMAND_NOT_RUNNABLE if found else codes.COMMAND_NOT_FOUND)
+
+
+def _is_binary(path: str) -> bool:
+    """Whether a file that the kernel cannot run is no script either, such as a program for another machine."""
+    with open(path, "rb") as file:
+        return b"\0" in file.read(1024)
 
 
 def stack_signal() -> int:

@@ -17,6 +17,7 @@ from ..loop import Loop, Signals
 from ..signals import PASSED_ON, STOPS, signal
 from .child import Child, stack_signal
 from .deaths import OomWatch
+from .inputs import Inputs
 from .leftovers import Leftovers
 from .outputs import Outputs
 from .pmi import PmiRelay
@@ -133,13 +134,11 @@ class Supervisor:
         ignored = {int(number) for number in numbers if signal.getsignal(number) == signal.SIG_IGN}
         self.signals = Signals(self.loop, numbers, self._on_signal, self.inherited)
         linux.adopt_orphans()
-        descriptor = os.memfd_create(heartbeat.PAGE_NAME)
-        os.ftruncate(descriptor, heartbeat.PAGE_BYTES)
-        self.page = mmap.mmap(descriptor, heartbeat.PAGE_BYTES)
+        descriptor = self._heartbeat_page()
         environment = surroundings(os.environ, self.terms, self.identity)
         self.inherited.was_raised(self.terms.files)
         given = self.terms.command, environment, self.terms.directory, descriptor, ignored, self.inherited
-        self.child = Child(*given, self.relay.in_child)
+        self.child = Child(*given, self.relay.in_child, self.terms.input)
         self.left = Leftovers((self.child.out, self.child.err))
         _go_first()
         self.oom, self.workers = OomWatch(), WorkerWatch(self.child.pid)
@@ -153,8 +152,25 @@ class Supervisor:
             self.loop, {self.child.out: "out", self.child.err: "err"}, self.terms.window,
             lambda data, stream: self.channel.send(messages.Out(stream, data)),
         )  # fmt: skip
+        if self.terms.input:
+            self.inputs = Inputs(
+                self.loop, self.child.input, lambda count, closed: self.channel.send(messages.Taken(count, closed))
+            )
         self.relay.begin(self.loop, self.channel, self.outputs.read_all)
         self._take(self._early)
+
+    def _heartbeat_page(self) -> int | None:
+        """The page on which the program beats, as a descriptor; None where no file may hold so much (ulimit -f)."""
+        descriptor = os.memfd_create(heartbeat.PAGE_NAME)
+        try:
+            os.ftruncate(descriptor, heartbeat.PAGE_BYTES)
+        except OSError as error:
+            os.close(descriptor)
+            self.page = mmap.mmap(-1, heartbeat.PAGE_BYTES)
+            self._tell("unseen", message=f"its heartbeats are not seen: {error.strerror} (ulimit -f)")
+            return None
+        self.page = mmap.mmap(descriptor, heartbeat.PAGE_BYTES)
+        return descriptor
 
     # --- what arrives
 
@@ -169,6 +185,8 @@ class Supervisor:
         for message in found:
             if isinstance(message, messages.Ping):
                 self._beat()
+            elif isinstance(message, messages.In):
+                self.inputs.take(message.data)
             elif isinstance(message, messages.Credit):
                 self.outputs.give_credit(message.bytes)
             elif isinstance(message, messages.StopRequest):

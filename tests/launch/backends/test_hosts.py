@@ -20,6 +20,8 @@ def test_hosts_that_cannot_be_are_refused(tmp_path):
             hosts.parse_file(str(tmp_path / "hosts"))
     (tmp_path / "hosts").write_text("a:2 # one\na slots=3 max_slots=4\nb 5\nc\n")
     assert hosts.parse_file(str(tmp_path / "hosts")) == (Host("a", 5), Host("b", 5), Host("c", 1))
+    (tmp_path / "hosts").write_bytes(b"\xef\xbb\xbfa:2\r\n# \xe9\r\nb\r\n")  # as some editors write it
+    assert hosts.parse_file(str(tmp_path / "hosts")) == (Host("a", 2), Host("b", 1))
     with pytest.raises(LaunchError, match="cannot be read"):
         hosts.parse_file(str(tmp_path / "nowhere"))
 

@@ -26,6 +26,15 @@ def test_an_exception_is_found_behind_a_users_own_hook(tmp_path, hook):
 
 
 @mpiexec
+@pytest.mark.parametrize("how", ["raise KeyboardInterrupt", "import os; os.kill(os.getpid(), 2); input()"])
+def test_an_interrupt_that_nobody_catches_ends_a_rank_by_the_signal(tmp_path, how):
+    """As without the launcher: Python forgets it where text is evaluated after the interrupt, as named tuples do."""
+    result = launch("-n", 1, "--log-dir", tmp_path, "python", "-c", how)
+    failure = failure_in(tmp_path)
+    assert (result.returncode, failure["kind"], failure["signal"]) == (130, "signal", "SIGINT"), result.stderr
+
+
+@mpiexec
 def test_words_on_stderr_are_shown_under_quiet():
     result = launch(
         "-n", 2, "--quiet", "sh", "-c", 'if [ $RANK = 1 ]; then echo "fatal: no data" >&2; exit 3; fi; sleep 5'

@@ -1,5 +1,6 @@
 """Whatever a rank inherits is what plain mpiexec would hand it, and every byte that it writes arrives."""
 
+import hashlib
 import json
 import os
 import pty
@@ -116,6 +117,57 @@ def test_a_program_that_is_not_python_has_the_environment_of_plain_mpiexec(tmp_p
                 {name: value for name, value in pairs.items() if name not in hydra | {*map(str.encode, ADDED)}}
             )
     assert found[2:] == found[:2]
+
+
+READS_LATE = """
+import hashlib, sys, time
+if sys.argv[1:]:
+    time.sleep(float(sys.argv[1]))
+print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())
+"""
+
+
+@each("words", {"at once": (), "late": ("1.5",)})
+@pytest.mark.parametrize("kind", ["pipe", "file"])
+def test_a_program_gets_all_of_a_long_input(tmp_path, kind, words):
+    """mpiexec reads it as fast as it can, and ends the job where a rank, which may just be starting, is slower."""
+    data = os.urandom(1 << 16) * 200
+    (tmp_path / "input").write_bytes(data)
+    (tmp_path / "late.py").write_text(READS_LATE)
+    cat = subprocess.Popen(["cat", tmp_path / "input"], stdout=subprocess.PIPE)
+    with open(tmp_path / "input", "rb") as file:
+        given = cat.stdout if kind == "pipe" else file
+        result = launch("-n", 1, "python", "late.py", *words, cwd=tmp_path, stdin=given)
+    cat.stdout.close()
+    cat.wait()
+    assert result.returncode == 0 and hashlib.sha256(data).hexdigest() in result.stdout, result.stderr
+
+
+@each("program", {"nobody": "pass", "somebody for a while": "import sys; sys.stdin.read(5); sys.stdin.close()"})
+def test_an_input_that_is_not_read_to_its_end_costs_nothing(program):
+    yes = subprocess.Popen(["yes"], stdout=subprocess.PIPE)
+    result = launch("-n", 2, "python", "-c", f"import os\nif os.environ['RANK'] == '0': {program}", stdin=yes.stdout)
+    yes.stdout.close()
+    yes.wait()
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_script_that_names_no_interpreter_is_run_by_the_shell(tmp_path):
+    """execvp(3) does it, and so do mpiexec and every shell."""
+    (tmp_path / "script").write_text('echo "it runs: $1"\n')
+    (tmp_path / "script").chmod(0o755)
+    result = launch("-n", 1, "./script", "x y", cwd=tmp_path)
+    assert result.returncode == 0 and "it runs: x y" in result.stdout, result.stderr
+
+
+def test_a_small_limit_of_files_costs_the_heartbeats_alone():
+    def small():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+
+    extra = {"PYTHONDONTWRITEBYTECODE": "1"}  # some Pythons keep half a file where the other half cannot be written
+    result = launch("-n", 1, "sh", "-c", "echo hello", preexec_fn=small, env=extra)
+    assert result.returncode == 0 and "hello" in result.stdout
+    assert "rank 0 on" in result.stderr and "its heartbeats are not seen: File too large" in result.stderr
 
 
 def test_files_that_the_user_opened_are_open_in_the_ranks(tmp_path):

@@ -45,6 +45,7 @@ def test_supervisor_runs_without_site_packages():
         (["-n", "2", "--interface", "nowhere0"], 2, "interfaces of this host: lo"),
         (["-n", "2", "--hosts", "a:2", "--hostfile", "x"], 2, "cannot be combined"),
         (["-n", "2", "--mpiexec", "/bin/true"], 2, "is not an mpiexec of MPICH, Intel MPI or Open MPI"),
+        (["-n", "99999999"], 2, "no job has more than 1048576 ranks"),
         ([], 2, "expected the number of ranks"),
     ],
 )

@@ -35,6 +35,7 @@ def test_a_program_that_cannot_start_says_why(monkeypatch, capsys, error, code, 
         raise error
 
     monkeypatch.setattr(child.os, "execvpe", cannot)
+    monkeypatch.setattr(child, "_is_binary", lambda path: True)
     monkeypatch.setattr(child.os, "chdir", lambda path: done.append(path))
     monkeypatch.setattr(child.os, "_exit", lambda status: done.append(status))
     for directory in (None, "/d"):

@@ -23,7 +23,7 @@ from dbrdist_launch.signals import PASSED_ON, STOPS
 from inject import INJECT
 from support import ROOT
 
-WELCOME = messages.Welcome(["x"], {}, None, 6.0, 9, "auto", "", True, "m", 0, [], {})
+WELCOME = messages.Welcome(["x"], {}, None, 6.0, 9, "auto", "", True, "m", 0, [], {}, False)
 
 
 @pytest.fixture
@@ -587,11 +587,11 @@ def test_a_supervisor_starts_the_program_with_all_that_looks_after_it(monkeypatc
     )
     one.channel, one.identity, one._early = Kept(), "identity", [messages.Bye()]
     one.relay = SimpleNamespace(in_child="in child", begin=lambda *more: happened.append(more))
-    one.terms = messages.Welcome(["x", "y"], {}, "/d", 6.0, 7, "auto", "", True, "m", 0, [], {})
-    program = SimpleNamespace(pid=4242, events=5, out=6, err=7)
+    one.terms = messages.Welcome(["x", "y"], {}, "/d", 6.0, 7, "auto", "", True, "m", 0, [], {}, True)
+    program = SimpleNamespace(pid=4242, events=5, out=6, err=7, input=8)
 
-    def start(command, environment, directory, page, ignored, inherited, prepare):
-        assert prepare == one.relay.in_child
+    def start(command, environment, directory, page, ignored, inherited, prepare, has_input):
+        assert prepare == one.relay.in_child and has_input
         given.update(command=command, environment=environment, directory=directory, page=page, ignored=ignored)
         return program
 
@@ -600,6 +600,7 @@ def test_a_supervisor_starts_the_program_with_all_that_looks_after_it(monkeypatc
         ("Child", start), ("OomWatch", lambda: "oom"),
         ("surroundings", lambda *given: given), ("WorkerWatch", lambda pid: ("workers", pid)),
         ("ConnectionHolder", lambda pid, environ: ("pmix", pid, environ)), ("Outputs", lambda *given: Given(given)),
+        ("Inputs", lambda *given: Given(given)),
         ("Leftovers", lambda outputs: ("left", outputs)), ("_go_first", lambda: happened.append("first")),
     ):  # fmt: skip
         monkeypatch.setattr(supervisors, name, made)
@@ -626,6 +627,9 @@ def test_a_supervisor_starts_the_program_with_all_that_looks_after_it(monkeypatc
     send(b"words", "err")
     assert (loop, pipes, window) == (one.loop, {6: "out", 7: "err"}, 7)
     assert one.channel.sent[-1] == ("out", {"stream": "err", "data": b"words"})
+    loop, pipe, taken = one.inputs
+    taken(5, False)
+    assert (loop, pipe, one.channel.sent[-1]) == (one.loop, 8, ("taken", {"bytes": 5, "closed": False}))
     one.page.close()
     os.close(page)
 

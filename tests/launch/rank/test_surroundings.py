@@ -17,7 +17,8 @@ INJECT = os.path.join(os.path.dirname(surroundings_module.__file__), "inject")
 def made(inherited=(), who=WHO, **terms):
     welcome = {
         "command": [], "environment": {}, "directory": None, "host_timeout": 6.0, "window": 9, "threads": "keep",
-        "gpus": "all", "inject": False, "master": "", "port": 0, "files": [], "local_sizes": {}, **terms,
+        "gpus": "all", "inject": False, "master": "", "port": 0, "files": [], "local_sizes": {}, "input": False,
+        **terms,
     }  # fmt: skip
     return surroundings(dict(inherited), Welcome(**welcome), who)
 

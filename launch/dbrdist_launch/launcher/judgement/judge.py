@@ -65,7 +65,7 @@ class Judge:
         if kind == "orphaned":
             rank.orphaned = rank.orphaned or now
             return
-        if kind == "left":
+        if kind in ("left", "unseen"):
             self._warn(rank, kind, str(event["message"]))
             return
         if kind == "fault":

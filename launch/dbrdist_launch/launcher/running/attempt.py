@@ -22,10 +22,10 @@ from ..judgement.ranks import Rank
 from ..judgement.report import Failure
 from ..preparation.settings import LaunchSettings
 from ..streams.events import Events
+from ..streams.input import Input
 from ..streams.output import Output
 from ..streams.pieces import SPAWNED, Piece
 from ..streams.starter_output import StarterOutputs
-from ..streams.terminal import Typed
 from ..streams.view import table
 from .listener import ConnectionListener
 from .plan import LaunchPlan, Outcome
@@ -66,7 +66,7 @@ class Attempt:
         self.first_rank_at: float | None = None
         self.questions = Questions(self.ranks, output.note, lambda: self._ask_to_stop(signal.SIGTERM))
         self.waiting_for_port: list[Rank] = []  # ranks whose welcome waits for that of rank 0
-        self.typed: Typed | None = None
+        self.input = Input(self.loop, output.echo, to_rank_0=not plan.backend.places_ranks)
         self.arrived: deque[Piece] = deque()  # output that has been written, told by the output's threads
         self.wake_lock = threading.Lock()
         self.wake_read, self.wake_write = os.pipe()
@@ -88,19 +88,17 @@ class Attempt:
         told = {ADDRESS: self.listeners[-1].address, TOKEN: self.plan.token} if self.plan.told_by_environment else {}
         # Ours come first: of mpiexec's environment the last must be what the backend wants it to be.
         given = self.plan.command, {**told, **self.plan.environment}, self.plan.backend, self.inherited
-        self.starter = self.judge.starter = StarterProcess(*given)
+        self.starter = self.judge.starter = StarterProcess(*given, without_input=self.input.to_rank_0)
         self.output.written = self._on_written
         self.output.start()
         try:
             self.loop.watch(self.wake_read, self._on_wake)
             self.starter_outputs = StarterOutputs(self.loop, self.starter.pipes, self._starter_said, self.output.take)
-            if self.starter.input is not None:
-                self.typed = Typed(self.loop, self.starter.input, self.output.echo)
+            self.input.begin_for_starter(self.starter.input)
             while not self._turn():
                 pass
         finally:
-            if self.typed is not None:
-                self.typed.close()
+            self.input.close()
             self.starter.end()
             self.starter_outputs.finish(self.starter.last_words())
             self.starter.close()
@@ -187,10 +185,10 @@ class Attempt:
             threads=self.settings.threads,
             gpus=self.settings.gpus,
             inject=self.settings.inject,
-            master=self.master,
-            port=self.port,
+            master=self.master, port=self.port,
             files=self.inherited.raised if self._shares_limits(rank) else [],
             local_sizes=self.plan.ranks_on(rank.host),
+            input=self.input.to_rank_0 and rank.rank == 0,
         ))  # fmt: skip
         if self.asked:
             channel.send(messages.StopRequest(self._signal_for_ranks()))  # it came too late to hear of it
@@ -234,6 +232,9 @@ class Attempt:
             rank.pid = message.pid
             self.events.tell("rank_started", rank=rank.rank, host=rank.host, pid=rank.pid)
             self.first_rank_at = self.first_rank_at or now
+            self.input.begin_for_rank(rank.rank, rank.channel)
+        elif isinstance(message, messages.Taken):
+            self.input.taken(message)
         elif isinstance(message, messages.RankEvent):
             self.judge.take_event(rank, {**message.fields, "event": message.event}, now)
             if message.event in ("exception", "leaving"):
@@ -353,8 +354,7 @@ class Attempt:
         if now < self.next_tick:
             return
         self.next_tick, self.last_tick = now + limits.TICK_SECONDS, now
-        if self.typed is not None:
-            self.typed.look()
+        self.input.look()
         if now >= self.next_ping:
             self.next_ping = now + limits.PING_SECONDS
             for rank in self.ranks.values():

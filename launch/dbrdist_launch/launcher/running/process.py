@@ -16,13 +16,16 @@ from ...inherited import Inherited
 class StarterProcess:
     """mpiexec or srun, with its output on pipes."""
 
-    def __init__(self, command: list[str], environment: dict[str, str], backend: Backend, inherited: Inherited) -> None:
+    def __init__(
+        self, command: list[str], environment: dict[str, str], backend: Backend, inherited: Inherited,
+        without_input: bool = False,
+    ) -> None:  # fmt: skip
         self.name = os.path.basename(command[0])
         self.ends_by, self.kills_step = backend.ends_by, backend.kills_step
         parent = os.getpid()
         # An own session: Ctrl-C reaches the launcher alone, which then asks the ranks. mpiexec reading from a terminal
         # that is not its own would be stopped: the launcher reads there, and hands on what is typed.
-        stdin = None if not os.isatty(0) else subprocess.PIPE
+        stdin = subprocess.DEVNULL if without_input else None if not os.isatty(0) else subprocess.PIPE
 
         def prepare() -> None:
             linux.die_with_parent(parent, signal.SIGTERM)

@@ -38,13 +38,20 @@ def _as_json(value):
 
 
 def _last_words(kind, value):
-    """`ValueError: text`, as it stands below the traceback."""
-    try:
-        import traceback  # only a program that fails pays for it
+    """`ValueError: text`, as it stands below the traceback.
 
-        return "".join(traceback.format_exception_only(kind, value)).strip()
-    except Exception:  # no file can be opened any more, or another module has this name
-        return kind.__name__ + ": " + str(value)
+    After a KeyboardInterrupt nothing is imported: named tuples evaluate text, and whenever Python has done that it no
+    longer knows that the program has to end by SIGINT.
+    """
+    if not issubclass(kind, KeyboardInterrupt):
+        try:
+            import traceback  # only a program that fails pays for it
+
+            return "".join(traceback.format_exception_only(kind, value)).strip()
+        except Exception:  # no file can be opened any more, or another module has this name
+            pass
+    text = str(value)
+    return kind.__name__ + (": " + text if text else "")
 
 
 def _is_ignored(number):

@@ -18,6 +18,7 @@ from dbrdist_launch.launcher.running import attempt as attempts
 from dbrdist_launch.launcher.running import suspension
 from dbrdist_launch.launcher.running.attempt import Attempt
 from dbrdist_launch.launcher.running.plan import LaunchPlan
+from dbrdist_launch.launcher.streams import input as inputs
 from dbrdist_launch.messages import Exit, Hello
 
 
@@ -33,6 +34,9 @@ class Output:
 
     def __init__(self):
         self.said, self.pieces = [], []
+
+    def echo(self, data):
+        pass
 
     def note(self, text):
         self.said.append(text)
@@ -99,14 +103,16 @@ def sent(one, rank, kind):
 
 
 def test_a_rank_is_told_what_it_needs(start, monkeypatch):
+    monkeypatch.setattr(inputs, "has_input", lambda: True)
     placed = (Host("a", 2), Host("b", 1))
     one = start(3, job=Job(("x",), 3, placed), addresses=("10.0.0.1",), host_timeout=7.0, threads="keep", gpus="rank")
     (welcome,) = sent(one, 0, "welcome")
     assert welcome == {
         "environment": {"A": "1"}, "directory": os.getcwd(), "host_timeout": 7.0, "window": limits.WINDOW_BYTES,
         "threads": "keep", "gpus": "rank", "inject": True, "master": "a", "local_sizes": {"a": 2},
-        "command": ["x"], "port": 0, "files": [],
+        "command": ["x"], "port": 0, "files": [], "input": True,
     }  # fmt: skip
+    assert not sent(one, 1, "welcome")[0]["input"]
     assert one.ranks[0].channel.peer_seconds == 7.0
     (welcome,) = sent(start(2), 1, "welcome")
     assert (welcome["window"], welcome["master"]) == (limits.LOCAL_WINDOW_BYTES, "127.0.0.1")
@@ -381,7 +387,7 @@ def test_ranks_elsewhere_need_an_address_of_their_own(start, monkeypatch, contro
         listened.append((path, addresses, port))
         return SimpleNamespace(address=f"at {path}", close=lambda: None)
 
-    def starter(command, environment, backend, inherited):
+    def starter(command, environment, backend, inherited, without_input):
         started.update(environment)
         raise OSError("no mpiexec")
 

@@ -1,0 +1,153 @@
+"""What stands on the launcher's stdin, for rank 0: read as fast as that takes it, and no faster.
+
+mpiexec of MPICH reads as fast as it can, and ends the job where a rank is slower ("process reading stdin too slowly").
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+
+from ... import limits
+from ...channel import Channel
+from ...loop import Loop
+from ...messages import In, Taken
+from .terminal import echoes, in_foreground
+
+
+class Rank0:
+    """The program of rank 0, by its supervisor, which tells what it has taken."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel, self._room = channel, limits.INPUT_BYTES
+
+    def room(self) -> int:
+        """How many bytes it takes now."""
+        return self._room
+
+    def send(self, data: bytes) -> None:
+        """Take so much; b"" is the end."""
+        self._room -= len(data)
+        self.channel.send(In(data))
+
+    def taken(self, message: Taken) -> None:
+        self._room = 0 if message.closed else self._room + message.bytes
+
+    def close(self) -> None:
+        self._room = 0
+
+
+class Starter:
+    """The stdin of srun, which hands it on to the ranks that its own options name."""
+
+    def __init__(self, pipe: int) -> None:
+        self.pipe = pipe
+        self._unsent = b""
+        os.set_blocking(pipe, False)
+
+    def room(self) -> int:
+        self._flush()
+        return limits.READ_BYTES if self.pipe >= 0 and not self._unsent else 0
+
+    def send(self, data: bytes) -> None:
+        self._unsent += data
+        self._flush()
+        if not data:
+            self.close()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[os.write(self.pipe, self._unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError:  # it reads no more
+            self.close()
+
+    def close(self) -> None:
+        self._unsent = b""
+        if self.pipe >= 0:
+            os.close(self.pipe)
+            self.pipe = -1
+
+
+class Input:
+    """Hands the input on; from a terminal while the launcher stands in the foreground."""
+
+    def __init__(self, loop: Loop, echoed: Callable[[bytes], None] = lambda data: None, to_rank_0: bool = True) -> None:
+        """``echoed`` is told what the terminal has shown of it; without ``to_rank_0`` the starter has the input."""
+        self.loop, self.echoed, self.to_rank_0 = loop, echoed, to_rank_0 and has_input()
+        self.taker: Rank0 | Starter | None = None
+        self._is_terminal = os.isatty(0)
+        self._watching = self._ended = False
+
+    def begin_for_rank(self, rank: int, channel: Channel) -> None:
+        """A rank's program has begun."""
+        if rank == 0 and self.to_rank_0:
+            self.taker = Rank0(channel)
+            self.look()
+
+    def begin_for_starter(self, pipe: int | None) -> None:
+        """The starter has begun, with a pipe for what it cannot read itself."""
+        if pipe is not None:
+            self.taker = Starter(pipe)
+
+    def taken(self, message: Taken) -> None:
+        """Rank 0 takes more, or no more ever."""
+        if isinstance(self.taker, Rank0):
+            self.taker.taken(message)
+            self.look()
+
+    def look(self) -> None:
+        """Several times a second, and when more is taken: the launcher may have come to the foreground."""
+        wanted = self._may_read()
+        if wanted and not self._watching:
+            try:
+                self.loop.watch(0, self._read)
+            except PermissionError:  # a file, which can always be read
+                while self._may_read():
+                    self._read()
+                return
+        elif self._watching and not wanted:
+            self.loop.forget(0)
+        self._watching = wanted
+
+    def _may_read(self) -> bool:
+        room = self.taker.room() if self.taker is not None and not self._ended else 0
+        return room > 0 and (not self._is_terminal or in_foreground())
+
+    def _read(self) -> None:
+        if self.taker is None or not self._may_read():
+            self.look()
+            return
+        try:
+            data = os.read(0, min(limits.READ_BYTES, self.taker.room()))
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""  # the terminal has gone, or stdin cannot be read
+        self._ended = not data
+        if data and self._is_terminal and echoes():
+            self.echoed(data)
+        self.taker.send(data)
+        if self._watching and not self._may_read():
+            self.look()
+
+    def close(self) -> None:
+        """The attempt is over."""
+        self._ended = True
+        if self.taker is not None:
+            self.taker.close()
+        if self._watching:
+            self.loop.forget(0)
+            self._watching = False
+
+
+def has_input() -> bool:
+    """Whether there may be something to read on stdin."""
+    try:
+        found = os.fstat(0)
+    except OSError:
+        return False
+    return not (stat.S_ISCHR(found.st_mode) and found.st_rdev == os.stat(os.devnull).st_rdev)

@@ -1,0 +1,99 @@
+"""What the launcher reads of its stdin: as much as is taken, from pipes and from files."""
+
+import os
+import subprocess
+
+import pytest
+from dbrdist_launch import limits
+from dbrdist_launch.launcher.streams.input import Input, Rank0, has_input
+from dbrdist_launch.loop import Loop
+from dbrdist_launch.messages import In, Taken
+
+
+@pytest.fixture
+def stdin():
+    """Makes a descriptor this process's stdin until the test is over."""
+    kept = os.dup(0)
+    yield lambda descriptor: os.dup2(descriptor, 0)
+    os.dup2(kept, 0)
+    os.close(kept)
+
+
+class Channel:
+    def __init__(self):
+        self.sent = []
+
+    def send(self, message):
+        assert isinstance(message, In)
+        self.sent.append(message.data)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "file"])
+def test_no_more_is_read_than_rank_0_takes(tmp_path, stdin, kind):
+    data = os.urandom(3 * limits.INPUT_BYTES)
+    (tmp_path / "file").write_bytes(data)
+    words = ["cat", tmp_path / "file"]
+    cat = subprocess.Popen(words, stdout=subprocess.PIPE) if kind == "pipe" else None
+    stdin(cat.stdout.fileno() if cat else os.open(tmp_path / "file", os.O_RDONLY))
+    loop, channel = Loop(), Channel()
+    read = Input(loop)
+    read.begin_for_rank(1, channel)
+    assert read.taker is None
+    read.begin_for_rank(0, channel)
+    while read.taker.room():
+        loop.turn(0.1)
+    loop.turn(0.0)
+    assert sum(map(len, channel.sent)) == limits.INPUT_BYTES
+    while b"" not in channel.sent:
+        read.taken(Taken(1000, False))
+        loop.turn(0.0)
+    assert b"".join(channel.sent) == data and channel.sent.count(b"") == 1
+    read.close()
+    if cat:
+        cat.communicate()
+    loop.close()
+
+
+def test_nothing_is_read_once_rank_0_has_closed_its_input(stdin):
+    end, write = os.pipe()
+    stdin(end)
+    os.write(write, b"kept")
+    loop, channel = Loop(), Channel()
+    read = Input(loop)
+    read.taker = Rank0(channel)
+    read.taken(Taken(0, True))
+    loop.turn(0.0)
+    assert not channel.sent and os.read(end, 10) == b"kept"
+    for descriptor in (end, write):
+        os.close(descriptor)
+    loop.close()
+
+
+def test_a_starter_that_reads_its_own_stdin_gets_it_by_a_pipe(stdin):
+    end, write = os.pipe()
+    given, taken = os.pipe()
+    stdin(end)
+    os.write(write, b"typed")
+    os.close(write)
+    loop = Loop()
+    read = Input(loop, to_rank_0=False)
+    read.begin_for_starter(taken)
+    read.look()
+    for _ in range(3):
+        loop.turn(0.0)
+    assert os.read(given, 10) == b"typed" and os.read(given, 10) == b""
+    read.close()
+    for descriptor in (end, given):
+        os.close(descriptor)
+    loop.close()
+
+
+def test_an_empty_device_is_no_input(stdin):
+    null = os.open(os.devnull, os.O_RDONLY)
+    stdin(null)
+    assert not has_input()
+    end, write = os.pipe()
+    stdin(end)
+    assert has_input()
+    for descriptor in (null, end, write):
+        os.close(descriptor)
