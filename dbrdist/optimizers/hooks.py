@@ -328,6 +328,8 @@ class GradientNoise:
         ],
         noise_func: Callable[..., Array] = exponential_decay_noise,
     ) -> None:
+        if not callable(noise_func):
+            raise TypeError(f"GradientNoise: noise_func: expected a function, got {noise_func!r}")
         self.eta = eta
         self.noise_func = noise_func
 

@@ -109,7 +109,12 @@ class Trainer:
         """
         if self._started_seconds is not None:
             raise RuntimeError("a Trainer can run only once; load its snapshot into a new one to continue")
-        os.makedirs(self.out, exist_ok=True)
+        try:
+            os.makedirs(self.out, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as e:
+            raise type(e)(
+                f"Trainer: out: expected a folder, and {os.fspath(self.out)!r} is a file, or below one"
+            ) from e
         entries = sorted(self._extensions.values(), key=lambda entry: -entry.priority)
         self._started_seconds = time.monotonic()
         try:
@@ -217,6 +222,8 @@ class Trainer:
         """
         refuse_unknown("extend", Trainer.extend, kwargs)
         extension = as_extension(extension)
+        if priority is not None and not isinstance(priority, (int, float, np.integer)):
+            raise TypeError(f"extend: priority: expected a number, such as extension.PRIORITY_READER, got {priority!r}")
         name = name or extension.name or extension.default_name
         if name == "training":
             raise ValueError("expected another name for an extension: 'training' is the loop itself")

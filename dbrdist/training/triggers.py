@@ -194,6 +194,9 @@ class ManualScheduleTrigger:
     def __init__(self, points: float | Sequence[float], unit: str):
         _check_unit(unit)
         self.points = list(points) if isinstance(points, Sequence) else [points]
+        for point in self.points:
+            if isinstance(point, str) or not hasattr(point, "__lt__"):
+                raise TypeError(f"ManualScheduleTrigger: points: expected numbers, got {points!r}")
         self.unit = unit
         self.finished = False
         self._passed = _Passed()

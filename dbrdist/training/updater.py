@@ -14,7 +14,7 @@ from dbrdist.core.array.backend import Device, DeviceSpec, get_device
 from dbrdist.core.array.types import Array
 from dbrdist.core.usage.foreign_names import refuse_unknown
 from dbrdist.core.usage.mistakes import given_a_class, warn
-from dbrdist.datasets.loading.convert import call_converter, concat_examples
+from dbrdist.datasets.loading.convert import call_converter, concat_examples, refuse_losses
 from dbrdist.errors import NoSamplesError
 from dbrdist.training.captured_step import CapturedSteps
 from dbrdist.training.out_of_memory import explain
@@ -121,6 +121,7 @@ class StandardUpdater(Updater):
         refuse_unknown("StandardUpdater", StandardUpdater.__init__, kwargs)
         self._iterators = _Named(iterator if isinstance(iterator, Mapping) else {"main": iterator}, "iterator")
         self._optimizers = _Named(optimizer if isinstance(optimizer, Mapping) else {"main": optimizer}, "optimizer")
+        refuse_losses("StandardUpdater", converter, "loss_func")
         self.converter = converter
         self.loss_func = loss_func
         self.iteration = 0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 
 import numpy as np
 import pytest
 
 import dbrdist.functions as F
+from dbrdist.errors import UsageWarning
 from tests.each import each
 
 
@@ -95,3 +97,19 @@ def test_the_accuracy_takes_the_greatest_weight():
     pixels, weights = y.reshape(1, 3, 4), np.moveaxis(np.eye(3, dtype=np.float32)[[[0, 1, 2, 1]]], -1, 1)
     hits = (pixels[0].argmax(0) == [0, 1, 2, 1]).mean()
     assert float(F.accuracy(pixels, weights).array) == hits
+
+
+@each(score=[F.classification_summary, F.precision, F.recall, F.f1_score])
+def test_scores_of_classes_warn_of_labels_that_are_none(score):
+    y = np.eye(3, dtype="f")
+    with pytest.warns(UsageWarning, match="there are labels such as 255 among 3 classes"):
+        score(y, np.uint8([0, 1, 255]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for t, options in (
+            ([0, 1, 2], {}),
+            ([0, -1, 1], {}),
+            ([0, 7, 1], {"ignore_label": 7}),
+            ([3, 0, 1], {"label_num": 4}),
+        ):
+            score(y, np.array(t), **options)

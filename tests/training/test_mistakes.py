@@ -38,6 +38,15 @@ def loop(update):
     return training.Trainer(Own(iterator, sgd(L.Classifier(Net()))), (3, "iteration"))
 
 
+def loaded(value, saved):
+    """A network whose entry n has the saved value in the place of ``value``, an array of its type."""
+    net = dbrdist.Link()
+    net.add_persistent("n", np.full(3, value))
+    np.savez("saved.npz", n=np.full(3, saved))
+    serializers.load_npz("saved.npz", net)
+    return net.n
+
+
 REFUSED = {
     "epochs as a unit": (lambda: trainer(stop=(2, "epochs")), ValueError, "got 'epochs'; did you mean 'epoch'"),
     "steps": (lambda: trainer(stop=(2, "steps")), ValueError, "did you mean 'iteration'"),
@@ -211,6 +220,54 @@ REFUSED = {
     "drop_last": (lambda: iterators.SerialIterator(DATA, 4, drop_last=True), TypeError, "last='drop'"),
     "epochs": (lambda: training.Trainer(None, epochs=3), TypeError, r"stop_trigger=\(epochs, 'epoch'\)"),
     "loss_fn": (lambda: trainer(loss_fn=print), TypeError, "unknown arguments: loss_fn; did you mean 'loss_func'"),
+    "loss as converter": (
+        lambda: trainer(converter=F.softmax_cross_entropy),
+        TypeError,
+        "StandardUpdater: converter: .*; a loss is given as loss_func=softmax_cross_entropy",
+    ),
+    "network as converter": (
+        lambda: extensions.Evaluator(iterators.SerialIterator(DATA, 5, repeat=False), NET, L.Classifier(NET)),
+        TypeError,
+        "Evaluator: converter: .* got Classifier; a loss is given as eval_func=Classifier",
+    ),
+    "device as converter": (
+        lambda: trainer(converter="cpu").updater.update(),
+        TypeError,
+        "converter: expected a function .* got str 'cpu'",
+    ),
+    "examples as iterator": (
+        lambda: extensions.Evaluator(list(DATA), NET),
+        TypeError,
+        "expected an iterator, got a list of examples; write iterators.SerialIterator",
+    ),
+    "priority in words": (lambda: trainer().extend(print, priority="high"), TypeError, "priority: expected a number"),
+    "a file as folder": (
+        lambda: (Path("a").touch(), trainer(out="a/b").run()),
+        NotADirectoryError,
+        "out: expected a folder, and 'a/b' is a file, or below one",
+    ),
+    "points in words": (
+        lambda: triggers.ManualScheduleTrigger([2, "5"], "epoch"),
+        TypeError,
+        "points: expected numbers",
+    ),
+    "ranges of LinearShift": (
+        lambda: extensions.LinearShift("lr", (0, 1000), (0.1, 0.01)),
+        ValueError,
+        "time_range: expected the first call and then the last",
+    ),
+    "noise in words": (
+        lambda: dbrdist.optimizer_hooks.GradientNoise(0.1, "normal"),
+        TypeError,
+        "noise_func: expected a function, got 'normal'",
+    ),
+    "dynamic": (lambda: sgd(NET).loss_scaling("dynamic"), TypeError, r"got 'dynamic'; loss_scaling\(\) is dynamic"),
+    "scale in words": (lambda: sgd(NET).loss_scaling(scale="128"), TypeError, "loss_scale: expected a number .*'128'"),
+    "numbers of a wider type": (
+        lambda: loaded(np.int32(0), np.int64(2**40)),
+        CheckpointError,
+        "n: the saved state has int64 numbers that int32 cannot hold",
+    ),
     "filename of LogReport": (lambda: extensions.LogReport(file_name="a"), TypeError, "did you mean 'filename'"),
 }
 
@@ -391,6 +448,10 @@ WARNED = {
     ),
     "curve of nothing": (keys(lambda: extensions.PlotReport(["loss"])), "PlotReport: nobody has reported 'loss'"),
     "save without values": (lambda: serializers.save_npz("a.npz", L.Linear(3)), "save_npz: /W: no values are saved"),
+    "values of a wider type": (
+        lambda: loaded(np.float32(0), 1e300),
+        "n: the saved state has numbers that float32 cannot hold, which become infinite",
+    ),
     "negative rate assigned": (
         lambda: setattr(sgd(Net()), "lr", -1),
         "SGD: lr: expected a number of 0 or more, got -1",
@@ -488,6 +549,11 @@ NOT_WARNED = {
     "no optimizers": lambda: own(lambda updater, *args: None, optimizer={}),
     "optimizers that do not count": uncounted,
     "mocks": mocks,
+    "a wider type of small numbers": lambda: [loaded(np.int32(0), np.int64(-7)), loaded(np.float16(0), 65504.0)],
+    "infinite values of a wider type": lambda: loaded(np.float32(0), np.inf),
+    "batches in a list": lambda: extensions.Evaluator([list(DATA)], L.Classifier(NET))(),
+    "tuples of inputs in a list": lambda: extensions.Evaluator([(X[0], X[1])], NET, eval_func=lambda x: None)(),
+    "a change in one call": lambda: extensions.LinearShift("lr", (0.1, 0.0), (5, 5)),
     "a search for the best rate": runs(
         lambda: extensions.ExponentialShift("lr", 10 ** (8 / 40), init=1e-7), (10, "epoch")
     ),

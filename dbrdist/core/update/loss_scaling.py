@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from dbrdist.core.array import declared
 from dbrdist.core.array.backend import Array, get_array_module, on
 from dbrdist.core.model.flat import Run
@@ -42,6 +44,8 @@ class LossScaling:
 
     def set_loss_scale(self, loss_scale: float | None) -> None:
         """Multiply the loss by ``loss_scale`` (above 0; None: 1) in backward, and divide gradients before updates."""
+        if isinstance(loss_scale, str):
+            raise TypeError(f"loss_scale: expected a number above 0 or None, got {loss_scale!r}")
         if loss_scale is not None and not loss_scale > 0:
             raise ValueError(f"loss_scale: expected a number above 0 or None, got {loss_scale}")
         self._loss_scale, self._loss_scale_growth, self._is_safe = loss_scale, None, True
@@ -52,8 +56,12 @@ class LossScaling:
         The dynamic scale starts at 1 and doubles at every update until the first overflow, up to 65504. An update whose
         gradients hold NaN or infinity is skipped.
         """
-        if interval < 1:
-            raise ValueError(f"interval: expected 1 or more updates, got {interval}")
+        if not isinstance(interval, (int, float, np.number)) or not interval >= 1:
+            kind = ValueError if isinstance(interval, (int, float, np.number)) else TypeError
+            raise kind(
+                f"loss_scaling: interval: expected 1 or more updates, got {interval!r}; loss_scaling() is dynamic, "
+                "loss_scaling(scale=128) constant"
+            )
         self.set_loss_scale(1.0 if scale is None else scale)
         self._loss_scale_growth = 2.0 ** (1.0 / interval) if scale is None else None
         self._was_unsafe = False

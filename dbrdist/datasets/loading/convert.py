@@ -63,7 +63,20 @@ def call_converter(converter: Callable[..., Any], batch: Any, device: DeviceSpec
     """
     if as_chainer[0] and device is not None and not isinstance(converter, Converter):
         device = -1 if device.xp is np else int(device.name.rpartition(":")[2])
+    if not callable(converter):
+        raise TypeError(f"converter: expected a function (batch, device), got {type(converter).__name__} {converter!r}")
     return converter(batch, device)
+
+
+def refuse_losses(where: str, converter: Any, argument: str) -> None:
+    """Refuse a loss in the place of a converter, which is the next argument after those that everybody gives."""
+    module = str(getattr(converter, "__module__", ""))
+    if hasattr(converter, "namedlinks") or module.startswith("dbrdist.functions"):
+        name = getattr(converter, "__name__", type(converter).__name__)
+        raise TypeError(
+            f"{where}: converter: expected a function (batch, device) that makes arrays, got {name}; a loss is given "
+            f"as {argument}={name}"
+        )
 
 
 def to_device(device: DeviceSpec | None, x: Array | dict[str, Array]) -> Any:

@@ -6,6 +6,8 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dbrdist.core.array.backend import DeviceSpec, get_device, using_device
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import no_backprop_mode, using_config
@@ -14,7 +16,7 @@ from dbrdist.core.model.reporter import DictSummary, Reporter, report, report_sc
 from dbrdist.core.update.targets import explain_call
 from dbrdist.core.usage.foreign_names import refuse_unknown
 from dbrdist.core.usage.mistakes import given_a_class, warn
-from dbrdist.datasets.loading.convert import call_converter, concat_examples
+from dbrdist.datasets.loading.convert import call_converter, concat_examples, refuse_losses
 from dbrdist.training.extension import PRIORITY_WRITER, Extension
 from dbrdist.training.out_of_memory import explain
 from dbrdist.training.updater import as_arguments, finalize, parts_of_ranks
@@ -74,8 +76,9 @@ class Evaluator(Extension):
         self._iterators = dict(iterator) if isinstance(iterator, Mapping) else {"main": iterator}
         self._targets = dict(target) if isinstance(target, Mapping) else {"main": target}
         if type(self).evaluate is Evaluator.evaluate and type(self).one_pass is Evaluator.one_pass:
-            self._check_iterator(iterator)
+            self._check_iterator(iterator, converter)
             self._refuse_repeating(as_chainer[0])
+        refuse_losses("Evaluator", converter, "eval_func")
         self.converter = converter
         self.device = None if device is None else get_device(device)
         self.eval_hook = eval_hook
@@ -161,10 +164,15 @@ class Evaluator(Extension):
                 raise
         return observation
 
-    def _check_iterator(self, iterator: Any) -> None:
-        if not hasattr(iterator, "__iter__") or hasattr(iterator, "namedlinks"):
+    def _check_iterator(self, iterator: Any, converter: Any) -> None:
+        # A list of batches is right; in one of examples, the entries of each would be taken for examples.
+        first = iterator[0] if type(iterator) is list and iterator and converter is concat_examples else None
+        kinds = {type(entry) for entry in first} if type(first) is tuple else set()
+        is_example = np.ndarray in kinds and any(issubclass(kind, (int, np.number)) for kind in kinds)
+        if not hasattr(iterator, "__iter__") or hasattr(iterator, "namedlinks") or is_example:
             hint = "write iterators.SerialIterator(dataset, batch_size, repeat=False, shuffle=False)"
-            raise TypeError(f"Evaluator: iterator: expected an iterator, got {type(iterator).__name__}; {hint}")
+            given = "a list of examples" if is_example else type(iterator).__name__
+            raise TypeError(f"Evaluator: iterator: expected an iterator, got {given}; {hint}")
 
     def _refuse_repeating(self, only_warn: bool = False) -> None:
         """An evaluation over an iterator that repeats would never end."""

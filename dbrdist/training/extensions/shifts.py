@@ -249,6 +249,9 @@ class LinearShift(_Shift):
             if not hasattr(pair, "__len__") or len(pair) != 2:
                 raise ValueError(f"LinearShift: {name}: expected two numbers, got {pair!r}")
         (start, end), (first, last) = value_range, time_range
+        if first > last:
+            words = f"LinearShift: time_range: expected the first call and then the last, got {time_range!r}"
+            refuse(ValueError(f"{words}; the pairs are value_range and then time_range"))
         line = schedules.polynomial(start, last, end=end, begin=first)
         super().__init__(attr, start, None, optimizer, lambda init: line)
 
