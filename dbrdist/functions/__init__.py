@@ -24,7 +24,6 @@ from dbrdist.functions.array import (
     dstack,
     hstack,
     identity,
-    pad,
     repeat,
     separate,
     split_axis,
@@ -178,6 +177,7 @@ if TYPE_CHECKING:
         inv,
     )
     from dbrdist.functions.local_convolution import deformable_convolution_2d_sampler, local_convolution_2d, shift
+    from dbrdist.functions.padding import pad
     from dbrdist.functions.pooling_nd import (
         average_pooling_1d,
         average_pooling_3d,
@@ -232,6 +232,7 @@ _LATER = {
     "likelihood": "bernoulli_nll gaussian_kl_divergence gaussian_nll laplace_nll",
     "linalg": "batch_det batch_inv batch_l2_norm_squared cholesky det einsum fft ifft inv",
     "local_convolution": "deformable_convolution_2d_sampler local_convolution_2d shift",
+    "padding": "pad",
     "pooling_nd": (
         "average_pooling_1d average_pooling_3d average_pooling_nd max_pooling_1d max_pooling_3d max_pooling_nd "
         "spatial_pyramid_pooling_2d unpooling_1d unpooling_2d unpooling_3d unpooling_nd upsampling_2d"

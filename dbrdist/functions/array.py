@@ -9,15 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from dbrdist.core.array.array_operations import are_images
 from dbrdist.core.array.backend import (
     Array,
     DeviceSpec,
     as_dtype,
-    channels_last,
     device_of,
-    full_as,
-    get_array_module,
     get_device,
     to_device,
     zeros_as,
@@ -291,109 +287,6 @@ def tile(x: Operand, reps: tuple[int, ...]) -> Variable:
     split = tuple(m for n in shape for m in (1, n))
     wide = ops.broadcast_to(ops.reshape(x, split), tuple(m for r, n in zip(reps, shape) for m in (r, n)))
     return ops.reshape(wide, tuple(r * n for r, n in zip(reps, shape)))
-
-
-class Pad(FunctionNode):
-    """y = x within a frame of one value; gx = the part of gy within the frame"""
-
-    def __init__(self, widths: list[tuple[int, int]], value: Any) -> None:
-        self.widths = widths
-        self.value = value
-
-    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        x = xs[0]
-        if not np.isscalar(self.value):
-            y = get_array_module(x).pad(x, self.widths, constant_values=self.value)
-            return (channels_last(y) if are_images(x) else y,)
-        y = full_as(x, tuple(a + n + b for n, (a, b) in zip(x.shape, self.widths)), x.dtype, self.value)
-        y[self._inside(x.shape)] = x
-        return (y,)
-
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
-        return (ops.getitem(gys[0], self._inside(self.inputs[0].shape)),)
-
-    def _inside(self, shape: tuple[int, ...]) -> tuple[slice, ...]:
-        return tuple(slice(a, a + n) for n, (a, _) in zip(shape, self.widths))
-
-
-_REPEATING = ("edge", "reflect", "symmetric", "wrap")
-
-
-class ChainerPad(FunctionNode):
-    """y = ``numpy.pad`` of x in any mode; gx = the part of gy within the frame, which Chainer takes for constant"""
-
-    def __init__(self, widths: list[tuple[int, int]], mode: str, keywords: dict[str, Any]) -> None:
-        self.widths, self.mode, self.keywords = widths, mode, keywords
-
-    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        y = get_array_module(xs[0]).pad(xs[0], self.widths, mode=self.mode, **self.keywords)
-        return (channels_last(y) if are_images(xs[0]) else y,)
-
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
-        inside = tuple(slice(a, a + n) for n, (a, _) in zip(self.inputs[0].shape, self.widths))
-        return (ops.getitem(gys[0], inside),)
-
-
-def _runs(places: list[int]) -> list[slice]:
-    """Places as slices of consecutive ones, upward or downward."""
-    slices, i = [], 0
-    while i < len(places):
-        step = places[i + 1] - places[i] if i + 1 < len(places) else 1
-        step = step if step in (1, -1) else 1
-        j = i + 1
-        while j < len(places) and places[j] - places[j - 1] == step:
-            j += 1
-        end = places[j - 1] + step
-        slices.append(slice(places[i], None if end < 0 else end, step))
-        i = j
-    return slices
-
-
-def _pad_with_elements(x: Variable, widths: list[tuple[int, int]], mode: str) -> Variable:
-    """x within a frame of its own elements, one axis after the other; gradients reach all places of an element."""
-    for axis, width in enumerate(widths):
-        if any(width):
-            places = np.pad(np.arange(x.shape[axis]), width, mode=mode)  # type: ignore[call-overload]
-            whole = (slice(None),) * axis
-            x = ops.concat([ops.getitem(x, (*whole, run)) for run in _runs(places.tolist())], axis)
-    return x
-
-
-def pad(x: Operand, pad_width: int | tuple[tuple[int, ...], ...], mode: str, **keywords: Any) -> Variable:
-    """x within a frame of a constant, or of its own elements.
-
-    Args:
-        x: array or Variable, any shape.
-        pad_width: how many elements to add: a number, a pair (before, after), or a pair for each axis.
-        mode: 'constant', or 'edge', 'reflect', 'symmetric' or 'wrap', which repeat elements of x as :func:`numpy.pad`
-            does; NumPy's other modes are not supported.
-        keywords: ``constant_values``, as in :func:`numpy.pad`: a number (default 0), a pair (before, after), or a pair
-            for each axis.
-
-    Raises:
-        ValueError: another mode, or widths that do not fit the axes of x.
-
-    Example:
-        >>> F.pad(np.array([1.0, 2.0]), (1, 2), "constant").array
-        array([0., 1., 2., 0., 0.])
-        >>> F.pad(np.array([1.0, 2.0, 3.0]), (1, 2), "reflect").array
-        array([2., 1., 2., 3., 2., 1.])
-    """
-    x = as_variable(x)
-    is_other = as_chainer[0] and mode != "constant"
-    value = keywords.pop("constant_values", 0) if mode == "constant" else 0
-    if not is_other and (keywords or mode not in ("constant", *_REPEATING)):
-        modes = ", ".join(map(repr, _REPEATING))
-        raise expected("pad", "mode", f"'constant' with constant_values, or {modes}", f"{mode!r}, {keywords or value}")
-    try:
-        widths = [(operator.index(a), operator.index(b)) for a, b in np.broadcast_to(pad_width, (x.ndim, 2))]
-    except ValueError:
-        raise expected("pad", "pad_width", f"a number, a pair or {x.ndim} pairs", repr(pad_width)) from None
-    if is_other:
-        return ChainerPad(widths, mode, keywords).apply((x,))[0]
-    if mode != "constant":
-        return _pad_with_elements(x, widths, mode)
-    return Pad(widths, value).apply((x,))[0]
 
 
 # ---- copies ---------------------------------------------------------------------------------------------------------

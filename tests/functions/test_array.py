@@ -94,20 +94,6 @@ def test_an_axis_is_a_whole_number():
             F.expand_dims(x, axis)
 
 
-@each(mode=["edge", "reflect", "symmetric", "wrap"], widths=[1, ((0, 3), (7, 2)), ((4, 0), (0, 9))])
-def test_padding_with_elements_is_numpys_and_sends_gradients_to_all_places(mode, widths):
-    x = Variable(np.arange(12.0).reshape(3, 4))
-    y = F.pad(x, widths, mode)
-    np.testing.assert_array_equal(y.array, np.pad(x.array, widths, mode=mode))
-    weights = np.random.RandomState(0).randn(*y.shape)
-    F.sum(y * weights).backward()
-    expected = np.zeros(12)
-    np.add.at(expected, np.pad(np.arange(12).reshape(3, 4), widths, mode=mode), weights)
-    np.testing.assert_allclose(x.grad.ravel(), expected, atol=1e-12)
-    with pytest.raises(ValueError, match="pad: mode: expected 'constant' with constant_values, or 'edge', 'reflect'"):
-        F.pad(x, widths, "mean")
-
-
 @each(name=["softmax", "log_softmax", "crelu", "normalize"], axis=[None, 1.5, 2.0])
 def test_an_axis_that_is_no_integer_is_refused_by_its_name(name, axis):
     with pytest.raises(TypeError, match=f"{name}: axis: expected an int, got"):

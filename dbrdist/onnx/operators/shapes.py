@@ -130,6 +130,14 @@ def _pad(g: OnnxGraph, c: Conversion) -> str:
     return g.op("Pad", c.names[0], g.ints(pads), c.number(fill), mode="constant")
 
 
+@converts("PadWithElements")
+def _pad_with_elements(g: OnnxGraph, c: Conversion) -> str:
+    (x,) = c.names
+    for axis, frame in c.node.frames.items():
+        x = g.op("Gather", x, g.ints(frame.places.tolist()), axis=axis)
+    return x
+
+
 # ---- indexing -------------------------------------------------------------------------------------------------------
 
 
