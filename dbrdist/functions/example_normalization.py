@@ -12,8 +12,10 @@ from math import prod
 import numpy as np
 
 from dbrdist import kernels
-from dbrdist.core.array.backend import Array, accumulation_dtype, copy
+from dbrdist.core.array.array_operations import are_images
+from dbrdist.core.array.backend import Array, accumulation_dtype, copy, zeros_as
 from dbrdist.core.array.config import using_config
+from dbrdist.core.array.elementwise import KERNEL_ELEMENTS
 from dbrdist.core.array.observed import observed
 from dbrdist.core.array.types import Destinations
 from dbrdist.core.tape import ops
@@ -107,6 +109,73 @@ def layer_normalization(x: Operand, gamma: Operand, beta: Operand, eps: float = 
     return LayerNormalization(eps).apply((x, gamma, beta))[0]
 
 
+def _numbers(shape: tuple[int, ...], groups: int, eps: float) -> tuple[float, ...]:
+    """What loops over groups take: the elements of a group, the channels, the elements of a channel, eps."""
+    plane = prod(shape[2:])
+    return shape[1] // groups * plane, shape[1], plane, eps
+
+
+def _by_loop(name: str, arrays: tuple[Array, ...], numbers: tuple[float, ...]) -> tuple[Array, ...] | None:
+    """What a compiled loop makes of arrays of float32 that lie channel after channel; None where there is none."""
+    x = arrays[0]
+    if type(x) is not np.ndarray or x.size < KERNEL_ELEMENTS or not x.flags.c_contiguous or are_images(x):
+        return None
+    if any(type(a) is not np.ndarray or a.dtype != np.float32 for a in arrays):
+        return None
+    made: tuple[Array, ...] | None = kernels.of_rows(name, arrays, *numbers)
+    return made
+
+
+class GroupNormalization(FunctionNode):
+    """y = gamma x_hat + beta for the channels of x (N, C, ...), where each group of them has its own mean and variance
+
+    With g = gamma gy, gx = s (g - mean(g) - x_hat mean(g x_hat)). By compiled loops.
+    """
+
+    operands = Operands("group_normalization", x="float", gamma="float", beta="float")
+    gives_new = True
+
+    def __init__(self, groups: int, eps: float, made: tuple[Array, ...]) -> None:
+        self.groups = groups
+        self.eps = eps
+        self.y, self.mean, self.var = made
+        self.length = self.y.size // self.mean.size  # of a group
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.retain_inputs((0, 1))
+        y, self.y = self.y, None
+        return (y.reshape(xs[0].shape),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
+        x, gamma = self.retained_inputs()
+        grads = None if self._on_variables else self._looped(x, gamma, gys[0])
+        if grads is None:
+            grads = self._composed(x, gamma, gys[0])
+        return tuple([grads[i] for i in wanted])
+
+    def _looped(self, x: Array, gamma: Array, gy: Array) -> tuple[Array, ...] | None:
+        numbers = _numbers(x.shape, self.groups, self.eps)
+        gy = np.require(gy, np.float32, "CA")
+        made = _by_loop("normalize_groups_backward", (x, gy, self.mean, self.var, gamma), numbers)
+        if made is None:
+            return None
+        gx, ggamma, gbeta = made
+        if numbers[2] == 1:
+            gbeta = gy  # the loop writes none
+        return gx.reshape(x.shape), *[ops.sum_to(v.reshape(x.shape[:2]), gamma.shape) for v in (ggamma, gbeta)]
+
+    def _composed(self, x: Variable, gamma: Variable, gy: Variable) -> tuple[Variable, ...]:
+        """By the formula: for derivatives of higher order, and where no loop is left."""
+        higher = self._on_variables
+        inputs = [as_variable(v) for v in (x, gamma)]
+        with using_config("enable_backprop", True):
+            zero = zeros_as(inputs[1].array, gamma.shape, gamma.dtype)
+            y = _normalized_in_groups(inputs[0], self.groups, inputs[1], zero, self.eps)
+        grads = grad([y], inputs, [as_variable(gy)], enable_double_backprop=higher)
+        gbeta = ops.sum(gy, (0, *range(2, x.ndim)))
+        return *[g if higher else g.array for g in grads], gbeta
+
+
 def group_normalization(x: Operand, groups: int, gamma: Operand, beta: Operand, eps: float = 1e-5) -> Variable:
     """Normalize the channels of each example in groups, then scale and shift each channel (Wu and He 2018).
 
@@ -130,7 +199,15 @@ def group_normalization(x: Operand, groups: int, gamma: Operand, beta: Operand, 
     for what, a in (("gamma", gamma), ("beta", beta)):
         if tuple(a.shape) != shape[1:2]:
             raise expected(name, what, f"shape {shape[1:2]}, one number for each channel of x", a)
-    x = as_variable(x)
+    made = _by_loop("normalize_groups", tuple(map(as_array, (x, gamma, beta))), _numbers(shape, groups, eps))
+    if made is not None:
+        return GroupNormalization(groups, eps, made).apply((x, gamma, beta))[0]
+    return _normalized_in_groups(as_variable(x), groups, gamma, beta, eps)
+
+
+def _normalized_in_groups(x: Variable, groups: int, gamma: Operand, beta: Operand, eps: float) -> Variable:
+    """The formula in primitives."""
+    shape = tuple(x.shape)
     wide = ops.cast(x, accumulation_dtype(x.dtype))
     rows = ops.reshape(wide, (shape[0], groups, prod(shape[1:]) // groups))
     mean = ops.mean(rows, 2, True)

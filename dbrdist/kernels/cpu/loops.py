@@ -343,9 +343,11 @@ def rows_of(name: str, arrays: tuple[HostArray, ...], numbers: tuple[float, ...]
     return made
 
 
-def _of_row(kind: str, n: int, columns: int = 0, *_: float) -> int:
+def _of_row(kind: str, n: int, columns: int = 0, plane: int = 1, *_: float) -> int:
     """The elements of an array for a row of n, by the letters of vector_loops.ROWS."""
-    return {"r": 1, "p": 32, "t": 2 * n, "m": columns, "v": columns, "c": n * columns, "i": n * columns}.get(kind, n)
+    if kind in "vmg":
+        return columns
+    return {"r": 1, "p": 32, "t": 2 * n, "c": n * columns, "i": n * columns, "k": n // max(plane, 1)}.get(kind, n)
 
 
 def _plan_sum_of(terms: tuple[HostArray, ...], out: HostArray) -> Plan:

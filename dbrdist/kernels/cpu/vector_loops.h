@@ -177,8 +177,8 @@ LOOP(hard_clipping, OUT(1, g), NUMBER(0, lower) NUMBER(1, upper), {
 /* written: a bit for each array that is. rows: where the loop is over rows of n = numbers[0] elements, what each array has
 for a row: x n, t 2n, r one, p one for each of its parts, which the loop counts; w n for all of them together.
 Where it is over columns of n elements, of which there are m = numbers[1]: c n m, m one for each. Where it is over channels
-of n elements, i n m, v one for each. NULL where all arrays are
-of one size. */
+of n elements, i n m, v one for each. Where it is over groups of channels of numbers[2] elements, k one for each of a group,
+g one for each of an image, m of them. NULL where all arrays are of one size. */
 typedef struct {
     const char *name;
     int num_arrays, written, num_numbers;
@@ -238,6 +238,7 @@ static const Entry ENTRIES[] = {
     ROW_ENTRY(dot_of_rows, "rxx", 1, 1),  ROW_ENTRY(sum_of_columns, "mc", 1, 3),
     ROW_ENTRY(normalize_planes, "ivvivv", 7, 4),   ROW_ENTRY(normalize_planes_backward, "ivviivvv", 7, 4),
     ROW_ENTRY(apply_to_planes, "iivvvv", 1, 4),
+    ROW_ENTRY(normalize_groups, "xrrxgg", 7, 4),   ROW_ENTRY(normalize_groups_backward, "xkkxxrrg", 7, 4),
     ROW_ENTRY(cross_entropy, "rrrrxr", 15, 1),     ROW_ENTRY(cross_entropy_gradient, "xxrrrrr", 1, 1),
     ROW_ENTRY(soft_cross_entropy, "rrrrxx", 15, 1), ROW_ENTRY(soft_cross_entropy_gradient, "xxxrrr", 1, 1),
     ENTRY(interpolated, 4, 1, 0), ENTRY(interpolated_gradients, 7, 7, 0),
@@ -376,6 +377,8 @@ static ptrdiff_t of_row(char kind, const double *numbers) {
         case 'r': return 1;
         case 'p': return PARTS;
         case 't': return 2 * n;
+        case 'k': return numbers[2] >= 1 ? n / (ptrdiff_t)numbers[2] : 0;
+        case 'g':
         case 'm':
         case 'v': return (ptrdiff_t)numbers[1];
         case 'c':
@@ -391,7 +394,7 @@ static ptrdiff_t length_of(const Entry *entry, const ptrdiff_t *sizes, const dou
         char kind = entry->rows ? entry->rows[i] : ' ';
         ptrdiff_t each = entry->rows ? of_row(kind, numbers) : 1;
         if (each < 1 || sizes[i] % each) return -1;
-        int is_once = strchr("wcmiv", kind) != NULL;
+        int is_once = strchr("wcmivg", kind) != NULL;
         if (is_once ? sizes[i] != each : count >= 0 && sizes[i] / each != count) return -1;
         if (!is_once) count = sizes[i] / each;
     }

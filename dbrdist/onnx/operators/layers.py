@@ -173,6 +173,18 @@ def _rms_normalization(g: OnnxGraph, c: Conversion) -> str:
     return g.op("Mul", g.op("Div", x, g.op("Sqrt", square)), gamma)
 
 
+@converts("GroupNormalization")
+def _group_normalization(g: OnnxGraph, c: Conversion) -> str:
+    x, gamma, beta = c.names
+    shape, v = c.out_shape(), c.node
+    rows = c.reshape(x, (shape[0], v.groups, v.length))
+    centered = g.op("Sub", rows, g.mean(rows, [2], True))
+    variance = g.mean(g.op("Mul", centered, centered), [2], True)
+    y = c.reshape(g.op("Div", centered, g.op("Sqrt", g.op("Add", variance, c.number(v.eps)))), shape)
+    each = (1, -1, *(1,) * (len(shape) - 2))
+    return g.op("Add", g.op("Mul", y, g.reshape(gamma, each)), g.reshape(beta, each))
+
+
 # ---- losses ---------------------------------------------------------------------------------------------------------
 
 

@@ -103,9 +103,21 @@ def of_twenty_rows(name, num_numbers, arrays):
     """Numbers and arrays for a loop over 20 rows or columns of 100 elements, or over 20 channels of 4 planes of 25."""
     is_column = name.removesuffix("_backward").endswith("columns")
     values = ((100, 20) if is_column else (100,)) + (1, 5)
-    if "planes" in name:
+    if "planes" in name or "groups" in name:
         values = 100, 20, 25, 0.5
-    sizes = {"i": 2000, "v": 20, "x": 2000, "c": 2000, "t": 4000, "w": 100, "r": 20, "m": 20, "p": 20 * 32}
+    sizes = {
+        "i": 2000,
+        "v": 20,
+        "x": 2000,
+        "c": 2000,
+        "t": 4000,
+        "w": 100,
+        "r": 20,
+        "m": 20,
+        "p": 20 * 32,
+        "k": 80,
+        "g": 20,
+    }
     return values[:num_numbers], tuple(np.resize(a, sizes[kind]) for a, kind in zip(arrays, loops._found.ROWS[name]))
 
 
