@@ -16,7 +16,13 @@ from dbrdist.core.tape import ops
 from dbrdist.core.tape.function_node import FunctionNode, call
 from dbrdist.core.tape.variable import Operand, Variable
 from dbrdist.functions.activation import Softmax
-from dbrdist.kernels.small_arrays.small import are_classes, below_largest, cross_entropy_gradient, divide_rows
+from dbrdist.kernels.small_arrays.small import (
+    are_classes,
+    below_largest,
+    cross_entropy_gradient,
+    divide_rows,
+    give_all_digits,
+)
 
 _LEAN_SCORES = 1 << 11  # above, the kernels for softmax pay
 _SMALL_LOSS = 0.125  # in float32 it has 6 digits, the logarithm of a sum less than one more
@@ -44,8 +50,9 @@ class MeanCrossEntropy(FunctionNode):
         y = _empty((), p.dtype)
         _log(total, total)
         _subtract(total, losses, total).dot(weights, y)
-        if y < _SMALL_LOSS:
-            _with_all_digits(total, p, losses).dot(weights, y)
+        if y.item() < _SMALL_LOSS:
+            give_all_digits(total, p, losses, _SMALL_LOSS)
+            total.dot(weights, y)
         return (y,)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -58,15 +65,6 @@ class MeanCrossEntropy(FunctionNode):
             scaled = gy * scale
             return (ops.sub(ops.mul(p, scaled), ops.mul(onehot, scaled)),)
         return (cross_entropy_gradient(p, at, gy, scale),)
-
-
-def _with_all_digits(losses: Array, p: Array, below: Array) -> Array:
-    """Losses of rows with the probabilities p, whose scores at the labels are ``below`` the greatest.
-
-    A loss near 0 is -ln(1 - the sum of the other probabilities): ln of 1 + 1e-9 is 0 in float32.
-    """
-    others = _sum(p * (p < 0.5), 1)
-    return np.where(losses < _SMALL_LOSS, -np.log1p(-np.minimum(others, 0.5)) - below, losses)
 
 
 def lean_cross_entropy(x: Operand, t: Array) -> Variable | None:

@@ -13,6 +13,7 @@ are_classes = _found.are_classes
 below_largest = _found.below_largest
 cross_entropy_gradient = _found.cross_entropy_gradient
 divide_rows = _found.divide_rows
+give_all_digits = _found.give_all_digits
 masked = _found.masked
 masked_images = _found.masked_images
 momentum_sgd = _found.momentum_sgd

@@ -7,7 +7,7 @@ takes a function of its own (exp, log) or depends on the order of a sum stays wi
 
 import numpy as np
 
-from dbrdist.kernels import small_numpy
+from dbrdist.kernels.small_arrays import small_numpy
 
 cdef extern from "../array_fields.h":
     ctypedef struct ArrayFields:
@@ -28,6 +28,8 @@ ctypedef long long Label
 
 cdef object ndarray = np.ndarray
 cdef object empty = np.empty
+cdef object add_up = np.add.reduce
+cdef object log1p = np.log1p
 cdef object float32 = np.dtype(np.float32)
 cdef object int64 = np.dtype(np.int64)
 
@@ -174,6 +176,34 @@ def divide_rows(p, total, spread):
         for j in range(num_columns):
             out[j] /= sums[i]
         out += num_columns
+
+
+def give_all_digits(losses, p, below, limit):
+    cdef ArrayFields *to = plain(losses, float32, 1, TO_WRITE)
+    cdef ArrayFields *shares = plain(p, float32, 2, IN_C_ORDER)
+    cdef ArrayFields *under = plain(below, float32, 1, IN_C_ORDER)
+    if to is NULL or shares is NULL or under is NULL:
+        small_numpy.give_all_digits(losses, p, below, limit)
+        return
+    cdef Py_ssize_t i, n = to.dimensions[0]
+    if shares.dimensions[0] != n or under.dimensions[0] != n:
+        small_numpy.give_all_digits(losses, p, below, limit)
+        return
+    lesser = p.copy()
+    cdef float *share = <float *> (<ArrayFields *> <void *> lesser).data
+    for i in range(size(shares)):
+        share[i] *= <float> (share[i] < 0.5)
+    others = add_up(lesser, 1)
+    cdef float *out = <float *> to.data
+    cdef float *logs = <float *> (<ArrayFields *> <void *> others).data
+    cdef float *distance = <float *> under.data
+    cdef float most = limit
+    for i in range(n):
+        logs[i] = -0.5 if logs[i] > 0.5 else -logs[i]
+    log1p(others, others)
+    for i in range(n):
+        if out[i] < most:
+            out[i] = -logs[i] - distance[i]
 
 
 def cross_entropy_gradient(p, at, gy, scale):

@@ -72,6 +72,15 @@ def divide_rows(p: Array, total: Array, spread: Array | tuple[slice | None, ...]
     _divide(p, total[spread], p)
 
 
+def give_all_digits(losses: Array, p: Array, below: Array, limit: float) -> None:
+    """Losses (N,) under ``limit`` get all their digits; p (N, K) are shares, scores at labels ``below`` the largest.
+
+    A loss near 0 is -ln(1 - the sum of the other shares): ln of 1 + 1e-9 is 0 in float32.
+    """
+    others = np.add.reduce(p * (p < 0.5), 1)
+    np.copyto(losses, -np.log1p(-np.minimum(others, 0.5)) - below, where=losses < limit)
+
+
 def cross_entropy_gradient(p: Array, at: Array, gy: Array, scale: Array) -> Array:
     """p gy scale, less gy scale at the places ``at``; gy and scale are of one element."""
     scaled = _multiply(gy, scale, np.empty((), p.dtype))  # an array: a scalar takes twice the time in what follows

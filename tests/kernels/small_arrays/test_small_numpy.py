@@ -158,6 +158,35 @@ def test_momentum_is_rounded_after_each_operation(size):
             same(g, kept)
 
 
+@each(dtype=["<f4", "<f8", ">f4"], shape=[(1, 2), (8, 8), (5, 33), (4, 300)])
+def test_losses_near_zero_get_all_their_digits_and_others_stay(dtype, shape):
+    rng = np.random.default_rng(6)
+    below = rng.standard_normal(shape) - np.linspace(0, 30, shape[0])[:, None]
+    below[:, 0] = 0
+    exact = np.log1p(np.exp(below.astype(dtype)[:, 1:].astype(np.longdouble)).sum(1))  # label 0, the largest score
+    x = below.astype(dtype)
+    p = np.exp(x)
+    p /= p.sum(1, keepdims=True)
+    p = p.astype(dtype)
+    if shape[0] > 3:
+        p[3] = np.nan  # as the loss: it is not near zero
+    losses = np.where(np.arange(shape[0]) == 3, np.nan, exact.astype(dtype) * dtype_of(dtype)(1.001)).astype(dtype)
+    for laid in (lambda a: a, lambda a: np.asfortranarray(a) if a.ndim == 2 else a.repeat(2)[::2]):
+        got, shares = laid(losses.copy()), laid(p)
+        small.give_all_digits(got, shares, laid(x[:, 0].copy()), 0.125)
+        is_near = losses < 0.125
+        same(got[~is_near], losses[~is_near])
+        units = np.abs(got - exact)[is_near] / (np.finfo(dtype_of(dtype)).eps * exact[is_near])
+        assert np.all(units < 12), units
+        by_numpy = losses.copy()
+        small_numpy.give_all_digits(by_numpy, shares, x[:, 0].copy(), 0.125)
+        same(got, by_numpy)
+
+
+def dtype_of(name):
+    return np.dtype(name).newbyteorder("=").type
+
+
 def test_memory_that_is_read_only_stays():
     y = np.zeros((2, 3), np.float32)
     y.flags.writeable = False
