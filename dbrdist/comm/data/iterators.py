@@ -189,14 +189,14 @@ _orders: WeakKeyDictionary[CommunicatorBase, list[CommonOrder]] = WeakKeyDiction
 def _check_order(comm: CommunicatorBase, iterator: Any) -> None:
     """Raise CommunicatorError on every rank where ranks synchronize two iterators in another order. Collective.
 
-    Two of one size are told apart by the lines of the calls; where these say nothing, by their examples, and then by
+    What differs between two of one size: the lines of the calls; where these say nothing, their examples, and then
     seeds.
     """
     if comm.size == 1:
         return
     lines = lines_of(sys._getframe(2))
     known = 0
-    with contextlib.suppress(Exception):  # what a program's own dataset raises here: nothing can be told of it
+    with contextlib.suppress(Exception):  # what a program's own dataset raises here: its examples say nothing
         known = checksum_of(known_examples(iterator.dataset))
     seed = digest(repr(getattr(iterator, "seed", 0)))
     rows = comm.gate.allgather_rows(np.array([digest(repr(lines)), known, seed], np.int64))

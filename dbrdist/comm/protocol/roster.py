@@ -111,11 +111,11 @@ class CommonOrder:
             while index is not None and index not in ring:
                 ring.append(index)
                 index = where.get(said[index])
-            if index == ring[0] and not any(other._are_same(rank, ring) for other in unless):
+            if index == ring[0] and not any(other.are_same(rank, ring) for other in unless):
                 return rank, sorted(ring)
         return None
 
-    def _are_same(self, rank: int, indices: list[int]) -> bool:
+    def are_same(self, rank: int, indices: list[int]) -> bool:
         """Whether a rank says of these things, of each another thing, what rank 0 says."""
         first, said = ([said[index] for index in indices] for said in (self._said[0], self._said[rank]))
         return first == said and len(set(first)) == len(first)
