@@ -13,7 +13,9 @@ launcher that is broken in a known way, which must be found.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import os
 import pathlib
 import random
 import shutil
@@ -51,6 +53,9 @@ except SystemExit:
     pass
 seen["kept"] = open(f"kept-{rank}").read()
 seen["ignored"] = status["SigIgn"].strip()
+if spec["input"] is not None and rank == 0:
+    import hashlib
+    seen["input"] = hashlib.sha256(sys.stdin.buffer.read()).hexdigest()
 import resource
 seen["files"] = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 with open(f"seen-{rank}", "w") as file:
@@ -139,13 +144,14 @@ PLANTS = {
     "early-unnamed": ("launcher/judgement/report.py", "gone = _first_to_go(ranks, size)", "gone = None"),
     "option-taken": ("launcher/cli.py", "self._end_at_module(ctx, args))", "args)"),
     "events-cut": ("launcher/running/attempt.py", 'self.events.tell("rank_ended"', 'rank.rank or self.events.tell("x"'),
+    "input-cut": ("launcher/streams/input.py", "self.channel.send(In(data))", "self.channel.send(In(data[:999]))"),
     "variable-lost": ("rank/surroundings.py", 'found["DBRDIST_LAUNCH"] = "1"', 'found.pop("ODD", None)'),
 }  # fmt: skip
 
 
-def broken(name: str, place: pathlib.Path) -> pathlib.Path:
+def broken(plant: tuple[str, str, str], place: pathlib.Path) -> pathlib.Path:
     """A folder with a copy of the launcher that has a planted fault."""
-    file, old, new = PLANTS[name]
+    file, old, new = plant
     shutil.copytree(ROOT / "launch" / "dbrdist_launch", place / "dbrdist_launch")
     text = (place / "dbrdist_launch" / file).read_text()
     assert old in text, f"{file} has no {old!r} any more"
@@ -162,6 +168,11 @@ def written(mine: dict[str, Any]) -> bytes:
             continue
         found += data.decode("latin-1").encode("ascii", "replace") if how == "print" else data
     return found
+
+
+def given_input(job: dict[str, Any]) -> bytes:
+    """What stands on the launcher's stdin."""
+    return random.Random(job["ranks"][0]["seed"]).randbytes(job["input"] or 0)
 
 
 def make(seed: str) -> dict[str, Any]:
@@ -201,6 +212,7 @@ def make(seed: str) -> dict[str, Any]:
         job |= {"mpi": True, "spawns": SPAWNED}
     if culprit is not None and ranks[culprit]["end"] == "kill":
         job["blocked"] = [number for number in job["blocked"] if number != ranks[culprit]["code"]]
+    job["input"] = chance.choice([None, None, None, 0, 1000, 3_000_000])  # bytes on stdin
     if job["disturb"] == "stop":
         job["filter"] = False  # the kernel sends SIGHUP to a stopped process whose session leader has ended
     return job
@@ -239,10 +251,12 @@ def start(
     command = command if command[0] == "-m" else ["--", *command]
     words = ["-n", str(len(job["ranks"])), "--log-dir", "logs", "--name", name, "--events", "events"]
     words += ["--heartbeat-timeout", "3" if job["disturb"] == "stop" else "20"]
-    with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
+    (folder / "in").write_bytes(given_input(job))
+    stdin = folder / "in" if job["input"] is not None else os.devnull
+    with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err, open(stdin, "rb") as given:
         return subprocess.Popen(
             [sys.executable, "-m", "dbrdist_launch", *words, *command], cwd=folder, env=env,
-            stdin=subprocess.DEVNULL, stdout=out if job["disturb"] != "slow" else subprocess.PIPE,
+            stdin=given, stdout=out if job["disturb"] != "slow" else subprocess.PIPE,
             stderr=err, preexec_fn=lambda: state_of(job),
         )  # fmt: skip
 
@@ -320,6 +334,8 @@ def seen_by(job: dict[str, Any], number: int, folder: pathlib.Path, launcher: pa
     words = [*(["--quiet"] if job["module"] else []), *job["words"]]
     path += f":{folder}" if job["module"] else ""
     wanted = {"words": words, "kept": "whole", "odd": job["odd"], "unbuffered": job["unbuffered"], "path": path}
+    if job["input"] is not None and number == 0:
+        wanted["input"] = hashlib.sha256(given_input(job)).hexdigest()
     wrong = {key: value for key, value in wanted.items() if seen[key] != value}
     found = [f"rank {number}: {key} is {seen[key]!r}, expected {value!r}" for key, value in wrong.items()]
     if (
@@ -373,7 +389,7 @@ def main(arguments: list[str] | None = None) -> int:
     numbers = [given.only] if given.only is not None else range(given.jobs)
     bad, began = 0, time.monotonic()
     with tempfile.TemporaryDirectory() as place:
-        launcher = broken(given.plant, pathlib.Path(place)) if given.plant else ROOT / "launch"
+        launcher = broken(PLANTS[given.plant], pathlib.Path(place)) if given.plant else ROOT / "launch"
         for number in numbers:
             found = run(f"{given.seed}/{number}", launcher)
             if found:

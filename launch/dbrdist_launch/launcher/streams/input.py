@@ -76,7 +76,7 @@ class Input:
     """Hands the input on; from a terminal while the launcher stands in the foreground."""
 
     def __init__(self, loop: Loop, echoed: Callable[[bytes], None] = lambda data: None, to_rank_0: bool = True) -> None:
-        """``echoed`` is told what the terminal has shown of it; without ``to_rank_0`` the starter has the input."""
+        """``echoed`` hears what the terminal has shown of it; without ``to_rank_0`` the starter has the input."""
         self.loop, self.echoed, self.to_rank_0 = loop, echoed, to_rank_0 and has_input()
         self.taker: Rank0 | Starter | None = None
         self._is_terminal = os.isatty(0)

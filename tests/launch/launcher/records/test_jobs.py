@@ -102,6 +102,15 @@ def test_jobs_of_every_login_are_looked_for(monkeypatch, tmp_path):
     assert set(jobs.bases()) == {*places, f"{tmp_path}/dbrdist-launch"} and jobs.base().startswith(str(tmp_path))
 
 
+def test_a_job_of_another_login_is_listed(monkeypatch, tmp_path):
+    places = [str(tmp_path / name) for name in ("ours", "another")]
+    monkeypatch.setattr(jobs, "bases", lambda: places)
+    monkeypatch.setattr(jobs, "base", lambda: places[1])
+    one = JobFolder("name", ["x"], "t")
+    assert [job["job"] for job in jobs.running()] == ["name"]
+    one.close()
+
+
 @pytest.mark.parametrize("pieces", [1, 2, 0])
 def test_a_launcher_is_asked_and_its_answer_may_come_in_pieces(tmp_path, pieces):
     path, heard = str(tmp_path / "s"), []
