@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 def never_reported(key: str, known: Iterable[str]) -> str:
     """What is said of a key that nobody reports, and which ones there are."""
     known = sorted(known)
+    if key in known:
+        return f"what was reported as {key!r} has no mean so far; report a number"
     close = difflib.get_close_matches(key, known, 1, 0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"nobody has reported {key!r} so far; reported are {', '.join(known) or 'no values'}{hint}"

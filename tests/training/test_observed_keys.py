@@ -127,3 +127,20 @@ def test_an_extension_that_reports_later_than_its_first_call_is_waited_for(tmp_p
     trainer.extend(extensions.LogReport())
     trainer.extend(extensions.PrintReport(["epoch", "score"]))
     trainer.run()  # warnings are errors
+
+
+@pytest.mark.parametrize("value", ["0.5", np.ones(2), 1j, None])
+def test_a_key_whose_values_have_no_mean_is_not_said_to_be_missing(value, tmp_path):
+    data = TupleDataset(np.eye(4, dtype=np.float32), np.arange(4, dtype=np.int32))
+    optimizer = optimizers.SGD(0.1).setup(L.Classifier(L.Linear(4, 4)))
+
+    class Reports(StandardUpdater):
+        def update_core(self):
+            super().update_core()
+            dbrdist.report({"score": value})
+
+    trainer = Trainer(Reports(iterators.SerialIterator(data, 2), optimizer), (1, "epoch"), str(tmp_path))
+    trainer.extend(lambda trainer: None, trigger=triggers.MaxValueTrigger("score", (1, "iteration")))
+    with pytest.warns(UsageWarning, match="what was reported as 'score' has no mean so far; report a number") as given:
+        trainer.run()
+    assert not any("nobody has reported" in str(each.message) for each in given)
