@@ -246,7 +246,9 @@ def _checked(config: str, overrides: tuple[str, ...], trusted: bool) -> tuple[Co
     try:
         settings, origin = load.load(config, overrides)
     except OSError as error:
-        raise ConfigError(f"{config}: the configuration cannot be read: {error.strerror}") from None
+        is_run = os.path.isfile(os.path.join(config, "config.yaml"))
+        hint = f"; it is the folder of a run, whose own is {os.path.join(config, 'config.yaml')}" if is_run else ""
+        raise ConfigError(f"{config}: the configuration cannot be read: {error.strerror}{hint}") from None
     if trusted:
         resolve.search_beside(config)
     else:

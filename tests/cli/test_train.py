@@ -272,6 +272,14 @@ def test_bad_input(run, words, code, message):
     assert "Traceback" not in err
 
 
+def test_a_runs_folder_in_the_place_of_its_configuration(run):
+    os.mkdir("r")
+    Path("r", "config.yaml").write_bytes(Path("run.yaml").read_bytes())
+    code, _, err = run("r", "--resume")
+    assert code == 2 and "r: the configuration cannot be read: Is a directory; it is the folder of a run, " in err
+    assert "whose own is r/config.yaml" in err
+
+
 def test_a_mistake_in_the_users_network_shows_its_traceback(run):
     with pytest.raises(RuntimeError, match="my own mistake"):
         run("run.yaml", "model=usernet:Broken")

@@ -46,7 +46,12 @@ def as_array(x: Any, verb: str) -> Array:
     if type(x) is not np.ndarray and isinstance(x, (np.generic, np.ndarray)):
         x = np.asarray(x)  # what a subclass makes of a view may be wrong here: a matrix has 2 axes in any shape
     if not backend.is_array(x):
-        raise TypeError(f"{verb} expected an array, got {type(x).__name__}; use {verb}_obj for objects")
+        hint = (
+            f"write x.array, or for a gradient {verb} of dbrdist.comm.functions"
+            if hasattr(x, "requires_grad")
+            else (f"use {verb}_obj for objects")
+        )
+        raise TypeError(f"{verb} expected an array, got {type(x).__name__}; {hint}")
     if x.dtype.hasobject or x.dtype.names is not None or (x.dtype.kind == "V" and x.dtype.name.startswith("void")):
         raise TypeError(f"{verb} expected an array of numbers, got dtype {x.dtype}; use {verb}_obj for objects")
     if x.ndim > MAX_NDIM:
