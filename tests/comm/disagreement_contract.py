@@ -19,6 +19,7 @@ from dbrdist.core.tape import ops
 from dbrdist.core.update.update_rule import UpdateRule
 from dbrdist.errors import CommunicatorError
 from dbrdist.iterators import SerialIterator
+from dbrdist.link_hooks import SpectralNormalization, TimerHook
 from dbrdist.links import BatchNormalization, Convolution2D, GroupNormalization, Maxout, MultiHeadAttention
 from tests.comm.contract import array_of, raises, same
 from tests.comm.training_contract import Dense, Net, batches, gradients_of
@@ -519,6 +520,12 @@ def check_batch_normalizations_that_differ(comm):
     all_raise(comm, CommunicatorError, words, lambda: [link(x) for link in (alone[::-1] if odd else alone)])
 
 
+def hooked(link, is_odd):
+    if is_odd:
+        link.add_hook(SpectralNormalization(use_gamma=False))
+    return link
+
+
 @several
 def check_constants_of_links_that_differ(comm):
     """Their mean gradient is that of no network. What all ranks change later is right, whenever each looks again."""
@@ -531,12 +538,15 @@ def check_constants_of_links_that_differ(comm):
         (lambda: Maxout(32, *((2, 4) if odd else (4, 2))), "/pool_size 4 instead of /pool_size 2"),
         (lambda: GroupNormalization(4 if odd else 2, 8), "/groups 4 instead of /groups 2"),
         (lambda: Convolution2D(8, 2, 1, 2 if odd else 1), "/stride (2, 2) instead of /stride (1, 1)"),
+        (lambda: hooked(Convolution2D(8, 2, 1), odd), "hook SpectralNormalization"),
     ]:
         link = make()
         data = x.reshape(1, 4, 8) if isinstance(link, MultiHeadAttention) else x
         optimizer = create_multi_node_optimizer(optimizers.SGD(0.1).setup(link), comm)
         all_raise(comm, CommunicatorError, text, lambda: optimizer.update(lambda: ops.sum(link(data))))  # noqa: B023
     link = BatchNormalization(8)
+    if odd:
+        link.add_hook(TimerHook())  # which changes nothing
     optimizer = create_multi_node_optimizer(optimizers.SGD(0.1).setup(link), comm)
     for step in range(3):
         optimizer.update(lambda: ops.sum(link(x) * x))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from dbrdist.comm.transport.call_log import Call
 
-patience_seconds = 2.0
+patience_seconds = 10.0  # the watch finds ranks that have left, or are elsewhere, before that
 _NUM_MEETINGS = 300  # that come to their end on the third communicator, and the duplication does not
 _TAG = 32721  # of the group that makes the third one; nobody else's
 _WATCH = "dbrdist watch"

@@ -22,6 +22,7 @@ from dbrdist.comm.protocol.gate import Passage, digest, payload_bytes, words_of
 from dbrdist.comm.steps.drift import Drift
 from dbrdist.comm.steps.introduction import Introduction
 from dbrdist.comm.steps.optimizer_settings import OptimizerValues, described
+from dbrdist.core.model.link_hook import LinkHook
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.model.versions import Watch
 from dbrdist.core.update.optimizer import GradientMethod
@@ -296,14 +297,24 @@ class Header:
 
 
 def _constants(target: Link) -> list[str]:
-    """One line for each constant of our links: ranks that differ in one average gradients of different networks."""
-    return [
-        f"{path.rstrip('/')}/{name} {value!r}"
-        for path, link in target.namedlinks()
-        if type(link).__module__.startswith("dbrdist.")  # those of a program may be each rank's own
-        for name, value in ((name, link.__dict__.get(name)) for name in _CONSTANTS)
-        if value is not None
-    ]
+    """One line for each constant of our links, and for each of our hooks that replaces a weight.
+
+    Ranks that differ in one average gradients of different networks. What a program defines may be each rank's own.
+    """
+    found = []
+    for path, link in target.namedlinks():
+        values = link.__dict__
+        if _is_ours(link):
+            lines = [f"{name} {values[name]!r}" for name in _CONSTANTS if values.get(name) is not None]
+            found += [f"{path.rstrip('/')}/{line}" for line in lines]
+        for hook in (values.get("_hooks") or {}).values():
+            if _is_ours(hook) and type(hook).stand_ins is not LinkHook.stand_ins:
+                found.append(f"{path} hook {type(hook).__name__}")
+    return found
+
+
+def _is_ours(thing: Link | LinkHook) -> bool:
+    return type(thing).__module__.startswith("dbrdist.")
 
 
 def _is_updated(p: Parameter) -> bool:
