@@ -19,10 +19,10 @@ def _target(pid: int, descriptor: int) -> str:
 class Leftovers:
     """Looks at the descendants of this process, once the program itself has ended."""
 
-    def __init__(self, outputs: tuple[int, ...]) -> None:
+    def __init__(self, outputs: tuple[int, ...], given: int = -1) -> None:
         own = os.getpid()
         self.outputs = {_target(own, descriptor) for descriptor in outputs}  # of the program: stdout and stderr
-        self.input = _target(own, 0)
+        self.inputs = {_target(own, 0), _target(own, given)}  # of the program: what it shares with its own children
         self.alive: list[int] = []
         self.filters: list[int] = []
         self.writers: list[int] = []
@@ -40,7 +40,7 @@ class Leftovers:
     def _reads_a_pipe(self, pid: int) -> bool:
         """`exec > >(filter)`: its input ends with the program, and it may still have some of it to write."""
         source = _target(pid, 0)
-        return source.startswith("pipe:") and source != self.input
+        return source.startswith("pipe:") and source not in self.inputs
 
     def patience(self, is_open: bool, went_well: bool) -> float:
         """For how many silent seconds to wait, now that the program has ended."""

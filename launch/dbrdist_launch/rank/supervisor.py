@@ -139,7 +139,7 @@ class Supervisor:
         self.inherited.was_raised(self.terms.files)
         given = self.terms.command, environment, self.terms.directory, descriptor, ignored, self.inherited
         self.child = Child(*given, self.relay.in_child, self.terms.input)
-        self.left = Leftovers((self.child.out, self.child.err))
+        self.left = Leftovers((self.child.out, self.child.err), self.child.input)
         _go_first()
         self.oom, self.workers = OomWatch(), WorkerWatch(self.child.pid)
         self.oom_looked_at = float("-inf")

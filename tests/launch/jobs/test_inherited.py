@@ -274,6 +274,16 @@ def test_what_is_ended_after_the_program_is_said():
     assert re.search(r"warning: rank 0 on .*left processes, which are ended now: \d+ \(sleep 1000\)", result.stderr)
 
 
+def test_a_process_that_shares_the_programs_input_is_no_filter():
+    """It is ended some seconds after the program: it has not read what that wrote."""
+    read, write = os.pipe()
+    program = "import subprocess; subprocess.Popen(['sleep', '1000'])"
+    result = launch("-n", 1, "python", "-c", program, stdin=read)
+    os.close(read)
+    os.close(write)
+    assert result.returncode == 0 and "left processes, which are ended now" in result.stderr, result.stderr
+
+
 def test_a_reader_that_stands_still_does_not_hold_the_report_back(tmp_path):
     read, write = os.pipe()
     program = "print('x' * 300_000); raise ValueError('odd')"

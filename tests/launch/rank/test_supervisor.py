@@ -601,7 +601,7 @@ def test_a_supervisor_starts_the_program_with_all_that_looks_after_it(monkeypatc
         ("surroundings", lambda *given: given), ("WorkerWatch", lambda pid: ("workers", pid)),
         ("ConnectionHolder", lambda pid, environ: ("pmix", pid, environ)), ("Outputs", lambda *given: Given(given)),
         ("Inputs", lambda *given: Given(given)),
-        ("Leftovers", lambda outputs: ("left", outputs)), ("_go_first", lambda: happened.append("first")),
+        ("Leftovers", lambda outputs, given: ("left", outputs, given)), ("_go_first", lambda: happened.append("first")),
     ):  # fmt: skip
         monkeypatch.setattr(supervisors, name, made)
     monkeypatch.setattr(supervisors.linux, "adopt_orphans", lambda: happened.append("adopts"))
