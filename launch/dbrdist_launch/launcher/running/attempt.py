@@ -22,7 +22,7 @@ from ..judgement.ranks import Rank
 from ..judgement.report import Failure
 from ..preparation.settings import LaunchSettings
 from ..streams.events import Events
-from ..streams.input import Input
+from ..streams.input import InputReader
 from ..streams.output import Output
 from ..streams.pieces import SPAWNED, Piece
 from ..streams.starter_output import StarterOutputs
@@ -66,7 +66,7 @@ class Attempt:
         self.first_rank_at: float | None = None
         self.questions = Questions(self.ranks, output.note, lambda: self._ask_to_stop(signal.SIGTERM))
         self.waiting_for_port: list[Rank] = []  # ranks whose welcome waits for that of rank 0
-        self.input = Input(self.loop, output.echo, to_rank_0=not plan.backend.places_ranks)
+        self.input = InputReader(self.loop, output.echo, to_rank_0=not plan.backend.places_ranks)
         self.arrived: deque[Piece] = deque()  # output that has been written, told by the output's threads
         self.wake_lock = threading.Lock()
         self.wake_read, self.wake_write = os.pipe()

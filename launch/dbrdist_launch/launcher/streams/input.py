@@ -38,7 +38,7 @@ class Rank0:
         self._room = 0
 
 
-class Starter:
+class StarterPipe:
     """The stdin of srun, which hands it on to the ranks that its own options name."""
 
     def __init__(self, pipe: int) -> None:
@@ -72,13 +72,13 @@ class Starter:
             self.pipe = -1
 
 
-class Input:
+class InputReader:
     """Hands the input on; from a terminal while the launcher stands in the foreground."""
 
     def __init__(self, loop: Loop, echoed: Callable[[bytes], None] = lambda data: None, to_rank_0: bool = True) -> None:
         """``echoed`` hears what the terminal has shown of it; without ``to_rank_0`` the starter has the input."""
         self.loop, self.echoed, self.to_rank_0 = loop, echoed, to_rank_0 and has_input()
-        self.taker: Rank0 | Starter | None = None
+        self.taker: Rank0 | StarterPipe | None = None
         self._is_terminal = os.isatty(0)
         self._watching = self._ended = False
 
@@ -91,7 +91,7 @@ class Input:
     def begin_for_starter(self, pipe: int | None) -> None:
         """The starter has begun, with a pipe for what it cannot read itself."""
         if pipe is not None:
-            self.taker = Starter(pipe)
+            self.taker = StarterPipe(pipe)
 
     def taken(self, message: Taken) -> None:
         """Rank 0 takes more, or no more ever."""

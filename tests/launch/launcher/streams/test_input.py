@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 from dbrdist_launch import limits
-from dbrdist_launch.launcher.streams.input import Input, Rank0, has_input
+from dbrdist_launch.launcher.streams.input import InputReader, Rank0, has_input
 from dbrdist_launch.loop import Loop
 from dbrdist_launch.messages import In, Taken
 
@@ -36,7 +36,7 @@ def test_no_more_is_read_than_rank_0_takes(tmp_path, stdin, kind):
     cat = subprocess.Popen(words, stdout=subprocess.PIPE) if kind == "pipe" else None
     stdin(cat.stdout.fileno() if cat else os.open(tmp_path / "file", os.O_RDONLY))
     loop, channel = Loop(), Channel()
-    read = Input(loop)
+    read = InputReader(loop)
     read.begin_for_rank(1, channel)
     assert read.taker is None
     read.begin_for_rank(0, channel)
@@ -59,7 +59,7 @@ def test_nothing_is_read_once_rank_0_has_closed_its_input(stdin):
     stdin(end)
     os.write(write, b"kept")
     loop, channel = Loop(), Channel()
-    read = Input(loop)
+    read = InputReader(loop)
     read.taker = Rank0(channel)
     read.taken(Taken(0, True))
     loop.turn(0.0)
@@ -76,7 +76,7 @@ def test_a_starter_that_reads_its_own_stdin_gets_it_by_a_pipe(stdin):
     os.write(write, b"typed")
     os.close(write)
     loop = Loop()
-    read = Input(loop, to_rank_0=False)
+    read = InputReader(loop, to_rank_0=False)
     read.begin_for_starter(taken)
     read.look()
     for _ in range(3):
