@@ -1,5 +1,6 @@
 """Two fake hosts with sshd: environment, restarts on the hosts that are left, and starts that go wrong."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -13,12 +14,12 @@ from support import PROGRAMS, assert_nothing_left, attempts_in, environment, fai
 pytestmark = [pytest.mark.launch_system, pytest.mark.mpiexec]
 
 
-def start(cluster, *arguments, mark, hosts="node0:2,node1:2", ssh=None, env=None):
+def start(cluster, *arguments, mark, hosts="node0:2,node1:2", ssh=None, env=None, stdin=subprocess.DEVNULL):
     words = [sys.executable, "-m", "dbrdist_launch", "--ssh", ssh or cluster.ssh]
     words += ["--hosts", hosts] if hosts else []
     return subprocess.Popen(
         cluster.inside(*words, *arguments),
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -46,6 +47,17 @@ def test_ranks_fill_the_hosts_in_order(cluster):
         "[2 node1",
         "[3 node1",
     ]
+
+
+def test_a_long_input_reaches_rank_0_on_another_host(cluster, tmp_path):
+    data = os.urandom(1 << 16) * 80
+    (tmp_path / "input").write_bytes(data)
+    text = "import hashlib, os, sys\nif os.environ['RANK'] == '0': "
+    text += "print(os.uname().nodename, hashlib.sha256(sys.stdin.buffer.read()).hexdigest())"
+    with open(tmp_path / "input", "rb") as file:
+        result = launch(cluster, "-n", 2, "python", "-c", text, hosts="node1:1,node0:1", stdin=file)
+    assert result.returncode == 0, result.stderr
+    assert f"[0 node1] node1 {hashlib.sha256(data).hexdigest()}\n" == result.stdout
 
 
 def test_values_travel_unchanged_and_secrets_stay(cluster):

@@ -5,6 +5,7 @@ mpiexec of MPICH reads as fast as it can, and ends the job where a rank is slowe
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 from collections.abc import Callable
@@ -80,6 +81,7 @@ class InputReader:
         self.loop, self.echoed, self.to_rank_0 = loop, echoed, to_rank_0 and has_input()
         self.taker: Rank0 | StarterPipe | None = None
         self._is_terminal = os.isatty(0)
+        self._source = _own_end() if self.to_rank_0 else 0
         self._watching = self._ended = False
 
     def begin_for_rank(self, rank: int, channel: Channel) -> None:
@@ -104,13 +106,13 @@ class InputReader:
         wanted = self._may_read()
         if wanted and not self._watching:
             try:
-                self.loop.watch(0, self._read)
+                self.loop.watch(self._source, self._read)
             except PermissionError:  # a file, which can always be read
                 while self._may_read():
                     self._read()
                 return
         elif self._watching and not wanted:
-            self.loop.forget(0)
+            self.loop.forget(self._source)
         self._watching = wanted
 
     def _may_read(self) -> bool:
@@ -122,7 +124,7 @@ class InputReader:
             self.look()
             return
         try:
-            data = os.read(0, min(limits.READ_BYTES, self.taker.room()))
+            data = os.read(self._source, min(limits.READ_BYTES, self.taker.room()))
         except BlockingIOError:
             return
         except OSError:
@@ -140,8 +142,22 @@ class InputReader:
         if self.taker is not None:
             self.taker.close()
         if self._watching:
-            self.loop.forget(0)
+            self.loop.forget(self._source)
             self._watching = False
+        if self._source:
+            os.close(self._source)
+            self._source = 0
+
+
+def _own_end() -> int:
+    """Stdin; where it is a pipe, opened once more, so that a read does not wait for what another process has taken."""
+    try:
+        is_read = fcntl.fcntl(0, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY
+        if is_read and stat.S_ISFIFO(os.fstat(0).st_mode):
+            return os.open("/proc/self/fd/0", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        pass  # somebody else's pipe
+    return 0
 
 
 def has_input() -> bool:

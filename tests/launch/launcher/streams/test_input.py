@@ -69,6 +69,26 @@ def test_nothing_is_read_once_rank_0_has_closed_its_input(stdin):
     loop.close()
 
 
+def test_somebody_else_who_reads_the_same_pipe_does_not_hold_the_launcher_up(stdin):
+    """Nor is the pipe changed for whom the launcher shares it with: he may wait in his reads."""
+    end, write = os.pipe()
+    stdin(end)
+    loop, channel = Loop(), Channel()
+    read = InputReader(loop)
+    read.begin_for_rank(0, channel)
+    os.write(write, b"taken")
+    assert os.read(end, 10) == b"taken"  # after the loop has heard of it
+    read._read()
+    assert not channel.sent and os.get_blocking(0)
+    os.write(write, b"ours")
+    loop.turn(1.0)
+    assert channel.sent == [b"ours"]
+    read.close()
+    for descriptor in (end, write):
+        os.close(descriptor)
+    loop.close()
+
+
 def test_a_starter_that_reads_its_own_stdin_gets_it_by_a_pipe(stdin):
     end, write = os.pipe()
     given, taken = os.pipe()
