@@ -297,6 +297,8 @@ def deconvolution_2d(
 def pair(value: Any) -> tuple[int, int]:
     """A number for both rows and columns, or two."""
     if hasattr(value, "__getitem__") and not isinstance(value, np.generic):  # NumPy's numbers have it
+        if len(value) != 2:
+            raise ValueError(f"expected a number, or one for rows and one for columns, got {value!r}")
         first, second = value
         return operator.index(first), operator.index(second)
     return (n := operator.index(value)), n

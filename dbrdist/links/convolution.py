@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from dbrdist import functions as F
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
@@ -53,6 +55,8 @@ class Convolution2D(Link):
             out_channels, ksize, in_channels = in_channels, out_channels, None
         self.ksize, self.stride, self.pad = ksize, pair(stride), pair(pad)
         self.dilate, self.groups, self.out_channels = pair(dilate), groups, out_channels
+        if not isinstance(out_channels, (int, np.integer)):
+            raise expected(type(self).__name__, "out_channels", "an integer", out_channels)
         if out_channels % self.groups:
             raise expected("Convolution2D", "out_channels", f"a multiple of groups={groups}", str(out_channels))
         with self.init_scope():
@@ -137,6 +141,8 @@ class Deconvolution2D(Link):
             out_channels, ksize, in_channels = in_channels, out_channels, None
         self.ksize, self.stride, self.pad, self.outsize = ksize, pair(stride), pair(pad), outsize
         self.dilate, self.groups, self.out_channels = pair(dilate), groups, out_channels
+        if not isinstance(out_channels, (int, np.integer)):
+            raise expected(type(self).__name__, "out_channels", "an integer", out_channels)
         if out_channels % self.groups:
             raise expected("Deconvolution2D", "out_channels", f"a multiple of groups={groups}", str(out_channels))
         with self.init_scope():

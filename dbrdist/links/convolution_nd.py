@@ -40,6 +40,8 @@ class _FiltersND(Link):
             each_axis(type(self).__name__, name, value, ndim)
             for name, value in (("ksize", ksize), ("stride", stride), ("pad", pad), ("dilate", dilate))
         )
+        if not isinstance(out_channels, (int, np.integer)):
+            raise expected(type(self).__name__, "out_channels", "an integer", out_channels)
         if out_channels % self.groups:
             raise self._refused("out_channels", f"a multiple of groups={groups}", str(out_channels))
         with self.init_scope():

@@ -220,6 +220,28 @@ REFUSED = {
     "drop_last": (lambda: iterators.SerialIterator(DATA, 4, drop_last=True), TypeError, "last='drop'"),
     "epochs": (lambda: training.Trainer(None, epochs=3), TypeError, r"stop_trigger=\(epochs, 'epoch'\)"),
     "loss_fn": (lambda: trainer(loss_fn=print), TypeError, "unknown arguments: loss_fn; did you mean 'loss_func'"),
+    "three sizes of two axes": (
+        lambda: L.Convolution2D(3, 4, (3, 3, 3)),
+        ValueError,
+        r"expected a number, or one for rows and one for columns, got \(3, 3, 3\)",
+    ),
+    "three sizes of a pool": (
+        lambda: F.max_pooling_2d(IMAGES, (2, 2, 2)),
+        ValueError,
+        "one for rows and one for columns",
+    ),
+    "no out_channels": (lambda: L.Convolution2D(3, None, 3), ValueError, "out_channels: expected an integer, got None"),
+    "no out_channels of 3-d": (lambda: L.Deconvolution3D(3, None, 3), ValueError, "out_channels: expected an integer"),
+    "an argument left out": (
+        lambda: L.NStepLSTM(1, 4, 3),
+        TypeError,
+        r"NStepLSTM\(\) missing 1 required positional argument: 'dropout'; it takes n_layers, in_size, out_size, d",
+    ),
+    "arguments too many": (
+        lambda: L.LayerNormalization(4, 1e-5, None, None, 5),
+        TypeError,
+        r"LayerNormalization\(\) takes from .* were given; it takes size, eps",
+    ),
     "loss as converter": (
         lambda: trainer(converter=F.softmax_cross_entropy),
         TypeError,

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias
 
 import numpy as np
 
-from dbrdist.core.array.backend import as_dtype, device_of, is_array, on, to_cpu, to_device
+from dbrdist.core.array.backend import as_dtype, is_array, to_cpu
 from dbrdist.core.array.chainer_mode import as_chainer, loading
-from dbrdist.core.array.types import Array, DType, HostArray
+from dbrdist.core.array.types import Array, HostArray
+from dbrdist.core.files.filled import fill_entry
 from dbrdist.core.files.regular_file import regular
-from dbrdist.core.usage.mistakes import given_a_class, refuse, warn
+from dbrdist.core.usage.mistakes import given_a_class, warn
 from dbrdist.errors import CheckpointError, MissingEntryError
 
 if TYPE_CHECKING:
@@ -261,7 +262,7 @@ def load_value(key: str, value: Any, saved: Array | None) -> Any:
     if value is None or saved is None:
         return saved
     if is_array(value):
-        return _fill(key, value, saved)
+        return fill_entry(key, value, saved)
     if isinstance(value, str):
         return str(saved)
     return _as_loaded(key, value, saved)
@@ -280,37 +281,6 @@ def _as_loaded(key: str, value: Any, saved: Array) -> float | np.generic | Seque
     if isinstance(value, int) and isinstance(number, float):  # lr=1 that was 0.5 when it was saved
         return number
     return type(value)(number)
-
-
-def _fill(key: str, value: Any, saved: Array) -> Array:
-    if value.shape != saved.shape:
-        raise CheckpointError(
-            f"{key}: expected shape {value.shape} as in the object, found {saved.shape} in the saved state"
-        )
-    if value.dtype != saved.dtype and not np.can_cast(saved.dtype, value.dtype, "same_kind"):
-        raise CheckpointError(f"{key}: expected a type that fits {value.dtype}, found {saved.dtype} in the saved state")
-    if value.dtype.itemsize < saved.dtype.itemsize:
-        saved = _narrowed(key, saved, value.dtype)
-    if isinstance(value, np.ndarray):
-        value[...] = saved
-    elif value.flags.c_contiguous:
-        value.set(np.asarray(saved, value.dtype))
-    else:
-        with on(value):
-            value[...] = to_device(np.asarray(saved, value.dtype), device_of(value))
-    return value
-
-
-def _narrowed(key: str, saved: Array, dtype: DType) -> Array:
-    """Saved values in a narrower type, whose range they may exceed."""
-    with np.errstate(over="ignore"):
-        narrow = np.asarray(saved).astype(dtype)
-    if dtype.kind in "iu":
-        if (narrow != saved).any():
-            refuse(CheckpointError(f"{key}: the saved state has {saved.dtype} numbers that {dtype} cannot hold"))
-    elif saved.dtype.kind == "f" and (np.isinf(narrow) & np.isfinite(saved)).any():
-        warn(f"{key}: the saved state has numbers that {dtype} cannot hold, which become infinite")
-    return narrow
 
 
 # ---- npz files ------------------------------------------------------------------------------------------------------

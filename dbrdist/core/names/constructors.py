@@ -6,6 +6,7 @@ This costs microseconds where an object is made, and nothing afterwards.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Mapping
 from types import FunctionType
 from typing import Any
@@ -33,6 +34,13 @@ def _explaining(original: FunctionType) -> Any:
         except TypeError as error:
             words = explained_arguments(type(self).__name__, original, error, kwargs)
             if words is None:
+                inner = error.__traceback__ and error.__traceback__.tb_next
+                if inner is None and str(error).startswith(
+                    f"{original.__qualname__}()"
+                ):  # of too few arguments, or more
+                    known = ", ".join([*inspect.signature(original).parameters][1:])
+                    rest = str(error).partition("()")[2]
+                    raise TypeError(f"{type(self).__name__}(){rest}; it takes {known}") from None
                 raise
         else:
             return

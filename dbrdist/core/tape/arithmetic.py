@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from dbrdist.core.tape.node import Value
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dbrdist.core.array.types import Index, Number
     from dbrdist.core.tape.variable import Operand, Variable
 
@@ -80,6 +82,12 @@ class Arithmetic(Value):
 
     def __rmatmul__(self, other: Operand | Number) -> Variable:
         return operators.matmul(other, self)
+
+    def __iter__(self) -> Iterator[Variable]:
+        x: Any = self
+        if not x.shape:  # Python would take the error of the first index for the end
+            raise TypeError("a Variable of one number has no elements to iterate over; float(x) is its number")
+        return (operators.getitem(x, i) for i in range(len(x)))
 
     def __getitem__(self, slices: Index) -> Variable:
         return operators.getitem(self, slices)

@@ -131,9 +131,11 @@ class Variable(Arithmetic):
 
     @array.setter
     def array(self, a: Array) -> None:
-        self._array = a
         if a is not None:
+            if not is_array(a):
+                raise TypeError(f"array: expected an array of NumPy or CuPy, got {type(a).__name__}; convert it first")
             self.node.shape, self.node.dtype = a.shape, a.dtype
+        self._array = a
 
     @property
     def is_initialized(self) -> bool:

@@ -336,3 +336,23 @@ def test_formats_are_those_of_the_number():
     for x, got in ((dbrdist.Parameter(), "without an array"), (dbrdist.Variable(np.zeros((2, 3), "f")), r"\(2, 3\)")):
         with pytest.raises(TypeError, match=rf"format '>9': .*got .*{got}"):
             f"{x:>9}"
+
+
+def test_a_variable_of_one_number_has_no_elements():
+    for run in (list, sum, tuple, max, lambda x: next(iter(x))):
+        with pytest.raises(TypeError, match=r"no elements to iterate over; float\(x\) is its number"):
+            run(Variable(np.array(3.0)))
+    x = Variable(np.arange(6.0).reshape(3, 2))
+    rows = list(x)
+    assert [row.array.tolist() for row in rows] == [[0, 1], [2, 3], [4, 5]]
+    a, _, c = x
+    (a[0] + c[1] * 2 + rows[1][0] * 3).backward()
+    assert x.grad.tolist() == [[1, 0], [3, 0], [0, 2]]
+    assert list(Variable(np.zeros((0, 2)))) == []
+
+
+def test_what_is_no_array_leaves_a_variable_as_it_is():
+    x = Variable(np.ones(2))
+    with pytest.raises(TypeError, match="array: expected an array of NumPy or CuPy, got list; convert it first"):
+        x.array = [1.0]
+    assert x.array.tolist() == [1, 1]
