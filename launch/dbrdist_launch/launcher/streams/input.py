@@ -152,8 +152,7 @@ class InputReader:
 def _own_end() -> int:
     """Stdin; where it is a pipe, opened once more, so that a read does not wait for what another process has taken."""
     try:
-        is_read = fcntl.fcntl(0, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY
-        if is_read and stat.S_ISFIFO(os.fstat(0).st_mode):
+        if stat.S_ISFIFO(os.fstat(0).st_mode):
             return os.open("/proc/self/fd/0", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         pass  # somebody else's pipe
@@ -164,6 +163,8 @@ def has_input() -> bool:
     """Whether there may be something to read on stdin."""
     try:
         found = os.fstat(0)
+        if fcntl.fcntl(0, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:
+            return False
     except OSError:
         return False
     return not (stat.S_ISCHR(found.st_mode) and found.st_rdev == os.stat(os.devnull).st_rdev)

@@ -115,5 +115,7 @@ def test_an_empty_device_is_no_input(stdin):
     end, write = os.pipe()
     stdin(end)
     assert has_input()
+    stdin(write)
+    assert not has_input()
     for descriptor in (null, end, write):
         os.close(descriptor)
