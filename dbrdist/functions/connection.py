@@ -42,6 +42,7 @@ class LinearFunction(FunctionNode):
 
     operands = Operands("linear", x="float", W="float", b="float")
     writes = True
+    reads_copy_of = 1
     laid: Any = None  # on a device: W in the type in which forward read it, for backward
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -60,7 +61,8 @@ class LinearFunction(FunctionNode):
                 y += b
             return (y,)
         if type(x) is not ndarray and W.dtype != dtype:
-            made = kernels.linear_and_keep(x, W, b)
+            copy, self.copy = self.copy, None
+            made = kernels.linear_and_keep(x, W, b, copy)
             if made is not None:
                 y, self.laid = made
                 return (y,)

@@ -40,8 +40,10 @@ class Convolution2D(FunctionNode):
 
     operands = Operands("convolution_2d", x="float", W="float", b="float")
     writes = gives_new = True
+    reads_copy_of = 1
     kept: Any = None  # where what is made of W may stay
-    laid: Any = None  # on a device: W in the layout and type in which forward read it, for backward
+    laid: Any = None  # on a device: W in the layout and type in which forward read it, for backward,
+    widened: Any = None  # and x where it was given more channels
 
     def __init__(self, geometry: ConvGeometry) -> None:
         self.geometry = geometry
@@ -52,9 +54,10 @@ class Convolution2D(FunctionNode):
         if self.kept is not None:
             return (kernels.conv_inference(xs[0], xs[1], b, self.geometry, self.kept),)
         if type(xs[0]) is not ndarray:
-            made = kernels.conv_forward_and_keep(xs[0], xs[1], b, self.geometry)
+            copy, self.copy = self.copy, None
+            made = kernels.conv_forward_and_keep(xs[0], xs[1], b, self.geometry, copy)
             if made is not None:
-                y, self.laid = made
+                y, self.laid, self.widened = made
                 return (y,)
         return (kernels.conv_forward(xs[0], xs[1], b, self.geometry),)
 
@@ -70,7 +73,7 @@ class Convolution2D(FunctionNode):
                 gx = ConvolutionWeight(g, W.shape, W.dtype, target) if i else ConvolutionData(g, x.shape)
                 gxs.append(call(gx, x, gy) if i else call(gx, gy, W))
             elif i:
-                gxs.append(_gradient_of_weights(x, gy, W, g, target))
+                gxs.append(_gradient_of_weights(x, gy, W, g, target, self.widened))
             elif _sees_a_part(g, W.shape, x.size, self.inputs[0].creator_node):
                 seen = self._gradient_of_input(gy, W, (*x.shape[:2], *gy.shape[2:]), _POINTWISE)
                 gxs.append(SpreadGradient(seen, x.shape, (g.sh, g.sw)))
@@ -84,10 +87,13 @@ class Convolution2D(FunctionNode):
         return kernels.conv_backward_data(gy, W, x_shape, g)
 
 
-def _gradient_of_weights(x: Array, gy: Array, W: Array, g: ConvGeometry, target: Array | None) -> Array:
+def _gradient_of_weights(
+    x: Array, gy: Array, W: Array, g: ConvGeometry, target: Array | None, widened: Array | None
+) -> Array:
     """In flat memory a device writes it along with those of other layers."""
     if target is not None and type(gy) is not ndarray:
-        made = kernels.conv_backward_weight_later(x, gy, W.shape, g, target)
+        seen = x if widened is None or widened.dtype != gy.dtype else widened
+        made = kernels.conv_backward_weight_later(seen, gy, W.shape, g, target)
         if made is not None:
             return write_later(*made, target)
     return kernels.conv_backward_weight(x, gy, W.shape, g, W.dtype, target)

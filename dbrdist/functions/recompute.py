@@ -165,7 +165,8 @@ def _exchanged(captured: list[list[Variable]], stand_ins: list[Variable]) -> Ite
                 v.node = stand_in.node
         yield
     finally:
-        for vs, node in zip(captured, nodes):
+        for vs, stand_in, node in zip(captured, stand_ins, nodes):
+            node.is_handed_out |= stand_in.node.is_handed_out
             for v in vs:
                 v.node = node
 

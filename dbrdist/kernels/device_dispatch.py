@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dbrdist.core.array.backend import places_of
+import numpy as np
+
+from dbrdist.core.array.backend import lies_as_images, places_of
 from dbrdist.core.array.config import config
+from dbrdist.core.array.elementwise import hand_down_kernel
 from dbrdist.core.array.random import Draw
 from dbrdist.core.array.types import Array
 from dbrdist.kernels.geometry import ConvGeometry
@@ -16,6 +19,8 @@ from dbrdist.kernels.table import kernel, key_of, planned, server_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
+
+    from dbrdist.core.model.weight_copies import Reader
 
 
 def _lies(*arrays: Array | None) -> tuple[Any, ...]:
@@ -30,8 +35,14 @@ def _switches(*arrays: Array | None) -> tuple[Any, ...]:
 
 
 @kernel(is_light=True)
-def conv_forward_and_keep(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> tuple[Array, Any] | None:
-    """:func:`dbrdist.kernels.conv_forward`, and the weights as laid out for it; None in their place where W lies so."""
+def conv_forward_and_keep(
+    x: Array, W: Array, b: Array | None, geometry: ConvGeometry, copy: Reader | None
+) -> tuple[Array, Any, Any] | None:
+    """:func:`dbrdist.kernels.conv_forward`, and for backward the weights as laid out for it, None where W lies so, and
+    the images with the channels that they were given for it, None where they have enough.
+
+    ``copy`` has the weights laid out already, if it is not None.
+    """
     return "conv_forward_and_keep", type(x), *_lies(x, W), b is None, geometry, _switches(x, W, b)
 
 
@@ -54,12 +65,42 @@ def conv_backward_weight_later(
     return "conv_backward_weight_later", type(x), *_lies(x, gy, out), W_shape, geometry, _switches(x, gy, out)
 
 
+# ---- means of images
+
+
+@kernel(is_light=True)
+def _mean_of_images(x: Array) -> Array | None:
+    return "mean_of_images", type(x), *_lies(x), places_of(x)
+
+
+def mean_of_images(x: Array) -> Array | None:
+    """The means (N, C) over the pixels of small images that lie as convolutions leave them, in one launch."""
+    return None if type(x) is np.ndarray or not lies_as_images(x) else _mean_of_images(x)
+
+
+@kernel(is_light=True)
+def _mean_of_images_backward(gy: Array, x_shape: tuple[int, ...]) -> Array | None:
+    return "mean_of_images_backward", type(gy), *_lies(gy), x_shape, places_of(gy)
+
+
+def mean_of_images_backward(gy: Array, x_shape: tuple[int, ...]) -> Array | None:
+    """The gradient of :func:`mean_of_images`, images of this shape."""
+    return None if type(gy) is np.ndarray else _mean_of_images_backward(gy, x_shape)
+
+
+hand_down_kernel("mean_of_images", mean_of_images)
+hand_down_kernel("mean_of_images_backward", mean_of_images_backward)
+
+
 # ---- linear
 
 
 @kernel(is_light=True)
-def linear_and_keep(x: Array, W: Array, b: Array | None) -> tuple[Array, Array] | None:
-    """:func:`dbrdist.kernels.linear` of weights that are wider than x, and these in the type of x, for backward."""
+def linear_and_keep(x: Array, W: Array, b: Array | None, copy: Reader | None) -> tuple[Array, Array] | None:
+    """:func:`dbrdist.kernels.linear` of weights that are wider than x, and these in the type of x, for backward.
+
+    ``copy`` has them in that type already, if it is not None.
+    """
     return "linear_and_keep", type(x), *_lies(x, W), b is None, places_of(x, W, b)
 
 

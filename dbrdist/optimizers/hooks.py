@@ -162,7 +162,7 @@ class GradientClipping:
         self.threshold = threshold
 
     def __call__(self, optimizer: Any) -> None:
-        runs = list(optimizer.runs())
+        runs = list(optimizer.joint_runs())
         total: Any = _sum_of_squares(runs)
         if runs:
             [total] = runs[0].total([total])

@@ -172,8 +172,8 @@ class FirstSteps:
 
 
 def _some_values(p: Parameter) -> HostArray:
-    with on(p.array):
-        return np.array(to_cpu(p.array.ravel()[:_FEW]))
+    with on(p):
+        return np.array(to_cpu(p.lend().ravel()[:_FEW]))
 
 
 def _params(updater: Any) -> list[Parameter]:

@@ -39,7 +39,7 @@ def held_by(optimizers: Iterable[Optimizer]) -> Held:
                 continue
             seen.add(id(p))
             state = getattr(p.update_rule, "state", None) or {}
-            for i, arrays in enumerate(((p.array,), (p.node.gradient,), state.values())):
+            for i, arrays in enumerate(((p.lend(),), (p.node.gradient,), state.values())):
                 sizes[i] += sum(a.nbytes for a in arrays if _is_on(a, number))
     return Held(*sizes)
 

@@ -10,6 +10,7 @@ import numpy as np
 from dbrdist import kernels
 from dbrdist.core.array import backend, random
 from dbrdist.kernels import ConvGeometry, PoolGeometry
+from dbrdist.kernels.gpu.cuda_layout import FilterLayout
 from dbrdist.kernels.reference import numpy_recurrent
 
 F32 = np.float32
@@ -65,6 +66,7 @@ def calls(rng: Any, count: int = 4096) -> dict[str, Call]:
         "cross_entropy": Call(_cross_entropy, (rows, t), ("cross_entropy", "cross_entropy_backward")),
         "conv": Call(_convolution, (x, _plain(rng, 8, c, 3, 3), gy), ("to_channels_last", "to_plain")),
         "conv whose gradients are written later": Call(_later, (x, _plain(rng, 8, c, 3, 3), gy), ("all_to_plain",)),
+        "weights laid out together": Call(_together, (_plain(rng, 8, c, 3, 3), W), ("all_to_channels_last",)),
         "conv of few channels": Call(_stem, (_images(rng, 2, 3, side, side), _plain(rng, 8, 3, 3, 3)), ("widen",)),
     }
     made |= _of_rows(rng, rows, x, gamma, flat, count)
@@ -302,6 +304,15 @@ def _later(x: Any, W: Any, gy: Any) -> Any:
     made = [kernels.conv_backward_weight_later(x, gy, W.shape, _SAME, out) for out in outs]
     made[0][0]([piece for _, piece in made])
     return outs
+
+
+def _together(*weights: Any) -> Any:
+    """Those of a convolution and of a linear layer, in one launch."""
+    numbers = [(len(W), W.shape[1], W.size // (len(W) * W.shape[1]), W.shape[1]) for W in weights]
+    if type(weights[0]) is np.ndarray:
+        return [W.reshape(o, i, k).transpose(0, 2, 1).ravel() for W, (o, i, k, _) in zip(weights, numbers)]
+    layouts = [FilterLayout(W.dtype, W.dtype, four) for W, four in zip(weights, numbers)]
+    return layouts[0].together(list(zip(layouts, weights)))
 
 
 def _stem(x: Any, W: Any) -> Any:

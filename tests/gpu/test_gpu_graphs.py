@@ -89,7 +89,7 @@ def train(device, capture, steps=8, make=Net, make_optimizer=Adam, mode="float32
             with reporter.scope({}):
                 updater.update()
                 reports.append(dict(reporter.observation))
-    found = {n: backend.to_cpu(p.array) for n, p in net.namedparams()}
+    found = {n: backend.to_cpu(p.lend()) for n, p in net.namedparams()}
     found |= {f"gradient of {n}": backend.to_cpu(p.grad) for n, p in net.namedparams()}
     found |= {
         f"{n}: {k}": backend.to_cpu(v) for n, p in net.namedparams() for k, v in (p.update_rule.state or {}).items()

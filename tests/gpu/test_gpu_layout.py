@@ -7,7 +7,7 @@ import pytest
 from support import images, is_on, put
 
 import dbrdist.functions as F
-from dbrdist import Variable, using_config
+from dbrdist import Variable, kernels, using_config
 from dbrdist.core.array import backend
 from dbrdist.core.tape import ops
 
@@ -91,3 +91,15 @@ def test_what_waits_for_a_relu_gives_the_same_numbers(device, rng):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
     with using_config("enable_backprop", False):
         F.relu(F.batch_normalization(put(device, x), put(device, gamma), put(device, beta)))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (2, 8, 3, 3), (3, 5, 32, 32)])
+def test_means_of_images_are_those_of_numpy_both_ways(device, rng, on, shape):
+    if on not in ("whole", "cupy"):
+        pytest.skip("own kernels run with --on whole and on a GPU")
+    x, gy = images(rng, shape), rng.standard_normal(shape[:2], np.float32)
+    y = kernels.mean_of_images(put(device, x))
+    np.testing.assert_allclose(backend.to_cpu(y), x.mean((2, 3), dtype="d"), rtol=1e-6, atol=1e-6)
+    gx = kernels.mean_of_images_backward(put(device, gy), shape)
+    wanted = np.broadcast_to(gy.astype("d")[:, :, None, None] / (shape[2] * shape[3]), shape)
+    np.testing.assert_allclose(backend.to_cpu(gx), wanted, rtol=1e-6, atol=1e-8)

@@ -16,7 +16,10 @@ from dbrdist.kernels.reference import numpy_, numpy_normalization
 TYPES = ["float32", "float16", "bfloat16"]
 SPATIAL = (0, 2, 3)
 # Of images and matrices: channels that are packed and that are not, few and many rows, one column of blocks and more.
-SHAPES = [(2, 8, 5, 7), (3, 3, 4, 5), (1, 1, 1, 3), (4, 64, 30, 30), (2, 260, 3, 3), (2, 2048, 2, 2), (5, 6), (300, 64)]
+SHAPES = [
+    (2, 8, 5, 7), (3, 3, 4, 5), (1, 1, 1, 3), (4, 64, 30, 30), (2, 260, 3, 3), (2, 2048, 2, 2), (5, 6), (300, 64),
+    (2, 24, 3, 5), (3, 12, 2, 2), (7, 264), (1, 40, 1, 1),
+]  # fmt: skip
 EPS = 2e-5
 
 
@@ -233,6 +236,19 @@ POOLS = {
     "whole image": PoolGeometry("max", 7, 6, 7, 6),
     "large": PoolGeometry("max", 17, 17, 1, 1, 8, 8),
 }
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", [(2, 8, 7, 7), (3, 5, 2, 3), (1, 4, 33, 33), (2, 3, 1, 1)])
+def test_means_of_images(shape, dtype, device, rng):
+    x, gy = images(rng, shape, dtype), draw(rng, shape[:2], dtype)
+    v = Variable(put(device, x))
+    y = F.mean(v, (2, 3))
+    y.grad = put(device, gy)
+    y.backward()
+    assert_near(y.array, x.astype("d").mean((2, 3)), roundings(dtype))
+    exact = np.broadcast_to(gy.astype("d")[:, :, None, None] / (shape[2] * shape[3]), shape)
+    assert_near(v.grad, exact, roundings(dtype))
 
 
 @pytest.mark.parametrize("kind", ["max", "average"])

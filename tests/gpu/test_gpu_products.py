@@ -50,10 +50,10 @@ def operands(rng, dtype):
 def test_linear_keeps_the_weights_that_it_read(dtype, device, rng):
     x, W, b, _ = operands(rng, dtype)
     for bias in (b, None):
-        y, laid = kernels.linear_and_keep(*put(device, x, W), bias if bias is None else put(device, bias))
+        y, laid = kernels.linear_and_keep(*put(device, x, W), bias if bias is None else put(device, bias), None)
         near(y, x.astype("d") @ W.astype(dtype).astype("d").T + (0 if bias is None else b), eps_of(dtype))
         np.testing.assert_array_equal(backend.to_cpu(laid).astype("f"), W.astype(dtype).astype("f"))
-    y, laid = kernels.linear_and_keep(*put(device, *operands(rng, np.dtype("f"))[:2]), None) or (None, None)
+    y, laid = kernels.linear_and_keep(*put(device, *operands(rng, np.dtype("f"))[:2]), None, None) or (None, None)
     assert laid is None  # weights of one type with x are read as they are
 
 

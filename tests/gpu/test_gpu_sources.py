@@ -21,6 +21,7 @@ FLOATS = [np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.float16), back
 WIDE = {dtype: backend.accumulation_dtype(dtype) for dtype in FLOATS}
 LABELS = ["int", "long long"]
 WIDTHS = [1, 4]  # channels that a thread reads at once
+NORMALIZED = [(t, v) for t in FLOATS[1:] for v in sorted({*WIDTHS, 16 // t.itemsize})]
 PLACES = ["unsigned char", "int"]
 # File: kernel: template arguments.
 KERNELS = {
@@ -35,16 +36,16 @@ KERNELS = {
         for name in ("cross_entropy", "mean_of_losses", "cross_entropy_backward")
     },
     "layout": {
-        "to_channels_last": list(itertools.product(FLOATS, FLOATS[1:])),
+        **{name: list(itertools.product(FLOATS, FLOATS[1:])) for name in ("to_channels_last", "all_to_channels_last")},
         **{name: list(itertools.product(FLOATS[1:], FLOATS)) for name in ("to_plain", "all_to_plain")},
         "widen": [(t, t) for t in FLOATS[1:]],
         "by_table": [(t,) for t in FLOATS[1:]],
     },
     "normalization": {
-        "bn_statistics": list(itertools.product(FLOATS[1:], WIDTHS)),
+        "bn_statistics": NORMALIZED,
         "bn_move": [(t,) for t in FLOATS[1:]],
         **{
-            name: list(itertools.product(FLOATS[1:], WIDTHS, modes))
+            name: [(*types, mode) for types, mode in itertools.product(NORMALIZED, modes)]
             for name, modes in (("bn_apply", [0, 1, 2]), ("bn_sums", [0, 1, 2]), ("bn_input_gradient", [0, 1]))
         },
     },

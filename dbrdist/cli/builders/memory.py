@@ -54,7 +54,7 @@ def measure(config: Config, origin: Origin, made: Parts) -> Need | None:
         task = copy.deepcopy(made.task)
         few, more = (peak_of(look, task, number) for number in NUM_EXAMPLES)
         slope = max((more - few) / (NUM_EXAMPLES[1] - NUM_EXAMPLES[0]), 0.0)
-        states = _NUM_STATES * sum(p.array.nbytes for p in task.params(include_uninit=False))
+        states = _NUM_STATES * sum(p.lend().nbytes for p in task.params(include_uninit=False))
         return Need(more - slope * NUM_EXAMPLES[1] + states, slope)
     return None
 

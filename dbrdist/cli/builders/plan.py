@@ -46,7 +46,7 @@ def left_over(config: Config, num_steps: int) -> str:
 def describe(config: Config, made: Parts, size: int) -> list[str]:
     """The plan in a few lines."""
     num_train, params = len(made.data.train), list(made.task.params(include_uninit=False))
-    num_bytes, several = sum(p.array.nbytes for p in params), size > 1 or config.virtual_workers is not None
+    num_bytes, several = sum(p.lend().nbytes for p in params), size > 1 or config.virtual_workers is not None
     test = f", {counted(len(made.data.test), 'test example')}" if made.data.test is not None else ", no evaluation"
     steps = config.steps_per_epoch(num_train)
     num_steps = math.ceil(config.epochs * steps - 1e-9)

@@ -173,4 +173,4 @@ def _disk(config: Config, origin: Origin, made: Parts) -> Iterator[str]:
 
 def snapshot_bytes(made: Parts) -> int:
     """About what a snapshot takes: parameters, and as much again for each of the optimizer's states, at most two."""
-    return 3 * sum(p.array.nbytes for p in made.task.params(include_uninit=False))
+    return 3 * sum(p.lend().nbytes for p in made.task.params(include_uninit=False))

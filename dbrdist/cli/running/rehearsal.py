@@ -169,7 +169,7 @@ def measure(config: Config, origin: Origin, job: TargetJob) -> Measured:
         else:
             per_example = 1 / job.examples_per_second
         params = list(made.task.params())
-        num_bytes = sum(p.array.nbytes for p in params)
+        num_bytes = sum(p.lend().nbytes for p in params)
         needed = None if need is None else need.of(together) + (1 + _num_copies(config, job.ranks)) * num_bytes
         return Measured(sum(p.size for p in params), num_bytes, per_example, needed, update, times)
 

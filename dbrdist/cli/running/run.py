@@ -137,7 +137,9 @@ class TrainingRun:
         if sharing:
             self.plan.append(sharing)
         if on_gpu and comm.size > 1 and not isinstance(comm, NcclCommunicator):
-            self.plan.append(cost_of_staging(sum(p.array.nbytes for p in self.parts.task.params(include_uninit=False))))
+            self.plan.append(
+                cost_of_staging(sum(p.lend().nbytes for p in self.parts.task.params(include_uninit=False)))
+            )
         if comm.rank == 0:
             self.plan += memory.sentence(self.need, config, comm.size, comm.intra_size, self.parts.device)
 

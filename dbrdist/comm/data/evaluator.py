@@ -264,7 +264,9 @@ def _content(evaluator: Evaluator) -> list[Any] | None:
         return None
     if not examples:
         return None
-    values = [0 if p.array is None else zlib.crc32(np.ascontiguousarray(to_cpu(p.array)).tobytes()) for _, p in params]
+    values = [
+        0 if not p.is_initialized else zlib.crc32(np.ascontiguousarray(to_cpu(p.lend())).tobytes()) for _, p in params
+    ]
     crc_of_order = 0 if order is None else zlib.crc32(np.asarray(order).tobytes())
     return [evaluator.name, agree.describe_params(params), values, len(whole), checksum_of(examples), crc_of_order]
 

@@ -41,14 +41,14 @@ def goes_apart(link: Link) -> None:
 def mean_parameters(comm: CommunicatorBase, links: Iterable[Link]) -> Iterator[None]:
     """Within the block, parameters that may differ between ranks are their means on all. Collective."""
     params = _differing(links) if comm.size > 1 else []
-    own = [p.array.copy() for p in params]
+    own = [p.lend().copy() for p in params]
     try:
         for p in params:
-            p.array[...] = mean_over_ranks(comm, p.array)
+            p.write(mean_over_ranks(comm, p.lend()))
         yield
     finally:
         for p, values in zip(params, own):
-            p.array[...] = values
+            p.write(values)
 
 
 @contextlib.contextmanager
@@ -63,7 +63,7 @@ def one_network(comm: CommunicatorBase, links: Iterable[Link]) -> Iterator[str]:
         if not links:
             yield ""
             return
-        named = [(f"{k}{name}", p.array) for k, link in enumerate(links) for name, p in link.namedparams()]
+        named = [(f"{k}{name}", p.lend()) for k, link in enumerate(links) for name, p in link.namedparams()]
         of_params = [(name, a) for name, a in named if a is not None]
         statistics = [(link, *entry) for link in links for entry in persistent_arrays(link) if _is_writable(entry[1])]
         words = [_checksum(of_params), _checksum([(path, value) for _, path, value in statistics])]

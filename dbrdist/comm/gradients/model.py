@@ -45,7 +45,7 @@ def bcast_data(comm: CommunicatorBase, model: Link, root: int = 0) -> None:
 
 def warn_of_other_networks(comm: CommunicatorBase, model: Link) -> None:
     """Warn where ranks average gradients of networks that differ. Collective."""
-    arrays = [p.array for _, p in model.namedparams() if isinstance(p.array, np.ndarray)]
+    arrays = [p.lend() for _, p in model.namedparams() if isinstance(p.lend(), np.ndarray)]
     found = 0
     for array in arrays:
         found = zlib.crc32(np.ascontiguousarray(array.reshape(-1)[:_FEW]).tobytes(), found)
@@ -76,7 +76,7 @@ def bcast_named(comm: CommunicatorBase, named: Sequence[tuple[str, Parameter]], 
     there = [p for _, p in named if p.is_initialized]
     if not _bcast_in_place(comm, there, root):
         for p in there:
-            _take_values(p, comm.bcast(p.array, root=root))
+            _take_values(p, comm.bcast(p.lend(), root=root))
     for name, p in named:
         if not p.is_initialized:
             p.on_initialize = Broadcast(comm, name, root)
@@ -87,7 +87,7 @@ def _bcast_in_place(comm: CommunicatorBase, params: Sequence[Parameter], root: i
 
     False where ranks have them in different layouts, or in memory that MPI cannot reach.
     """
-    arrays = [p.array for p in params]
+    arrays = [p.lend() for p in params]
     is_plain = all(isinstance(x, np.ndarray) and message.is_dense(x) and x.flags.writeable for x in arrays)
     found = [message.dense(x) for x in arrays] if is_plain else []
     headers = b"".join(message.encode(x, axes).tobytes() for x, (_, axes) in zip(arrays, found))
@@ -144,13 +144,13 @@ def _in_words(raw: Array) -> Array:
 
 def _take_values(p: Parameter, values: Array) -> None:
     """Copy values into the parameter, in place as others may share the array; equal ones are no assignment."""
-    old = p.array
+    old = p.lend()
     if values is old:
         return
     values = to_device(values, device_of(old))
     with on(old):
         if get_array_module(old).array_equal(old, values, equal_nan=True):
-            old[...] = values  # zeros may differ by their signs
+            p.write(values)  # zeros may differ by their signs
         else:
             p.copydata(Variable(values))
 
@@ -210,7 +210,7 @@ class Broadcast:
         p.on_initialize = None
         text = f"{self._name} {p.shape} {p.dtype.name}"
         agree.same_everywhere(self._comm, text, "to initialise the same parameter")
-        p.array = self._comm.bcast(p.array, root=self._root)
+        p.array = self._comm.bcast(p.lend(), root=self._root)
 
     def __deepcopy__(self, memo: dict[int, object]) -> None:
         """A copy of the parameter is not broadcast: other ranks may not have one."""

@@ -67,9 +67,9 @@ def move_gradients_in(arenas: Sequence[Arena]) -> None:
 def move_values_in(arenas: Sequence[Arena]) -> None:
     """Let the parameters lie in the segments."""
     for arena in arenas:
-        raw = VALUES[arena].raw[: arena.data.nbytes]
-        if _address(arena.data) != _address(raw):
-            arena.move_data(raw.view(arena.data.dtype))
+        raw = VALUES[arena].raw[: arena.lend().nbytes]
+        if _address(arena.lend()) != _address(raw):
+            arena.move_data(raw.view(arena.lend().dtype))
 
 
 def reach(everyones: Sequence[HostArray], runs: Sequence[Run], own: int, segments: Segments) -> list[Reach]:

@@ -86,7 +86,7 @@ def _arrays(link: Link, has_equal_state: bool) -> Iterator[tuple[str, Array]]:
     """Parameters, then the states of their rules that are whole on every rank."""
     named = [(name, p) for name, p in link.namedparams() if p.is_initialized]
     for name, p in named:
-        yield name, p.array
+        yield name, p.lend()
     for name, p in named if has_equal_state else ():
         rule = p.update_rule
         if rule is not None and rule.state is not None and rule.piece is None:

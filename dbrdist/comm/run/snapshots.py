@@ -90,7 +90,7 @@ class LocalState(Extension):
     def _are_large(self, mine: dict[str, Array]) -> bool:
         """Whether the rows of all ranks take so much room that their means have to do; the same on every rank."""
         num_bytes = self._comm.size * sum(value.nbytes for value in mine.values())
-        of_params = sum(p.array.nbytes for p in self._model.params() if p.is_initialized)
+        of_params = sum(p.lend().nbytes for p in self._model.params() if p.is_initialized)
         return bool(self._comm.size > 1 and num_bytes > max(_MOST_ROWS_BYTES, of_params * _MOST_ROWS))
 
     @contextlib.contextmanager

@@ -50,7 +50,7 @@ class Drift:
 
     def plan(self, named: Iterable[tuple[str, Parameter]]) -> None:
         """Look at these parameters, as far as they are initialized."""
-        self._named = [(name, p) for name, p in named if p.is_initialized and p.array.size]
+        self._named = [(name, p) for name, p in named if p.is_initialized and p.lend().size]
 
     def look(self, t: int) -> None:
         """Take the checksum after update ``t`` if it is time to; never but after the first updates and each 8th."""
@@ -71,16 +71,16 @@ class Drift:
         self._looked, self._turn = named, turn
         checksum = 1
         for _, p in named:
-            if p.is_initialized and (a := p.array).size:  # a hook may have taken elements away
+            if p.is_initialized and (a := p.lend()).size:  # a hook may have taken elements away
                 checksum = zlib.crc32(_some(a, turn).tobytes(), checksum)
         self.checksum = checksum
 
     def _values(self) -> dict[str, HostArray]:
         """Elements of all parameters, those among them that the last look was at."""
-        found = {name: samples.some(p.array) for name, p in self._named if p.is_initialized}
+        found = {name: samples.some(p.lend()) for name, p in self._named if p.is_initialized}
         for name, p in self._looked:
-            if name in found and p.array.size:
-                found[name] = np.concatenate([found[name], _some(p.array, self._turn)])
+            if name in found and p.lend().size:
+                found[name] = np.concatenate([found[name], _some(p.lend(), self._turn)])
         return found
 
     def compare(self, comm: CommunicatorBase, t: int, own_hooks: Sequence[str]) -> None:

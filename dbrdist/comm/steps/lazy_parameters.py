@@ -63,7 +63,7 @@ class LateParameters:
 
     def take_values(self, p: Parameter) -> None:
         """Take the leader's."""
-        p.array = self._comm.bcast(p.array, root=self._leader)
+        p.array = self._comm.bcast(p.lend(), root=self._leader)
 
     def _meet(self, mine: Announced | None, is_listening: bool) -> Announced | None:
         theirs: Announced | None = self._comm.bcast_obj(mine, root=self._leader)

@@ -97,7 +97,7 @@ class StepState:
             if self.gathered and p.grad is not None:
                 found[f"gradient{name}"] = to_cpu(p.grad)
             if self._is_local and p.is_initialized:  # after a round too: a layer frozen within it was left out
-                found[f"value{name}"] = to_cpu(p.array)
+                found[f"value{name}"] = to_cpu(p.lend())
             if self._is_local and p.update_rule is not None:
                 state = p.update_rule.state or {}
                 found.update((f"state{name}/{key}", np.asarray(_on_host(a))) for key, a in state.items())
@@ -217,7 +217,7 @@ class StepState:
         elif kind == "gradient" and self.gathered:
             p.grad = to_device(value.astype(p.dtype, copy=False), p.device)
         elif kind == "value":
-            p.array[...] = to_device(value, p.device)
+            p.write(to_device(value, p.device))
 
 
 def _names(target: Link) -> dict[Parameter, str]:

@@ -23,8 +23,13 @@ if TYPE_CHECKING:
     Placed: TypeAlias = Operand | Deferred | Number | str | None  # what is on a device, or on none
 
 
+_gpu_arrays: set[type] = set()  # CuPy's class, once an array of it has been met
+
+
 def number_of(x: object) -> int | None:
     """The number of the GPU that holds an array, a Variable or a deferred gradient; None for anything else."""
+    if type(x) in _gpu_arrays:
+        return x.data.device_id  # type: ignore[attr-defined]
     a = getattr(x, "_array", x)
     if a is None or isinstance(a, (np.ndarray, np.generic)):  # whose data of bfloat16 Python cannot show
         return None
@@ -32,6 +37,17 @@ def number_of(x: object) -> int | None:
     if data is None and hasattr(a, "part"):
         return number_of(a.part)
     return getattr(data, "device_id", None)
+
+
+def is_of_gpu(kind: type) -> bool:
+    """Whether a type is CuPy's own class of arrays: what is asked of its objects needs no detours."""
+    if kind in _gpu_arrays:
+        return True
+    cupy = sys.modules.get("cupy")
+    if cupy is None or kind is not cupy.ndarray or issubclass(kind, np.ndarray):
+        return False
+    _gpu_arrays.add(kind)
+    return True
 
 
 def current_number() -> int:
@@ -42,7 +58,7 @@ def current_number() -> int:
 def elsewhere(arrays: Iterable[Placed]) -> int | None:
     """The number of the first GPU among those of the arrays, where that is not this thread's; else None."""
     for x in arrays:
-        number = number_of(x)
+        number = x.data.device_id if type(x) in _gpu_arrays else number_of(x)  # type: ignore[union-attr]
         if number is not None:
             return None if number == sys.modules["cupy"].cuda.runtime.getDevice() else number
     return None

@@ -76,7 +76,16 @@ def place_of(a: Array) -> tuple[int, int] | None:
 
 def places_of(*arrays: Array | None) -> Hashable:
     """This thread's device where all arrays (or None) are there, which is asked for once; else the place of each."""
-    here = sys.modules["cupy"].cuda.runtime.getDevice() if "cupy" in sys.modules else None
+    cupy = sys.modules.get("cupy")
+    if cupy is not None:
+        here, kind = cupy.cuda.runtime.getDevice(), cupy.ndarray
+        for a in arrays:
+            if a is not None and (type(a) is not kind or a.data.device_id != here):
+                break
+        else:
+            return here
+    else:
+        here = None
     for a in arrays:
         if a is not None and (isinstance(a, np.ndarray) or a.data.device_id != here):
             return tuple([None if a is None else place_of(a) for a in arrays])

@@ -53,6 +53,28 @@ def wide_sum(x: Array, axis: tuple[int, ...] | None, keepdims: bool) -> Array:
     return _sum_of_many_rows(rows).reshape(shape)
 
 
+def mean_over(x: Array, axis: tuple[int, ...] | None, keepdims: bool) -> tuple[Array, float]:
+    """The mean over axes, summed and divided in the wider type, and 1 / the number of elements."""
+    if _has_images(x, x.shape, axis, keepdims):
+        y = kernels["mean_of_images"](x)
+        if y is not None:
+            return y, 1.0 / (x.shape[2] * x.shape[3])
+    total = wide_sum(x, axis, keepdims)
+    count = x.size // total.size if total.size else 0
+    scale = 1.0 / count if count else float("nan")
+    return (total * scale).astype(x.dtype, copy=False), scale
+
+
+def spread_mean(gy: Array, shape: tuple[int, ...], axis: tuple[int, ...] | None, keepdims: bool) -> Array | None:
+    """The gradient of the mean over images of this shape, where a device has a kernel for it; else None."""
+    return kernels["mean_of_images_backward"](gy, shape) if _has_images(gy, shape, axis, keepdims) else None
+
+
+def _has_images(a: Array, shape: tuple[int, ...], axis: tuple[int, ...] | None, keepdims: bool) -> bool:
+    is_mean = len(shape) == 4 and axis == (2, 3) and not keepdims
+    return is_mean and type(a) is not np.ndarray and "mean_of_images" in kernels
+
+
 def product_sum(a: Array, b: Array, axis: tuple[int, ...] | None, keepdims: bool) -> Array:
     """The sum of a b over axes, of arrays of one shape and a type in which sums run; no product need be kept."""
     length = a.shape[-1] if a.ndim else 0

@@ -45,14 +45,36 @@ class Arena:
         for p in params:
             starts.append(total)
             total += -(-p.size // step) * step
-        self.data: Array = allocate(total, dtype, params[0].array) if memory is None else memory
-        self.grad: Array = allocate(total, dtype, params[0].array)
+        self.num_writes = 0  # how often somebody may have written to the parameters
+        self.is_handed_out = False  # whether a program may hold the memory, and write there unnoticed
+        self._data: Array = allocate(total, dtype, params[0].lend()) if memory is None else memory
+        self.grad: Array = allocate(total, dtype, params[0].lend())
         self._members = [weakref.ref(p) for p in params]
         for i, (p, start) in enumerate(zip(params, starts)):  # each array is freed before the next one moves
             stop = start + p.size
             shape = p.shape
-            views = self.data[start:stop].reshape(shape), self.grad[start:stop].reshape(shape)
+            views = self._data[start:stop].reshape(shape), self.grad[start:stop].reshape(shape)
             p.enter_arena(Slot(self, i, start, stop), *views, is_guest=memory is not None)
+
+    @property
+    def data(self) -> Array:
+        """The parameters, shape (size,). Whoever asks may keep it, and write there at any time."""
+        self.hand_out()
+        return self._data
+
+    @data.setter
+    def data(self, memory: Array) -> None:
+        self.hand_out()
+        self._data = memory
+
+    def lend(self) -> Array:
+        """The parameters, for code that keeps no reference to them and does not write there."""
+        return self._data
+
+    def hand_out(self) -> None:
+        """From now on a program may write to the parameters at any time."""
+        self.is_handed_out = True
+        self.num_writes += 1
 
     def move_gradients(self, memory: Array) -> None:
         """Keep the gradients in ``memory`` from now on, of the same size and type; those that are there come along."""
@@ -63,8 +85,9 @@ class Arena:
 
     def move_data(self, memory: Array) -> None:
         """Keep the parameters in ``memory`` from now on, of the same size and type. None may share its array."""
-        fill(memory, self.data)
-        self.data = memory
+        fill(memory, self._data)
+        self._data = memory
+        self.num_writes += 1
         for p, slot in self._placed():
             p.move_array(memory[slot.start : slot.stop].reshape(p.shape))
 
@@ -82,7 +105,7 @@ class Arena:
 class Run:
     """A contiguous stretch of one arena: ``data`` and ``grad`` as 1-d views, and its parameters in order."""
 
-    __slots__ = ("_gaps", "_layers", "arena", "data", "grad", "params", "start", "stop")
+    __slots__ = ("_data", "_gaps", "_layers", "arena", "grad", "params", "start", "stop")
 
     def __init__(self, params: list[Parameter]) -> None:
         self.params = params
@@ -91,9 +114,20 @@ class Run:
         self.start = start = slots[0].start
         self.stop = slots[-1].stop
         self._layers = [(p, slice(slot.start - start, slot.stop - start)) for p, slot in zip(params, slots)]
-        self.data: Array = self.arena.data[self.start : self.stop]  # the parameters, shape (size,)
+        self._data: Array = self.arena.lend()[self.start : self.stop]
         self.grad: Array = self.arena.grad[self.start : self.stop]  # the gradients; valid after collect_gradients
         self._gaps: Array | None = None
+
+    @property
+    def data(self) -> Array:
+        """The parameters, shape (size,). Whoever asks may write there."""
+        self.arena.num_writes += 1
+        return self._data
+
+    @data.setter
+    def data(self, memory: Array) -> None:  # for run.data -= 1, too
+        self.arena.num_writes += 1
+        self._data = memory
 
     @property
     def size(self) -> int:
@@ -103,7 +137,7 @@ class Run:
     def widened(self, data: Array) -> Run:
         """The same stretch with its elements in ``data``, of a wider type, and room for their gradients beside it."""
         run = copy.copy(self)
-        run.data, run.grad = data, empty(data.shape, data.dtype, data)
+        run._data, run.grad = data, empty(data.shape, data.dtype, data)
         return run
 
     @property
@@ -156,7 +190,7 @@ class Shard(Run):
         self.arena = run.arena
         self.start = run.start + begin
         self.stop = run.start + end
-        self.data = run.data[begin:end]
+        self._data = run.data[begin:end]
         self.grad = run.grad[begin:end]
         self._layers = [
             (p, slice(min(max(where.start, begin), end) - begin, min(max(where.stop, begin), end) - begin))
@@ -206,12 +240,12 @@ def gather(params: Iterable[Parameter], allocate: Allocate = aligned_zeros) -> l
         return settled
     groups: dict[Hashable, list[Parameter]] = {}
     for p in settled:
-        key = (p.dtype, "numpy") if isinstance(p.array, np.ndarray) else (p.dtype, device_of(p.array).name)
+        key = (p.dtype, "numpy") if isinstance(p.lend(), np.ndarray) else (p.dtype, device_of(p.lend()).name)
         groups.setdefault(key, []).append(p)
     for group in groups.values():
         if any(p.slot is None for p in group):
             _settle(group, allocate)
-    if sum(p.array.nbytes for p in moving if isinstance(p.array, np.ndarray)) >= _MANY_BYTES:
+    if sum(p.lend().nbytes for p in moving if isinstance(p.lend(), np.ndarray)) >= _MANY_BYTES:
         release_free()  # where they lay before: activations would fill it only in part, and the rest count in each peak
     return settled
 
@@ -231,7 +265,7 @@ def _settle(group: list[Parameter], allocate: Allocate) -> None:
         host = p.host() if p.slot is None else None
         if host is not None:
             assert host.slot is not None
-            Arena([p], allocate, host.slot.arena.data[host.slot.start : host.slot.stop])
+            Arena([p], allocate, host.slot.arena.lend()[host.slot.start : host.slot.stop])
 
 
 def runs(params: Iterable[Parameter], key: Callable[[Parameter], Hashable] | None = None) -> list[Run]:

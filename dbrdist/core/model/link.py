@@ -482,9 +482,10 @@ class Link(DeviceResident):
     def serialize(self, serializer: AbstractSerializer) -> None:
         """Save or load parameters and persistent values by ``serializer``."""
         is_loading = getattr(serializer, "is_loading", None)  # None: a program's own, which does not say
+        is_ours = type(serializer).__module__.startswith("dbrdist.")
         for name in self._params:
             p = self.__dict__[name]
-            before = p.array
+            before = p.lend(to_write=is_loading is not False) if is_ours else p.array
             value = serializer(name, before)
             if value is None or is_loading is False:
                 if value is None and is_loading and before is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -27,6 +26,9 @@ from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import get_dtype
 from dbrdist.core.array.ownership import is_private
 from dbrdist.core.array.types import DType, PerAxis
+from dbrdist.core.model.slots import Kept as Kept
+from dbrdist.core.model.slots import Peers as Peers
+from dbrdist.core.model.slots import Slot as Slot
 from dbrdist.core.model.versions import note_change
 from dbrdist.core.tape import deferred
 from dbrdist.core.tape.node import note_assignment
@@ -36,37 +38,8 @@ from dbrdist.core.usage.foreign_names import add_hints
 from dbrdist.core.usage.mistakes import given_a_class
 
 if TYPE_CHECKING:
-    from dbrdist.core.model.flat import Arena
+    from dbrdist.core.model.weight_copies import Reader
     from dbrdist.core.update.update_rule import UpdateRule
-
-
-class Slot:
-    """A parameter's place in an arena: its position among the parameters there, and which elements are its own."""
-
-    __slots__ = ("arena", "index", "start", "stop")
-
-    def __init__(self, arena: Arena, index: int, start: int, stop: int) -> None:
-        self.arena, self.index = arena, index
-        self.start, self.stop = start, stop
-
-
-class Kept:
-    """What a kernel made of a parameter's array, such as weights in the layout of a library, and what made it."""
-
-    __slots__ = ("made",)
-
-    def __init__(self) -> None:
-        self.made: tuple[Any, Any] = (None, None)  # the maker and the result, replaced together
-
-
-class Peers:
-    """The parameters that share one array. Copied or pickled together, their copies share one array again."""
-
-    def __init__(self) -> None:
-        self.members: weakref.WeakSet[Parameter] = weakref.WeakSet()
-
-    def __reduce__(self) -> tuple[type[Peers], tuple[()]]:
-        return Peers, ()  # copies join as they are made
 
 
 # The gradient of a parameter of a program of Chainer that has no array yet: with which numbers it will begin.
@@ -211,6 +184,7 @@ class Parameter(Variable):
         """The array, or None before initialisation."""
         if self._kept is not None:
             self.release()
+        self.node.is_handed_out = True
         return self._array
 
     @array.setter
@@ -225,7 +199,7 @@ class Parameter(Variable):
         if old is not None:
             note_assignment(self)
         if self.slot is not None and not self.is_shared and _alike(a, old):
-            fill(old, a)
+            self.write(a)
             return
         self.leave_arena()
         if a is None:
@@ -245,6 +219,30 @@ class Parameter(Variable):
             if not is_private(self):  # another thread has taken it since
                 self.release()
         return self._kept
+
+    def copy_for_reading(self) -> Reader | None:
+        """By which a kernel of a device reads a copy of the weights; None where it makes its own at each call."""
+        slot = None if self.node.view is None else self.slot
+        copies = None if slot is None else slot.copies
+        return None if copies is None or slot is None else copies.reader_of(self, slot)
+
+    def lend(self, to_write: bool = False) -> Array:
+        """The array, for code that keeps no reference to it.
+
+        Args:
+            to_write: whether that code may write there.
+        """
+        self.release()
+        if to_write and self.slot is not None:
+            self.slot.arena.num_writes += 1
+        return self._array
+
+    def write(self, values: Array | float) -> None:
+        """Copy ``values`` into the array: a write that is no assignment, of code that keeps no reference to it."""
+        self.release()
+        if self.slot is not None:
+            self.slot.arena.num_writes += 1
+        fill(self._array, values)
 
     def release(self) -> None:
         """Forget what was kept, and let the array be written to."""
@@ -315,7 +313,7 @@ class Parameter(Variable):
         if self._array is None:
             self.initialize(source.shape)
         self._expect_shape(source.shape, "copydata expected an array")
-        fill(self.array, to_device(source, self.device))
+        self.write(to_device(source, self.device))
         note_assignment(self)
 
     def _expect_shape(self, shape: tuple[int, ...], words: str) -> None:
@@ -342,6 +340,7 @@ class Parameter(Variable):
         self._array = data_view
         self.node.gradient = g
         self.node.view = grad_view
+        self.node.is_handed_out = False
         self.slot = slot
         note_change(self)
 

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from dbrdist.core.array.backend import Array, is_array, is_floating
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config
-from dbrdist.core.array.current_device import On, current_number, elsewhere, on
+from dbrdist.core.array.current_device import On, current_number, elsewhere, is_of_gpu, on
 from dbrdist.core.array.elementwise import elementwise
 from dbrdist.core.array.gpu.mixed_devices import MIXED, common_device, mixed_devices
 from dbrdist.core.tape import type_check
@@ -24,7 +24,6 @@ from dbrdist.core.usage.mistakes import warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
     from dbrdist.core.array.types import Number
     from dbrdist.core.tape.function_node import FunctionNode
@@ -47,6 +46,10 @@ class Call(Record):
     is_arithmetic: ClassVar[bool] = False  # in a program of Chainer, arrays take the type of Variables only here
     operands: Operands | None = None
     _checks_types: bool = False
+    # Which input is weights that forward reads by a copy on a device (core.model.weight_copies), if there is one in
+    # ``copy``. Forward and the rule give no input to anybody, nor views of one.
+    reads_copy_of: ClassVar[int | None] = None
+    copy: Any = None
 
     def apply(self: Any, inputs: tuple[Operand, ...]) -> tuple[Variable, ...]:
         """Run forward on ``inputs``, Variables or arrays, record it if a gradient may be needed; returns Variables."""
@@ -92,7 +95,7 @@ class Call(Record):
             self._check_types(data)
         switches = config.__dict__  # one look at this thread's values for all of them
         if type(a) is not _ndarray or type(data[0]) is not _ndarray:  # an array of a GPU, perhaps of another one
-            ys = self._forward_there(data)
+            ys = self._forward_there(data, inputs)
         elif hooked[0] or switches["_function_hooks"] or switches["debug"]:
             ys = self._forward_with_hooks(data)
         else:
@@ -110,9 +113,10 @@ class Call(Record):
             self.wanted = tuple([i for i, node in enumerate(nodes) if node.requires_grad])
         return _recorded(self, rank, data, ys)
 
-    def _forward_there(self: Any, data: tuple[Array, ...]) -> tuple[Array, ...]:
+    def _forward_there(self: Any, data: tuple[Array, ...], inputs: tuple[Operand, ...]) -> tuple[Array, ...]:
         """Forward on the device of the operands."""
-        if any(isinstance(x, np.ma.MaskedArray) for x in data):
+        others = [a for a in data if not is_of_gpu(type(a))]
+        if others and any(isinstance(a, np.ma.MaskedArray) for a in others):
             warn(
                 f"{self.label} takes a masked array: some functions leave masked elements out and others compute with "
                 "what is stored there; give a.filled(value), and leave examples out by their weights or labels"
@@ -128,6 +132,13 @@ class Call(Record):
         switches = config.__dict__
         is_looked_at = hooked[0] or switches["_function_hooks"] or switches["debug"]
         forward = self._forward_with_hooks if is_looked_at else self.forward
+        if is_looked_at or self.reads_copy_of is None:
+            for x in inputs:
+                if isinstance(x, Value):
+                    x.node.is_handed_out = True
+        else:
+            weights = inputs[self.reads_copy_of]
+            self.copy = weights.copy_for_reading() if isinstance(weights, Variable) else None
         if number is None:
             return forward(data)
         with On(number):
@@ -159,7 +170,7 @@ def _recorded(call: FunctionNode, rank: int, xs: tuple[Array, ...], ys: tuple[Ar
     keep = call._keep_outputs
     if len(ys) == 1:
         y = ys[0]
-        if type(y) is _ndarray:  # nearly always, so without the calls of _output
+        if type(y) is _ndarray or is_of_gpu(type(y)):  # nearly always, so without the calls of _output
             call.num_outputs = 1
             if keep:
                 call._kept_ys = ys if keep == _FIRST[1] else _of(call, "retain_outputs", keep, ys)
@@ -172,6 +183,7 @@ def _recorded(call: FunctionNode, rank: int, xs: tuple[Array, ...], ys: tuple[Ar
             node.requires_grad = dtype is _float32 or dtype.kind in "fcV"
             node.gradient = node.view = node.name = None
             node.assigned = 0
+            node.is_handed_out = False
             value = _new(Variable)
             value._array = y
             value.node = node

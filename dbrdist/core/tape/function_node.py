@@ -153,6 +153,7 @@ class FunctionNode(Call):
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
+        cls.reads_copy_of = cls.__dict__.get("reads_copy_of")  # what a class does is not known of those below it
         cls._checks_types = cls.check_type_forward is not FunctionNode.check_type_forward
         if cls.derive is not FunctionNode.derive and _comes_first("backward", "derive", cls):
             cls._inherited = cls.derive, cls.writes
@@ -301,7 +302,13 @@ class FunctionNode(Call):
         if self._keep_inputs is None and not as_chainer[0]:
             raise self._nothing_retained("input")
         kept = zip(self._keep_inputs or (), self._kept_xs or ())
+        self._hand_out_inputs()
         return tuple([None if a is None else revive(nodes[i], a) for i, a in kept])
+
+    def _hand_out_inputs(self) -> None:
+        """Note that whoever asks may write to what was retained."""
+        for i in self._keep_inputs or ():
+            self.inputs[i].is_handed_out = True
 
     def get_retained_outputs(self) -> tuple[Variable, ...]:
         """The retained outputs as Variables in the graph."""
@@ -324,6 +331,8 @@ class FunctionNode(Call):
     def input_data(self) -> tuple[Array | None, ...]:
         """One entry per input: its array where it was retained, else None."""
         kept = dict(zip(self._keep_inputs or (), self._kept_xs or ()))
+        if self.inputs:
+            self._hand_out_inputs()
         return tuple(kept.get(i) for i in range(len(self.inputs or ())))
 
     @property

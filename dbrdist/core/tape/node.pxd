@@ -5,7 +5,7 @@ cdef class VariableNode:
     cdef object __weakref__
     cdef public object creator_node, shape, dtype, gradient, view, name
     cdef public Py_ssize_t index, rank, assigned
-    cdef public bint requires_grad
+    cdef public bint requires_grad, is_handed_out
 
 @cython.locals(node=VariableNode)
 cpdef VariableNode make_node(object creator, Py_ssize_t index, Py_ssize_t rank, bint requires_grad, object shape, object dtype)

@@ -30,7 +30,7 @@ _NODE = (
 class VariableNode:
     """A variable's place in the graph: who made it, its shape, and the gradient that arrived."""
 
-    __slots__ = ("__weakref__", *_NODE)
+    __slots__ = ("__weakref__", "is_handed_out", *_NODE)
 
     creator_node: Any  # it stays when the graph is cut there: see living_creator
     index: int  # which output of the creator
@@ -42,6 +42,7 @@ class VariableNode:
     view: Any  # where a parameter's gradient is stored in flat memory
     name: str | None
     assigned: int  # the count of assignments when a parameter last got new values from outside an update
+    is_handed_out: bool  # whether a program may have got a parameter's array since that entered flat memory
 
     @property
     def ndim(self) -> int:
@@ -111,6 +112,7 @@ class VariableNode:
         return {name: getattr(self, name) for name in _NODE}
 
     def __setstate__(self, state: dict[str, object]) -> None:
+        self.is_handed_out = True
         for name, value in state.items():
             setattr(self, name, value)
 
@@ -128,6 +130,7 @@ def make_node(
     node.dtype = dtype
     node.gradient = node.view = node.name = None
     node.assigned = 0
+    node.is_handed_out = False
     return node
 
 
@@ -145,6 +148,9 @@ def note_assignment(parameter: Variable) -> None:
     assignments[0] += 1
     parameter.node.assigned = assignments[0]
     assigned_parameters[parameter.node] = weakref.ref(parameter)
+    slot = getattr(parameter, "slot", None)
+    if slot is not None:
+        slot.arena.num_writes += 1
 
 
 class Value:

@@ -283,15 +283,15 @@ class Mean(FunctionNode):
         self.keepdims = keepdims
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        x = xs[0]
-        total = sums.wide_sum(x, self.axis, self.keepdims)
-        count = x.size // total.size if total.size else 0
-        self.scale = 1.0 / count if count else float("nan")
-        return ((total * self.scale).astype(x.dtype, copy=False),)
+        y, self.scale = sums.mean_over(xs[0], self.axis, self.keepdims)
+        return (y,)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         node = self.inputs[0]
         shape = node.shape
+        gx = None if self._on_variables else sums.spread_mean(gys[0], shape, self.axis, self.keepdims)
+        if gx is not None:
+            return (gx,)
         gy = cast(mul(cast(gys[0], accumulation_dtype(node.dtype)), self.scale), node.dtype)
         if not self.keepdims:
             axes = range(len(shape)) if self.axis is None else [a % len(shape) for a in self.axis]

@@ -142,6 +142,10 @@ class Variable(Arithmetic):
         """True; a Parameter may have to wait for its shape."""
         return True
 
+    def copy_for_reading(self) -> Any:
+        """None; a Parameter may have a copy of its array for a device."""
+        return None
+
     @property
     def data(self) -> Array:
         """Chainer's older name of :attr:`array`."""

@@ -118,7 +118,8 @@ def _words_of_pixels(call: FunctionNode) -> str:
     node = call.inputs[0]
     if node.living_creator() is not None:
         return ""
-    x = next((kept.array for kept in call.get_retained_inputs() if kept is not None and kept.node is node), None)
+    kept = zip(call._keep_inputs or (), call._kept_xs or ())
+    x = next((a for i, a in kept if a is not None and call.inputs[i] is node), None)
     if not isinstance(x, np.ndarray) or not _has_shape_of_images(x):
         return ""
     some = x[: -(-_LOOKED_AT // max(x[0].size, 1))].reshape(-1)

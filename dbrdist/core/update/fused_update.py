@@ -13,6 +13,7 @@ from dbrdist.core.array.current_device import number_of
 from dbrdist.core.array.declared import DeclaredNumber
 from dbrdist.core.model.flat import Run
 from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.model.weight_copies import WeightCopies
 from dbrdist.core.update.elementwise_hook import HookOfRun, Spans, is_elementwise, spans_of
 from dbrdist.core.update.update_rule import FP32_PARAM, UpdateRule, follow, joint_state
 
@@ -48,6 +49,11 @@ class Part:
         self.takes_hooks = self.leader.runs_flat and self.leader._hooks is None
         self.is_plain = self.takes_hooks and self.wide is None
         self.spans: dict[Hashable, Spans] = {}  # of the parameters that a hook is for
+        self.copies: WeightCopies | None = None  # of weights, for kernels of a device
+        if self.is_on_gpu and not are_ours(rules):
+            run.arena.hand_out()
+        if self.is_on_gpu and type(run) is Run and not run.arena.is_handed_out:
+            self.copies = WeightCopies(run)
 
     @property
     def joint(self) -> Run:
@@ -163,6 +169,38 @@ def update_all(parts: Iterable[Part]) -> None:
         else:
             part.begin(None)
             part.update(True)
+
+
+def are_ours(things: Iterable[object]) -> bool:
+    """Whether rules or hooks are of dbrdist's own classes, which keep no reference to flat memory."""
+    return all(type(thing).__module__.startswith("dbrdist.") for thing in things)
+
+
+def close_copies(parts: Iterable[Part]) -> None:
+    """Called before an update."""
+    for part in parts:
+        if part.copies is not None:
+            part.copies.close()
+
+
+def hand_out(parts: Sequence[Part]) -> Sequence[Part]:
+    """Note that a program may hold the memory of runs, and write to the parameters at any time; the parts again."""
+    for part in parts:
+        part.run.arena.hand_out()
+    return parts
+
+
+def hand_out_to(parts: Sequence[Part], *hooks: object) -> None:
+    """The same, unless all hooks are dbrdist's own."""
+    if not are_ours(hooks):
+        hand_out(parts)
+
+
+def open_copies(parts: Iterable[Part]) -> None:
+    """Called after an update: until the next write, kernels may read copies of the parameters."""
+    for part in parts:
+        if part.copies is not None:
+            part.copies.open()
 
 
 def begin_all(parts: Iterable[Part], loss_scale: float | DeclaredNumber | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dbrdist.core.usage.mistakes import given_a_class, warn
@@ -79,3 +79,22 @@ def is_said_of(kind: type, name: str, formulas: frozenset[str]) -> bool:
         if formulas & vars(base).keys():
             break
     return False
+
+
+def check_divisible(params: Iterable[Parameter], hooks: Hooks) -> None:
+    """Refuse ``params`` whose rule or hooks need whole parameters, where each rank has a part of them."""
+    for p in params:
+        rule = p.update_rule
+        if not rule.runs_flat or rule._hooks is not None:
+            what = f"{type(rule).__name__} updates" if not rule.runs_flat else "a hook of its rule sees"
+            raise ValueError(
+                f"optimizer state divided over ranks (zero=1 or 2): {what} {p.name or 'a parameter'} as a whole; "
+                "use rules that define step, and hooks of the optimizer, or zero=0"
+            )
+    for name, hook in {**hooks.pre, **hooks.post}.items():
+        if not said_of_call(hook, "works_on_shards"):
+            raise ValueError(
+                f"optimizer state divided over ranks (zero=1 or 2): the hook {name!r} may need whole gradients; "
+                "give it an attribute works_on_shards = True if it works on optimizer.runs() or flat(run), or take "
+                "zero=0"
+            )

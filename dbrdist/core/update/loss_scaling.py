@@ -113,11 +113,11 @@ class LossScaling:
     def _declare_overflow(self, block: declared.DeclaredBlock) -> None:
         """Set the overflow flag of a captured step on the device, where kernels of the update read it."""
         flag = block.declare_overflow()
-        for run in self.runs():
+        for run in self.joint_runs():
             xp = get_array_module(run.grad)
             xp.logical_or(flag, xp.logical_not(xp.isfinite(run.grad).all()), out=flag)
 
-    def runs(self) -> Iterable[Run]:
+    def joint_runs(self) -> Iterable[Run]:
         """The runs of flat memory that an update covers; gradients elsewhere have no overflow flag on a device."""
         raise CaptureError(f"{type(self).__name__} looks for overflows on the host")
 

@@ -11,6 +11,7 @@ from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.current_device import number_of
 from dbrdist.core.array.types import Array
 from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.update.fused_update import close_copies, open_copies
 from dbrdist.core.update.optimizer import GradientMethod, Optimizer
 from dbrdist.core.update.update_rule import UpdateRule
 
@@ -32,9 +33,9 @@ def why_not_captured(optimizer: Optimizer) -> str | None:
     params = list(optimizer.target.params())
     if not all(p.is_initialized for p in params):
         return "a parameter has no shape yet"
-    if {number_of(p.array) for p in params} == {None}:
+    if {number_of(p) for p in params} == {None}:
         return "the model is in host memory; move it to a GPU"
-    if len({number_of(p.array) for p in params}) > 1:
+    if len({number_of(p) for p in params}) > 1:
         return "the parameters are on several devices"
     return _why_not_rules(params) or _why_not_hooks(optimizer)
 
@@ -96,6 +97,7 @@ class ReplayedUpdate:
 
     def begin(self) -> None:
         """Count the update of each rule, as numbers that are declared depend on it."""
+        close_copies(self._parts)
         for part in self._parts:
             t = part.leader.t + 1
             for rule in part.rules:
@@ -106,6 +108,7 @@ class ReplayedUpdate:
         for part in self._parts:
             for _, node, view in part.places:
                 node.gradient = view
+        open_copies(self._parts)
         if overflow is not None:
             is_there = bool(overflow)
             self._optimizer.follow_overflow(is_there)

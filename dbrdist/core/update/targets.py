@@ -157,8 +157,8 @@ def _is_above(x: Link | Parameter, owner: Link) -> bool:
 
 def _is_in_memory_of(p: Parameter, known: set[Parameter]) -> bool:
     """Whether a parameter shares the memory of one of the target's, and so is trained with it."""
-    return isinstance(p.array, np.ndarray) and any(
-        isinstance(q.array, np.ndarray) and np.may_share_memory(p.array, q.array) for q in known
+    return isinstance(p.lend(), np.ndarray) and any(
+        isinstance(q.lend(), np.ndarray) and np.may_share_memory(p.lend(), q.lend()) for q in known
     )
 
 

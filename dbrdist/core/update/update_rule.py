@@ -183,7 +183,7 @@ class UpdateRule:
         """Make the state of ``param``; the default makes zeros for ``state_names``, in float32 for 16 bits."""
         assert self._state is not None
         for name in self.state_names:
-            self._state[name] = zeros(param.shape, accumulation_dtype(param.dtype), param.array)
+            self._state[name] = zeros(param.shape, accumulation_dtype(param.dtype), param.lend())
 
     def update_core(self, param: Parameter) -> None:
         """Update ``param`` alone; Chainer's ``update_core_cpu`` and ``update_core_gpu`` may be overridden too."""
@@ -331,7 +331,7 @@ class UpdateRule:
 
     def ensure_state(self, param: Parameter, piece: flat.Piece | None = None) -> None:
         """Make the state, if there is none, of ``piece`` (None: all) of ``param``, and move it to its device."""
-        with on(param.array):
+        with on(param):
             self._ensure_state_here(param, piece)
 
     def _ensure_state_here(self, param: Parameter, piece: flat.Piece | None) -> None:
@@ -339,16 +339,16 @@ class UpdateRule:
         if piece != self.piece:
             self._cut(piece)
         if piece is not None:
-            param = Parameter(param.array.reshape(-1)[slice(*piece)])
+            param = Parameter(param.lend().reshape(-1)[slice(*piece)])
         if self._state is None:
             self._state = {}
-            self.init_state(Parameter(param.array.astype(np.float32)) if in_fp32 else param)
+            self.init_state(Parameter(param.lend().astype(np.float32)) if in_fp32 else param)
         else:
             for name, value in self._state.items():
                 if is_array(value):
                     self._state[name] = to_device(value, param.device)
         if in_fp32 and FP32_PARAM not in self._state:
-            self._state[FP32_PARAM] = param.array.astype(np.float32)
+            self._state[FP32_PARAM] = param.lend().astype(np.float32)
 
     def _cut(self, piece: flat.Piece | None) -> None:
         """Keep the state of ``piece`` alone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +15,7 @@ from dbrdist.kernels.gpu import cuda_source
 if TYPE_CHECKING:
     from dbrdist.core.array.types import DType
 
+_ALIGNMENT = 256  # bytes, as of memory of its own
 _MOST = 96  # pieces of a launch: its arguments may take 4,096 bytes
 # struct Piece and struct Pieces of layout.cu
 _PIECE = np.dtype([
@@ -59,15 +61,59 @@ class FilterPieces(np.ndarray[Any, Any]):
         return plain.tobytes()
 
 
+class FilterLayout:
+    """Filters (O, I, K) of one type as (O, K, P) of another one: a copy of weights in C order, on a device."""
+
+    __slots__ = ("key", "together")
+
+    def __init__(self, source: DType, target: DType, numbers: tuple[int, int, int, int]) -> None:
+        self.key = source, target, numbers  # O, I, K and P
+        self.together = _together(cuda_source.current_device(), source, target)
+
+    @property
+    def size(self) -> int:
+        """The number of elements of the copy."""
+        num_filters, _, places, width = self.key[2]
+        return num_filters * places * width
+
+    def __call__(self, W: Array) -> Array:
+        """The copy of weights, in a launch of its own."""
+        source, target, (_, *numbers) = self.key
+        out = cuda_source.plain((self.size,), target)()
+        turn = cuda_source.kernel("layout", "to_channels_last", source, target)
+        turn(*cuda_source.over(self.size), (W, out, self.size, *map(np.int32, numbers)))
+        return out
+
+
+@functools.cache
+def _together(device: int, source: DType, target: DType) -> Callable[[list[tuple[FilterLayout, Array]]], list[Array]]:
+    """A function from weights to their copies, which are slices of one array."""
+    run = cuda_source.kernel("layout", "all_to_channels_last", source, target)
+    step = _ALIGNMENT // target.itemsize
+
+    def lay(weights: list[tuple[FilterLayout, Array]]) -> list[Array]:
+        sizes = [layout.size for layout, _ in weights]
+        ends = list(itertools.accumulate([-(-size // step) * step for size in sizes]))
+        memory = cuda_source.plain((ends[-1],), target)()
+        laid = [memory[end - -(-size // step) * step :][:size] for end, size in zip(ends, sizes)]
+        pieces = [FilterPiece(W, out, layout.key[2][1:]) for (layout, W), out in zip(weights, laid)]
+        _run_all(run, pieces)
+        return laid
+
+    return lay
+
+
+def _run_all(run: Callable[..., None], pieces: list[FilterPiece]) -> None:
+    """Launch a kernel over all elements of the pieces' targets."""
+    for start in range(0, len(pieces), _MOST):
+        some = pieces[start : start + _MOST]
+        size = sum(p.target.size for p in some)
+        run(*cuda_source.over(size), (FilterPieces.of(some), size))
+
+
 @functools.cache
 def to_plain(device: int, source: DType, target: DType) -> Callable[[list[FilterPiece]], None]:
     """A function that brings (O, K, P) in the type ``source`` to (O, I, K) in the type ``target``, on a device."""
     run = cuda_source.kernel("layout", "all_to_plain", source, target)
 
-    def write(pieces: list[FilterPiece]) -> None:
-        for start in range(0, len(pieces), _MOST):
-            some = pieces[start : start + _MOST]
-            size = sum(p.target.size for p in some)
-            run(*cuda_source.over(size), (FilterPieces.of(some), size))
-
-    return write
+    return functools.partial(_run_all, run)

@@ -26,6 +26,7 @@ _TYPES = ("float32", "float16", "bfloat16")
 _SUM_THREADS, _SUM_BLOCKS = 512, 264  # two blocks on each of 132 multiprocessors
 _MAP_THREADS, _MAP_BLOCKS = 256, 1056
 _MAP_ROWS = 4  # in a thread at least
+_BYTES = 16  # that a thread reads at once, where channels allow it
 _COLUMNS = 4096  # of blocks at most: each needs a counter
 
 
@@ -53,7 +54,7 @@ class _Matrix:
             raise Unsupported(f"axes {axis} of {x.ndim}, or another type")
         self.shape, self.dtype, self.channels = x.shape, x.dtype, x.shape[1]
         self.rows = x.size // self.channels
-        self.pack = cuda_source.pack(self.channels)
+        self.pack = cuda_source.pack(self.channels, _BYTES // x.itemsize)
         groups = self.channels // self.pack
         self.across = min(32, 1 << (groups - 1).bit_length())
         self.columns = -(-groups // self.across)
@@ -81,7 +82,8 @@ class _Matrix:
 
     def reduction(self, name: str, relu: int | None) -> Callable[..., None]:
         """A kernel that puts parts of blocks together: called with matrices, and with what comes after the parts."""
-        run, (grid, block) = self.kernel(name, relu), self.grid(_SUM_THREADS, _SUM_BLOCKS, 1)
+        threads = _SUM_THREADS * 4 // max(self.pack, 4)  # with twice the channels each needs twice the registers
+        run, (grid, block) = self.kernel(name, relu), self.grid(threads, _SUM_BLOCKS, 1)
         shared = 4 * block[1] * (1 + 2 * block[0] * self.pack)
         parts = cuda_source.plain((2 * grid[1] * self.channels,), _F32)
         cuda, sizes = backend.import_cupy().cuda, self.sizes

@@ -85,7 +85,44 @@ def _pool_indices(saved: Any, y_shape: Shape, geometry: PoolGeometry) -> Array:
     return index
 
 
+# ---- means of whole images: one window
+
+
+_MOST_PIXELS = 1 << 10  # one thread adds them up
+
+
+def _whole(shape: Shape) -> PoolGeometry:
+    h, w = shape[2:]
+    if not 0 < h * w <= _MOST_PIXELS:
+        raise Unsupported("large images")
+    return PoolGeometry("average", h, w, h, w)
+
+
+def _plan_mean(x: Array) -> Callable[[Array], Array]:
+    """See device_dispatch.mean_of_images."""
+    geometry = _whole(x.shape)
+    pool, shape = _plan_forward(x, geometry), x.shape[:2]
+
+    def mean_of_images(x: Array) -> Array:
+        y: Array = pool(x, geometry)[0].reshape(shape)
+        return y
+
+    return mean_of_images
+
+
+def _plan_mean_backward(gy: Array, x_shape: Shape) -> Callable[[Array, Shape], Array]:
+    """See device_dispatch.mean_of_images_backward."""
+    geometry, shape = _whole(x_shape), (*x_shape[:2], 1, 1)
+    cuda_source.require(gy)
+    if gy.dtype.name not in _TYPES or not gy.flags.c_contiguous:
+        raise Unsupported("another type, or a gradient with gaps")
+    spread = _plan_backward(gy.reshape(shape), x_shape, None, geometry)
+    return lambda gy, x_shape: spread(gy.reshape(shape), x_shape, None, geometry)
+
+
 ROWS = {
+    "mean_of_images": _plan_mean,
+    "mean_of_images_backward": _plan_mean_backward,
     "pool_forward": _plan_forward,
     "pool_backward": _plan_backward,
     "pool_indices": lambda *arguments: _pool_indices,

@@ -11,12 +11,13 @@ import numpy as np
 
 from dbrdist.core.array import backend
 from dbrdist.core.array.types import Array
-from dbrdist.kernels.gpu import cublaslt, cuda_ops, cuda_source
+from dbrdist.kernels.gpu import cublaslt, cuda_layout, cuda_ops, cuda_source
 from dbrdist.kernels.gpu.cuda_source import over, require
 from dbrdist.kernels.unsupported import Unsupported
 
 if TYPE_CHECKING:
     from dbrdist.core.array.types import DType
+    from dbrdist.core.model.weight_copies import Reader
 
 Plan = Callable[..., Any]
 
@@ -88,9 +89,15 @@ def _plan_linear(x: Array, W: Array, b: Array | None) -> Callable[..., tuple[Arr
     size = len(x) * len(W)
     grid, block = over(size)
     launches: dict[Any, Callable[..., None]] = {}  # by type of the bias
+    layout = None
+    if not is_same and W.flags.c_contiguous:
+        layout = cuda_layout.FilterLayout(W.dtype, dtype, (len(W), W.shape[1], 1, W.shape[1]))
 
-    def plan(x: Array, W: Array, b: Array | None) -> tuple[Array, Array]:
-        narrow = W if is_same else W.astype(dtype)
+    def plan(x: Array, W: Array, b: Array | None, copy: Reader | None) -> tuple[Array, Array]:
+        if copy is not None and layout is not None:
+            narrow = copy.read(W, layout).reshape(W.shape)
+        else:
+            narrow = W if is_same else W.astype(dtype)
         y = multiply(x, narrow.T)
         if b is not None:
             launch = launches.get(b.dtype)
@@ -105,10 +112,10 @@ def _plan_linear(x: Array, W: Array, b: Array | None) -> Callable[..., tuple[Arr
 def linear(x: Array, W: Array, b: Array | None) -> Plan:
     """See dispatch.linear."""
     both = _plan_linear(x, W, b)
-    return lambda x, W, b: both(x, W, b)[0]
+    return lambda x, W, b: both(x, W, b, None)[0]
 
 
-def linear_and_keep(x: Array, W: Array, b: Array | None) -> Plan:
+def linear_and_keep(x: Array, W: Array, b: Array | None, copy: Reader | None) -> Plan:
     """See device_dispatch.linear_and_keep."""
     if W.dtype == x.dtype:
         raise Unsupported("weights that are read as they are")

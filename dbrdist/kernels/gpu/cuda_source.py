@@ -60,13 +60,13 @@ def over(size: int) -> tuple[tuple[int], tuple[int]]:
     return (min(max(-(-size // _THREADS), 1), _BLOCKS),), (_THREADS,)
 
 
-def pack(channels: int) -> int:
-    """How many neighbouring channels a thread reads at once."""
-    return 4 if channels % 4 == 0 else 1
+def pack(channels: int, most: int = 4) -> int:
+    """How many neighbouring channels a thread reads at once: ``most``, 4 or 1."""
+    return most if channels % most == 0 else 4 if channels % 4 == 0 else 1
 
 
 def is_aligned(a: Array) -> bool:
-    """Does an array start where four elements can be read at once, and where cuDNN expects it? Slices may not."""
+    """Does an array start where 16 bytes can be read at once, and where cuDNN expects it? Slices may not."""
     return not a.data.ptr & 15
 
 

@@ -22,12 +22,13 @@ from dbrdist.core.array.types import Array, DType, Shape
 from dbrdist.kernels.cpu.onednn import Unsupported
 from dbrdist.kernels.geometry import ConvGeometry
 from dbrdist.kernels.gpu import cuda_layout, cuda_source, cudnn
-from dbrdist.kernels.gpu.cuda_layout import FilterPiece
+from dbrdist.kernels.gpu.cuda_layout import FilterLayout, FilterPiece
 from dbrdist.kernels.gpu.cudnn import Graph, Notes
 from dbrdist.kernels.reference.numpy_ import plain_empty
 
 if TYPE_CHECKING:
     from dbrdist.core.model.parameter import Kept
+    from dbrdist.core.model.weight_copies import Reader
 
 
 _FEWEST_BYTES = 16  # in a pixel
@@ -104,19 +105,10 @@ def _filters(W: Array, dtype: DTypeLike, channels: int) -> Callable[[Array], Arr
     """A function from weights like W to their OHWI memory in a type, with so many channels."""
     o, i, kh, kw = W.shape
     is_plain = W.flags.c_contiguous
-    plain = (lambda W: W) if is_plain else _plain
     if channels == i and _lies_well(W, dtype):
         return lambda W: W if is_plain and cuda_source.is_aligned(W) else _plain(W)
-    size, numbers = o * kh * kw * channels, tuple(map(int32, (i, kh * kw, channels)))
-    grid, block = cuda_source.over(size)
-    turn, new = cuda_source.kernel("layout", "to_channels_last", W.dtype, dtype), cuda_source.plain((size,), dtype)
-
-    def turned(W: Array) -> Array:
-        out = new()
-        turn(grid, block, (plain(W), out, size, *numbers))
-        return out
-
-    return turned
+    layout = FilterLayout(W.dtype, dtype, (o, i, kh * kw, channels))
+    return layout if is_plain else lambda W: layout(_plain(W))
 
 
 def _lies_well(W: Array, dtype: Any) -> bool:
@@ -144,23 +136,24 @@ def _plan_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -
     return conv_forward
 
 
-def _plan_forward_and_keep(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Any:
+def _plan_forward_and_keep(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, copy: Reader | None) -> Any:
     """See device_dispatch.conv_forward_and_keep. Weights that get more channels serve forward alone."""
-    inner = _plan_product(x, W, b, geometry)
-    is_kept = _padded_channels(x.shape, x.dtype, geometry) == x.shape[1] and not _lies_well(W, x.dtype)
+    image, inner = _plan_laid_product(x, W, b, geometry)
+    channels = _padded_channels(x.shape, x.dtype, geometry)
+    is_widened = channels != x.shape[1]
+    is_kept = not is_widened and not _lies_well(W, x.dtype)
 
-    def conv_forward_and_keep(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> tuple[Array, Any]:
-        kept = _Kept() if is_kept else None
-        y = _shifted(inner(x, W, kept), b)
-        return y, None if kept is None else kept.made[1]
+    filters = _filters(W, x.dtype, channels // geometry.groups)
+    is_copied = isinstance(filters, FilterLayout)
+
+    def conv_forward_and_keep(
+        x: Array, W: Array, b: Array | None, geometry: ConvGeometry, copy: Reader | None
+    ) -> tuple[Array, Any, Any]:
+        laid = filters(W) if copy is None or not is_copied else copy.read(W, filters)
+        seen = image(x)
+        return _shifted(inner(seen, laid), b), laid if is_kept else None, seen if is_widened else None
 
     return conv_forward_and_keep
-
-
-class _Kept:
-    """Where a product leaves the weights that it laid out."""
-
-    made: Any = None, None
 
 
 def _plan_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Kept) -> Any:
@@ -175,28 +168,39 @@ def _plan_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry,
 
 def _plan_product(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Callable[[Array, Array, Any], Array]:
     """x * W, of weights that are turned at each call, or of those in ``kept``."""
+    image, inner = _plan_laid_product(x, W, b, geometry)
+    filters = _filters(W, x.dtype, _padded_channels(x.shape, x.dtype, geometry) // geometry.groups)
+
+    def product(x: Array, W: Array, kept: Any) -> Array:
+        if kept is None:
+            return inner(image(x), filters(W))
+        maker, weights = kept.made
+        if maker is not filters:
+            weights = filters(W)
+            kept.made = filters, weights
+        return inner(image(x), weights)
+
+    return product
+
+
+def _plan_laid_product(
+    x: Array, W: Array, b: Array | None, geometry: ConvGeometry
+) -> tuple[Callable[[Array], Array], Callable[[Array, Array], Array]]:
+    """How images are laid out, and their product with weights as ``_filters`` lays them out."""
     _require(W.shape, x)
     cuda_source.require(W, b)
     dtype, channels = x.dtype, _padded_channels(x.shape, x.dtype, geometry)
     y_shape = (x.shape[0], W.shape[0], *geometry.out_hw(*x.shape[2:], *W.shape[2:]))
     x_shape, W_shape = (x.shape[0], channels, *x.shape[2:]), (W.shape[0], channels // geometry.groups, *W.shape[2:])
     run = _build("forward", dtype, x_shape, W_shape, y_shape, geometry)
-    image, filters, new = _images(x, channels), _filters(W, dtype, W_shape[1]), cuda_source.images(y_shape, dtype)
+    image, new = _images(x, channels), cuda_source.images(y_shape, dtype)
 
-    def product(x: Array, W: Array, kept: Any) -> Array:
+    def product(seen: Array, weights: Array) -> Array:
         y = new()
-        if kept is None:
-            weights = filters(W)
-        else:
-            maker, weights = kept.made
-            if maker is not filters:
-                weights = filters(W)
-                kept.made = filters, weights
-        seen = image(x)
         run(seen.data.ptr, weights.data.ptr, y.data.ptr)
         return y
 
-    return product
+    return image, product
 
 
 def _shifted(y: Array, b: Array | None) -> Array:

@@ -355,6 +355,8 @@ ROWS |= {
     "stacked_matmul": _planner(lambda *_: None),
     "dropout": _planner(lambda *_: None),
     "by_table": _planner(lambda *_: None),
+    "mean_of_images": _planner(lambda *_: None),
+    "mean_of_images_backward": _planner(lambda *_: None),
     "conv_forward_and_keep": _planner(lambda *_: None),
     "conv_backward_weight_later": _planner(lambda *_: None),
     "linear_and_keep": _planner(lambda *_: None),

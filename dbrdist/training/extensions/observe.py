@@ -116,7 +116,7 @@ def is_loss(key: str) -> bool:
 def _first_bad_parameter(trainer: Trainer) -> str | None:
     for name, optimizer in trainer.updater.get_all_optimizers().items():
         for path, parameter in optimizer.target.namedparams():
-            for what, array in (("gradient", parameter.grad), ("value", parameter.array)):
+            for what, array in (("gradient", parameter.grad), ("value", parameter.lend())):
                 if array is None:
                     continue
                 with on(array):

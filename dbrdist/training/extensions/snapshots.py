@@ -217,7 +217,7 @@ def state_bytes(trainer: Trainer) -> int:
     total = 0
     for optimizer in getattr(trainer.updater, "get_all_optimizers", dict)().values():
         for p in optimizer.target.params(include_uninit=False) if optimizer.target is not None else ():
-            total += p.array.nbytes * (1 + len(getattr(p.update_rule, "state_names", ())))
+            total += p.lend().nbytes * (1 + len(getattr(p.update_rule, "state_names", ())))
     return total
 
 

@@ -90,7 +90,7 @@ class WeightAverage(Extension):
     def initialize(self, trainer: Trainer) -> None:
         for path, param in self._params():
             if path not in self._averages:
-                self._averages[path] = _wide(param.array)
+                self._averages[path] = _wide(param.lend())
 
     def __call__(self, trainer: Trainer) -> None:
         self._num_steps += 1
@@ -101,17 +101,17 @@ class WeightAverage(Extension):
         for path, param in self._params():
             average = self._averages.get(path)
             if average is None:  # initialised by this step
-                self._averages[path] = _wide(param.array)
+                self._averages[path] = _wide(param.lend())
                 continue
             with on(average):
-                difference = param.array - average
+                difference = param.lend() - average
                 difference *= rate
                 average += difference
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
         """Within the block, the network has the averages as its weights."""
-        own = {path: copy(param.array) for path, param in self._params()}
+        own = {path: copy(param.lend()) for path, param in self._params()}
         try:
             self._set(self._averages)
             yield
@@ -125,8 +125,7 @@ class WeightAverage(Extension):
     def _set(self, values: dict[str, Array]) -> None:
         for path, param in self._params():
             if path in values:
-                with on(param.array):
-                    param.array[...] = values[path]
+                param.write(values[path])
 
     def _params(self) -> Iterator[tuple[str, Any]]:
         return ((path.strip("/"), p) for path, p in self._model.namedparams(include_uninit=False))
@@ -136,7 +135,7 @@ class WeightAverage(Extension):
         weights = serializer["weights"]
         for path, param in self._params():
             average = self._averages.get(path)
-            self._averages[path] = weights(path, _wide(param.array) if average is None else average)
+            self._averages[path] = weights(path, _wide(param.lend()) if average is None else average)
 
 
 def _wide(array: Array) -> Array:

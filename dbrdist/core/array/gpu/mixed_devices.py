@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dbrdist.core.array.backend import Array, device_of, is_array
-from dbrdist.core.array.current_device import number_of
+from dbrdist.core.array.current_device import _gpu_arrays, number_of
 
 if TYPE_CHECKING:
     from dbrdist.core.array.types import Number
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from dbrdist.core.tape.variable import Operand
 
 _ndarray = np.ndarray
-_NUMBERS: frozenset[type] = frozenset(
-    {type(None), bool, int, float, str, tuple, list, dict, np.dtype, _ndarray, np.float32, np.float64}
-)
+# Types of what is no array on a GPU; those of tuples are added as they come.
+_NUMBERS: set[type] = {type(None), bool, int, float, str, tuple, list, dict, np.dtype, _ndarray, np.float32, np.float64}
 
 
 HOST, MIXED = -1, -2
@@ -37,7 +36,12 @@ def common_device(data: tuple[Array, ...], held: Iterable[Operand | Number | str
     """
     first: int | None = None
     for x in data:
-        number = number_of(x)
+        if type(x) in _gpu_arrays:
+            number = x.data.device_id
+            if number == first:
+                continue
+        else:
+            number = number_of(x)
         if number is None:
             number = HOST if isinstance(x, _ndarray) and x.ndim else first  # an array without axes is a number
         if number != first:
@@ -49,6 +53,8 @@ def common_device(data: tuple[Array, ...], held: Iterable[Operand | Number | str
             number = number_of(value)
             if number is not None and number != first and is_array(value):
                 return MIXED
+            if isinstance(value, tuple):  # a geometry, for example
+                _NUMBERS.add(type(value))
     return first
 
 

@@ -41,22 +41,44 @@ struct Pieces {
     Piece pieces[96];
 };
 
+// The piece of an element.
+__device__ int piece_of(const Pieces& all, long long t) {
+    int low = 0, high = all.count - 1;
+    while (low < high) {
+        int middle = (low + high + 1) / 2;
+        if (all.pieces[middle].first <= t) low = middle; else high = middle - 1;
+    }
+    return low;
+}
+
+// (O, I, K) to (O, K, P), for each piece
+template <typename From, typename To>
+__global__ void all_to_channels_last(const __grid_constant__ Pieces all, long long size) {
+    for (long long t = blockIdx.x * (long long)blockDim.x + threadIdx.x; t < size; t += (long long)gridDim.x * blockDim.x) {
+        const int n = piece_of(all, t);
+        const long long at = t - all.pieces[n].first;
+        const int I = all.pieces[n].I, K = all.pieces[n].K, P = all.pieces[n].P;
+        const int i = at % P;
+        const long long rest = at / P;
+        const int k = rest % K;
+        const long long o = rest / K;
+        const From* source = (const From*)all.pieces[n].source;
+        ((To*)all.pieces[n].target)[at] = i < I ? cast<To>(source[(o * I + i) * K + k]) : To(0.0f);
+    }
+}
+
 // (O, K, P) to (O, I, K), for each piece
 template <typename From, typename To>
 __global__ void all_to_plain(const __grid_constant__ Pieces all, long long size) {
     for (long long t = blockIdx.x * (long long)blockDim.x + threadIdx.x; t < size; t += (long long)gridDim.x * blockDim.x) {
-        int low = 0, high = all.count - 1;
-        while (low < high) {
-            int middle = (low + high + 1) / 2;
-            if (all.pieces[middle].first <= t) low = middle; else high = middle - 1;
-        }
-        const long long at = t - all.pieces[low].first;
-        const int I = all.pieces[low].I, K = all.pieces[low].K, P = all.pieces[low].P;
+        const int n = piece_of(all, t);
+        const long long at = t - all.pieces[n].first;
+        const int I = all.pieces[n].I, K = all.pieces[n].K, P = all.pieces[n].P;
         const int k = at % K;
         const long long rest = at / K;
         const int i = rest % I;
         const long long o = rest / I;
-        ((To*)all.pieces[low].target)[at] = cast<To>(((const From*)all.pieces[low].source)[(o * K + k) * P + i]);
+        ((To*)all.pieces[n].target)[at] = cast<To>(((const From*)all.pieces[n].source)[(o * K + k) * P + i]);
     }
 }
 
