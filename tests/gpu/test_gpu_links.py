@@ -83,3 +83,15 @@ def test_words_sampled_from_a_tree(device):
         dbrdist.random.set_seed(3)
         found.append(to_cpu(one.sample(Variable(one.device.send(X)))))
     np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("make", [lambda: L.Convolution2D(4, 6, 3, pad=1), lambda: L.Conv2DBNActiv(4, 6, 3, pad=1)])
+def test_at_inference_without_an_optimizer(make, device):
+    """Nobody else has the weights; but arrays of a device cannot be made read-only while something is kept of them."""
+    link = make()
+    net = copy.deepcopy(link).to_device(device)
+    for a_copy in (net, copy.deepcopy(net)):
+        with dbrdist.using_config("train", False), dbrdist.no_backprop_mode():
+            for scale in (1, 2):
+                found = to_cpu(a_copy(device.send(IMAGES * scale)).array)
+                np.testing.assert_allclose(found, link(IMAGES * scale).array, 1e-4, 1e-4)

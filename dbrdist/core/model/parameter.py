@@ -211,9 +211,11 @@ class Parameter(Variable):
         """Where a kernel may keep what it makes of the array until somebody can write to that; None where one can now.
 
         Until then the array is read-only, so that nobody who came to it by another way writes to it unnoticed. Asking
-        for ``array`` ends it. Parameters in flat memory, which others write to, have no such place.
+        for ``array`` ends it. Parameters in flat memory, which others write to, have no such place, nor have those on a
+        device, whose arrays cannot be read-only.
         """
-        if self._kept is None and self.slot is None and is_private(self) and self._array.flags.writeable:
+        is_here = self.slot is None and type(self._array) is np.ndarray
+        if self._kept is None and is_here and is_private(self) and self._array.flags.writeable:
             self._array.flags.writeable = False
             self._kept = Kept()
             if not is_private(self):  # another thread has taken it since
