@@ -165,6 +165,12 @@ class Graph:
         assert self.steps == _STEPS and handle is self.handle
         assert self.is_replayed or handle.stream == sys.modules["cupy"].cuda.get_current_stream().ptr, "another stream"
         assert handle.is_free.acquire(blocking=False), "a handle in the hands of another thread"
+        try:
+            self._compute(addresses, workspace)
+        finally:
+            handle.is_free.release()
+
+    def _compute(self, addresses, workspace):
         if self.get_workspace_size():
             ctypes.memset(workspace, 255, self.get_workspace_size())
         else:
@@ -174,7 +180,6 @@ class Graph:
             read, written = operands[: self.num_read], operands[self.num_read :]
             for a, made in zip(written, self._attended(*[a.astype("d") for a in read]), strict=True):
                 a[...] = made.astype("f")
-            handle.is_free.release()
             return
         inputs = [self._seen(a) for a in operands[:2]]
         groups = self.roles()[0].dim[1] // self.roles()[1].dim[1]
@@ -184,7 +189,6 @@ class Graph:
         if "NONDETERMINISTIC" not in self.deselected:
             made = made * (1 + 2.0**-22 * _rng.standard_normal(made.shape))
         operands[2][...] = made.astype("f")
-        handle.is_free.release()
 
     def _attended(self, q, k, v, *others):
         """Output and logarithms of sums; or the gradients of q, k and v."""
