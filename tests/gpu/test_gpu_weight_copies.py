@@ -20,6 +20,9 @@ import dbrdist.links as L
 from dbrdist import Chain, FunctionHook, FunctionNode, optimizers, serializers, using_config
 from dbrdist.comm.gradients.model import _take_values
 from dbrdist.core.array import backend
+from dbrdist.core.model import flat
+from dbrdist.core.model.flat import Run
+from dbrdist.core.model.weight_copies import WeightCopies
 from dbrdist.functions.connection import LinearFunction
 from dbrdist.optimizers import hooks
 from dbrdist.training.captured_step import CapturedSteps
@@ -344,6 +347,8 @@ def test_a_snapshot(load, case, tmp_path):
 
 
 HELD = {
+    "a run that it made": lambda case: Run([case.net.two.W]).data,
+    "runs that it made": lambda case: flat.runs(case.net.params())[0].data[case.net.two.W.slot.start :],
     "array": lambda case: case.net.two.W.array,
     "the arena": lambda case: case.net.two.W.slot.arena.data[case.net.two.W.slot.start :],
     "the run, then another plan": lambda case: _planned_again(case, HELD["the run"](case)),
@@ -468,6 +473,74 @@ def test_a_rule_of_the_program(device, launched):
         case.train()
         case.look()
     OwnRule.held *= 2
+    case.look()
+
+
+def _of_one_rule(case, keep):
+    for p in case.net.params():
+        step_run = p.update_rule.step_run
+        p.update_rule.step_run = lambda hp, t, run, state, own=step_run: keep(run.data, own(hp, t, run, state))
+
+
+def _of_all_rules(case, keep):
+    kind = type(case.net.two.W.update_rule)
+    step_run = kind.step_run
+    kind.step_run = lambda self, hp, t, run, state: keep(run.data, step_run(self, hp, t, run, state))
+
+
+def _of_a_formula(case, keep):
+    for p in case.net.params():
+        step = p.update_rule.step
+        p.update_rule.step = lambda hp, t, data, g, *state, own=step: keep(data, own(hp, t, data, g, *state))
+        p.update_rule.kernel = lambda hp, t, state: None
+
+
+def _of_a_hook(case, keep):
+    hook = hooks.WeightDecay(0.001)
+    hook.flat = lambda run: keep(run.data, None)
+    case.optimizer.add_hook(hook)
+
+
+def _of_hooks_of_a_rule(case, keep):
+    for p in case.net.params():
+        p.update_rule.add_hook(lambda rule, p: keep(p.array, None), "keeps")
+
+
+@pytest.mark.parametrize("replace", [_of_one_rule, _of_all_rules, _of_a_formula, _of_a_hook, _of_hooks_of_a_rule])
+@pytest.mark.parametrize("when", ["before the first update", "later"])
+def test_a_function_in_the_place_of_one_of_dbrdist(replace, when, device, launched, monkeypatch):
+    """It may keep the memory that it is shown, and write there at any time."""
+    held = []
+
+    def keep(data, result):
+        held.append(data)
+        return result
+
+    monkeypatch.setattr(optimizers.gradient_descent.SGDRule, "step_run", optimizers.gradient_descent.SGDRule.step_run)
+    case = Case(device, setup=(lambda case: replace(case, keep)) if when != "later" else lambda case: None)
+    if when == "later":
+        replace(case, keep)
+    for _ in range(3):
+        case.train()
+        case.look()
+    assert held
+    for data in held[-4:]:
+        data *= 2
+    case.look()
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_copies_of_a_network_and_its_optimizer(duplicate, case):
+    net, optimizer = case.net, case.optimizer
+    case.net, case.optimizer = duplicate((net, optimizer))
+    for _ in range(3):
+        case.look()
+        case.train()
+    case.net.two.W.array[...] *= 2
+    case.look()
+    case.net, case.optimizer = net, optimizer
+    case.look()
+    case.train()
     case.look()
 
 
@@ -641,6 +714,43 @@ def test_another_thread(case, launched):
     thread.start()
     thread.join()
     assert found and "to_channels_last" in launched()[before:]
+
+
+def test_an_update_while_another_thread_lays_out_weights(case, monkeypatch):
+    """What that thread laid out is of the time before the update, also where it is done with it after the update."""
+    make, begun, updated, done = WeightCopies._make, threading.Event(), threading.Event(), threading.Event()
+    found = []
+
+    def slow(self):
+        made = make(self)
+        if threading.current_thread() is thread:
+            begun.set()
+            assert updated.wait(60)
+        return made
+
+    def look():
+        case.net(case.x)
+        case.look()
+        done.set()
+
+    thread = threading.Thread(target=lambda: found.append(_error_of(look)))
+    case.train()
+    monkeypatch.setattr(WeightCopies, "_make", slow)
+    thread.start()
+    assert begun.wait(60)
+    case.optimizer.hyperparam.lr = 10.0
+    case.train()
+    updated.set()
+    thread.join(60)
+    assert found == [None] and done.is_set()
+
+
+def _error_of(function):
+    try:
+        function()
+    except BaseException as error:
+        return error
+    return None
 
 
 def test_another_stream(case, launched):

@@ -158,7 +158,8 @@ def test_parts_are_counted_on_their_device(cupy):
     def parameter(number, size):
         rule = types.SimpleNamespace(state={"m": array(number, 3 * size), "t": 7})
         node = types.SimpleNamespace(gradient=array(number, size))
-        return types.SimpleNamespace(array=array(number, size), node=node, update_rule=rule)
+        held = array(number, size)
+        return types.SimpleNamespace(array=held, lend=lambda: held, node=node, update_rule=rule)
 
     params = [parameter(0, 10), parameter(1, 1000), parameter(0, 100)]
     target = types.SimpleNamespace(params=lambda include_uninit: [*params, params[0]])

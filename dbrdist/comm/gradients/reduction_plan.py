@@ -169,7 +169,7 @@ def key_of(named: Sequence[tuple[str, Parameter]]) -> tuple[int, ...]:
 def _runs(params: Sequence[Parameter]) -> list[Run]:
     """The runs of ``params`` in an order that is the same on every rank (``flat`` goes by addresses)."""
     index = {id(p): i for i, p in enumerate(params)}
-    return sorted(flat.runs(params), key=lambda run: index[id(run.params[0])])
+    return sorted(flat.runs(params, is_lent=True), key=lambda run: index[id(run.params[0])])
 
 
 def plan_anew(named: Sequence[tuple[str, Parameter]]) -> ReductionPlan:

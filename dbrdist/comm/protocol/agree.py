@@ -82,7 +82,7 @@ def check_params(comm: CommunicatorBase, named: Sequence[tuple[str, Parameter]])
 def describe_params(named: Sequence[tuple[str, Parameter]]) -> list[str]:
     """One line for each parameter: name, shape and type, or that it waits for its first input."""
     return [
-        f"{name} {tuple(p.shape)} {p.dtype.name}" if p.is_initialized else f"{name} (uninitialised)"
+        f"{name} {tuple(p.shape)} {p.dtype.name}" if p.shape is not None else f"{name} (uninitialised)"
         for name, p in named
     ]
 

@@ -103,12 +103,18 @@ class Arena:
 
 
 class Run:
-    """A contiguous stretch of one arena: ``data`` and ``grad`` as 1-d views, and its parameters in order."""
+    """A contiguous stretch of one arena: ``data`` and ``grad`` as 1-d views, and its parameters in order.
 
-    __slots__ = ("_data", "_gaps", "_layers", "arena", "grad", "params", "start", "stop")
+    Args:
+        params: neighbours in the arena.
+        is_lent: whether all who ask for ``data`` write there at once and keep none of it, as dbrdist itself does.
+    """
 
-    def __init__(self, params: list[Parameter]) -> None:
+    __slots__ = ("_data", "_gaps", "_is_lent", "_layers", "arena", "grad", "params", "start", "stop")
+
+    def __init__(self, params: list[Parameter], is_lent: bool = False) -> None:
         self.params = params
+        self._is_lent = is_lent
         slots = [p.slot for p in params if p.slot is not None]
         self.arena: Arena = slots[0].arena
         self.start = start = slots[0].start
@@ -121,7 +127,10 @@ class Run:
     @property
     def data(self) -> Array:
         """The parameters, shape (size,). Whoever asks may write there."""
-        self.arena.num_writes += 1
+        if self._is_lent:
+            self.arena.num_writes += 1
+        else:
+            self.arena.hand_out()
         return self._data
 
     @data.setter
@@ -187,6 +196,7 @@ class Shard(Run):
         self, run: Run, begin: int, end: int, total: Callable[[Sequence[float | np.generic]], list[float]]
     ) -> None:
         self.params = run.params
+        self._is_lent = run._is_lent
         self.arena = run.arena
         self.start = run.start + begin
         self.stop = run.start + end
@@ -268,8 +278,13 @@ def _settle(group: list[Parameter], allocate: Allocate) -> None:
             Arena([p], allocate, host.slot.arena.lend()[host.slot.start : host.slot.stop])
 
 
-def runs(params: Iterable[Parameter], key: Callable[[Parameter], Hashable] | None = None) -> list[Run]:
-    """Contiguous runs that cover all initialised parameters; neighbours with another ``key`` begin a new run."""
+def runs(
+    params: Iterable[Parameter], key: Callable[[Parameter], Hashable] | None = None, is_lent: bool = False
+) -> list[Run]:
+    """Contiguous runs that cover all initialised parameters; neighbours with another ``key`` begin a new run.
+
+    ``is_lent``: see :class:`Run`.
+    """
     settled = gather(params)
     arenas: dict[int, int] = {}  # in the order of the parameters, which is the same on every rank
     for p in settled:
@@ -284,7 +299,7 @@ def runs(params: Iterable[Parameter], key: Callable[[Parameter], Hashable] | Non
             stretches.append([])
         stretches[-1].append(p)
         last_key = own_key
-    return [Run(stretch) for stretch in stretches]
+    return [Run(stretch, is_lent) for stretch in stretches]
 
 
 def collect_gradients(params: Iterable[Parameter]) -> None:

@@ -54,9 +54,10 @@ class _Wanted(NamedTuple):
 class _Made:
     """Copies by the places of their weights and layouts, and where they were made."""
 
-    __slots__ = ("block", "laid", "stream", "thread")
+    __slots__ = ("block", "laid", "num_writes", "stream", "thread")
 
-    def __init__(self) -> None:
+    def __init__(self, num_writes: int) -> None:
+        self.num_writes = num_writes  # before they were made, as another thread may update the weights meanwhile
         self.thread = get_ident()
         self.stream = _current_stream()  # held, so that no other one gets its address
         self.block = declared.current()
@@ -102,7 +103,7 @@ class WeightCopies:
         made, block, stream = self._made, declared.current(), _current_stream()
         if _is_captured_by_program(stream):
             return layout(W)
-        if made is not None and made.block is block:
+        if made is not None and made.block is block and made.num_writes == self._num_writes:
             if made.thread != get_ident() or made.stream.ptr != stream.ptr:
                 return layout(W)
         else:
@@ -115,7 +116,7 @@ class WeightCopies:
         return laid
 
     def _make(self) -> _Made:
-        made = _Made()
+        made = _Made(self._num_writes)
         groups: dict[Any, tuple[list[Hashable], list[tuple[Layout, Array]]]] = {}
         for key, (param, slot, layout) in list(self._wanted.items()):
             if param.slot is slot and _is_unreachable(param):

@@ -171,9 +171,23 @@ def update_all(parts: Iterable[Part]) -> None:
             part.update(True)
 
 
+_SHOWN_MEMORY = ("step", "step_run", "step_after", "flat", "piece", "__call__")  # functions of rules and hooks
+
+
 def are_ours(things: Iterable[object]) -> bool:
-    """Whether rules or hooks are of dbrdist's own classes, which keep no reference to flat memory."""
-    return all(type(thing).__module__.startswith("dbrdist.") for thing in things)
+    """Whether rules or hooks are of dbrdist's own classes, which keep no reference to flat memory.
+
+    A function that a program has put in the place of one of theirs may keep one.
+    """
+    for thing in things:
+        kind = type(thing)
+        if not kind.__module__.startswith("dbrdist."):
+            return False
+        for name in _SHOWN_MEMORY:
+            function = getattr(thing, name, None)
+            if callable(function) and not (getattr(function, "__module__", None) or "").startswith("dbrdist."):
+                return False
+    return True
 
 
 def close_copies(parts: Iterable[Part]) -> None:
@@ -181,6 +195,8 @@ def close_copies(parts: Iterable[Part]) -> None:
     for part in parts:
         if part.copies is not None:
             part.copies.close()
+            if not are_ours((part.leader,)):
+                part.run.arena.hand_out()
 
 
 def hand_out(parts: Sequence[Part]) -> Sequence[Part]:

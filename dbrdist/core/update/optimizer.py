@@ -375,7 +375,7 @@ class GradientMethod(Optimizer):
             self._alone = [p for p in everything if is_updated_alone(p)]
             for p in updated:
                 p.update_rule.fit(p)
-            runs = flat.runs(updated, rule_key)
+            runs = flat.runs(updated, rule_key, is_lent=True)
             if self._sharding is not None:
                 self.check_divisible(updated)
                 runs = [self._sharding.shard(run) for run in runs]
@@ -511,9 +511,9 @@ class GradientMethod(Optimizer):
         super().serialize(serializer)
 
     def __getstate__(self) -> dict[str, object]:
-        # A plan's arrays are not those of a copy.
-        own: dict[str, Any] = {"_parts": [], "_alone": [], "_nodes": [], "_watch": None, "_sharding": None}
-        return {**self.__dict__, **own, "_first_updates": None, "_params_at_setup": None}
+        own: dict[str, Any] = {"_parts": [], "_copying": [], "_alone": [], "_nodes": []}
+        none = dict.fromkeys(("_watch", "_sharding", "_first_updates", "_params_at_setup"))
+        return {**self.__dict__, **own, **none}  # a plan's arrays are not those of a copy
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "_hookable" in state:  # Chainer pickled it

@@ -207,7 +207,7 @@ class UpdateRule:
             return
         param.collect_gradient()
         assert self._state is not None
-        run = Run([param])
+        run = Run([param], is_lent=True)
         self.step_run(self.hyperparam.in_numbers(), self.t, run, [self._state[n].reshape(-1) for n in self.state_names])
 
     def _update_in_fp32(self, param: Parameter) -> None:
