@@ -5,6 +5,7 @@ None as a result means that the formula has to do; so it is for arrays of the ho
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,12 @@ if TYPE_CHECKING:
     from dbrdist.core.model.weight_copies import Reader
 
 
+_form = operator.attrgetter("shape", "strides", "dtype")
+
+
 def _lies(*arrays: Array | None) -> tuple[Any, ...]:
+    if type(None) not in map(type, arrays):
+        return tuple(map(_form, arrays))
     return tuple([None if a is None else (a.shape, a.strides, a.dtype) for a in arrays])
 
 

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     Placed: TypeAlias = Operand | Deferred | Number | str | None  # what is on a device, or on none
 
 
-_gpu_arrays: set[type] = set()  # CuPy's class, once an array of it has been met
+gpu_arrays: set[type] = set()  # CuPy's class, once an array of it has been met
 
 
 def number_of(x: object) -> int | None:
     """The number of the GPU that holds an array, a Variable or a deferred gradient; None for anything else."""
-    if type(x) in _gpu_arrays:
+    if type(x) in gpu_arrays:
         return x.data.device_id  # type: ignore[attr-defined]
     a = getattr(x, "_array", x)
     if a is None or isinstance(a, (np.ndarray, np.generic)):  # whose data of bfloat16 Python cannot show
@@ -41,12 +41,12 @@ def number_of(x: object) -> int | None:
 
 def is_of_gpu(kind: type) -> bool:
     """Whether a type is CuPy's own class of arrays: what is asked of its objects needs no detours."""
-    if kind in _gpu_arrays:
+    if kind in gpu_arrays:
         return True
     cupy = sys.modules.get("cupy")
     if cupy is None or kind is not cupy.ndarray or issubclass(kind, np.ndarray):
         return False
-    _gpu_arrays.add(kind)
+    gpu_arrays.add(kind)
     return True
 
 
@@ -58,7 +58,7 @@ def current_number() -> int:
 def elsewhere(arrays: Iterable[Placed]) -> int | None:
     """The number of the first GPU among those of the arrays, where that is not this thread's; else None."""
     for x in arrays:
-        number = x.data.device_id if type(x) in _gpu_arrays else number_of(x)  # type: ignore[union-attr]
+        number = x.data.device_id if type(x) in gpu_arrays else number_of(x)  # type: ignore[union-attr]
         if number is not None:
             return None if number == sys.modules["cupy"].cuda.runtime.getDevice() else number
     return None
@@ -107,13 +107,13 @@ class On:
             use(self._before)
 
 
-_HERE = On(None)
+HERE = On(None)
 
 
 def on(*arrays: Operand | str | Number | None) -> On:
     """The context for these arrays or Variables; it does nothing for arrays of the host or the current device."""
     number = elsewhere(arrays)
-    return _HERE if number is None else On(number)
+    return HERE if number is None else On(number)
 
 
 class Visitor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import operator
 import sys
 from math import prod
 from typing import TYPE_CHECKING
@@ -74,18 +75,19 @@ def place_of(a: Array) -> tuple[int, int] | None:
     return int(a.data.device_id), int(sys.modules["cupy"].cuda.runtime.getDevice())
 
 
+_number = operator.attrgetter("data.device_id")
+_is_there = functools.partial(operator.is_not, None)
+
+
 def places_of(*arrays: Array | None) -> Hashable:
     """This thread's device where all arrays (or None) are there, which is asked for once; else the place of each."""
     cupy = sys.modules.get("cupy")
-    if cupy is not None:
-        here, kind = cupy.cuda.runtime.getDevice(), cupy.ndarray
-        for a in arrays:
-            if a is not None and (type(a) is not kind or a.data.device_id != here):
-                break
-        else:
+    here = None if cupy is None else cupy.cuda.runtime.getDevice()
+    try:
+        if {here}.issuperset(map(_number, filter(_is_there, arrays))):
             return here
-    else:
-        here = None
+    except (AttributeError, ValueError):  # an array of the host, whose data of bfloat16 Python cannot show
+        pass
     for a in arrays:
         if a is not None and (isinstance(a, np.ndarray) or a.data.device_id != here):
             return tuple([None if a is None else place_of(a) for a in arrays])

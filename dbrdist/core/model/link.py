@@ -12,7 +12,7 @@ import numpy as np
 from dbrdist.core.array.backend import device_of, fill, is_array, to_device
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import BlockMethod, config
-from dbrdist.core.array.current_device import On, current_number
+from dbrdist.core.array.current_device import HERE, On, current_number
 from dbrdist.core.model import pickles_of_chainer
 from dbrdist.core.model.device_resident import DeviceResident, DeviceResidentsVisitor
 from dbrdist.core.model.flat import unique
@@ -238,7 +238,7 @@ class Link(DeviceResident):
 
     def _call_on(self, number: int, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """The call with the link's GPU as the current device."""
-        with On(number if current_number() != number else None):
+        with HERE if current_number() == number else On(number):
             if self._hooks is None and not (seen and thread.hooks):
                 return self.forward(*args, **kwargs)
             self._require_forward()

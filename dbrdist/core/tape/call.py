@@ -12,7 +12,7 @@ import numpy as np
 from dbrdist.core.array.backend import Array, is_array, is_floating
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config
-from dbrdist.core.array.current_device import On, current_number, elsewhere, is_of_gpu, on
+from dbrdist.core.array.current_device import On, current_number, elsewhere, gpu_arrays, is_of_gpu, on
 from dbrdist.core.array.elementwise import elementwise
 from dbrdist.core.array.gpu.mixed_devices import MIXED, common_device, mixed_devices
 from dbrdist.core.tape import type_check
@@ -115,7 +115,7 @@ class Call(Record):
 
     def _forward_there(self: Any, data: tuple[Array, ...], inputs: tuple[Operand, ...]) -> tuple[Array, ...]:
         """Forward on the device of the operands."""
-        others = [a for a in data if not is_of_gpu(type(a))]
+        others = () if gpu_arrays.issuperset(map(type, data)) else [a for a in data if not is_of_gpu(type(a))]
         if others and any(isinstance(a, np.ma.MaskedArray) for a in others):
             warn(
                 f"{self.label} takes a masked array: some functions leave masked elements out and others compute with "
@@ -170,7 +170,7 @@ def _recorded(call: FunctionNode, rank: int, xs: tuple[Array, ...], ys: tuple[Ar
     keep = call._keep_outputs
     if len(ys) == 1:
         y = ys[0]
-        if type(y) is _ndarray or is_of_gpu(type(y)):  # nearly always, so without the calls of _output
+        if type(y) is _ndarray or type(y) in gpu_arrays:  # nearly always, so without the calls of _output
             call.num_outputs = 1
             if keep:
                 call._kept_ys = ys if keep == _FIRST[1] else _of(call, "retain_outputs", keep, ys)

@@ -23,6 +23,7 @@ NULL = 0  # the null pointer as an argument of a kernel; for None CuPy passes an
 _HEADERS = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
 _THREADS = 256
 _BLOCKS = 132 * 16  # as many as a large device holds at once; more elements are worked through in a loop
+_OFF_16_BYTES = 15  # bits of an address
 
 
 def source(file: str) -> str:
@@ -67,14 +68,14 @@ def pack(channels: int, most: int = 4) -> int:
 
 def is_aligned(a: Array) -> bool:
     """Does an array start where 16 bytes can be read at once, and where cuDNN expects it? Slices may not."""
-    return not a.data.ptr & 15
+    return not a.data.ptr & _OFF_16_BYTES
 
 
 def aligned_images(x: Array) -> Callable[[Array], Array]:
     """A function from arrays with the strides of x to channels-last ones that are aligned."""
     if not backend.is_channels_last(x):
         return backend.channels_last
-    return lambda x: x if is_aligned(x) else backend.copy(x)
+    return lambda x: backend.copy(x) if x.data.ptr & _OFF_16_BYTES else x
 
 
 def images(shape: Shape, dtype: DType) -> Callable[[], Array]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from dbrdist.core.array import backend
@@ -171,13 +172,15 @@ class Graph:
         if handle is None:
             return lambda *addresses: None
 
+        pick = itemgetter(*order)  # of two operands or more
+
         def execute(*addresses: int) -> None:
             stream = lib.stream().ptr
             if stream != handle.stream:
                 lib.cudnn.set_stream(handle.raw, stream)
                 handle.stream = stream
             workspace = lib.alloc(num_bytes) if num_bytes else None
-            run([addresses[i] for i in order], 0 if workspace is None else workspace.ptr, handle.raw)
+            run(list(pick(addresses)), 0 if workspace is None else workspace.ptr, handle.raw)
 
         return execute
 

@@ -6,6 +6,7 @@ the host would take an array of a GPU for one of theirs.
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dbrdist.core.array.backend import Array, device_of, is_array
-from dbrdist.core.array.current_device import _gpu_arrays, number_of
+from dbrdist.core.array.current_device import gpu_arrays, number_of
 
 if TYPE_CHECKING:
     from dbrdist.core.array.types import Number
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from dbrdist.core.tape.variable import Operand
 
 _ndarray = np.ndarray
+_number = operator.attrgetter("data.device_id")
 # Types of what is no array on a GPU; those of tuples are added as they come.
 _NUMBERS: set[type] = {type(None), bool, int, float, str, tuple, list, dict, np.dtype, _ndarray, np.float32, np.float64}
 
@@ -35,20 +37,21 @@ def common_device(data: tuple[Array, ...], held: Iterable[Operand | Number | str
     sends itself.
     """
     first: int | None = None
+    if gpu_arrays.issuperset(map(type, data)):  # nearly always
+        numbers = {*map(_number, data)}
+        if len(numbers) > 1:
+            return MIXED
+        (first,) = numbers
+        data = ()
     for x in data:
-        if type(x) in _gpu_arrays:
-            number = x.data.device_id
-            if number == first:
-                continue
-        else:
-            number = number_of(x)
+        number = number_of(x)
         if number is None:
             number = HOST if isinstance(x, _ndarray) and x.ndim else first  # an array without axes is a number
         if number != first:
             if first is not None:
                 return MIXED
             first = number
-    for value in held:
+    for value in () if _NUMBERS.issuperset(map(type, held)) else held:
         if type(value) not in _NUMBERS:
             number = number_of(value)
             if number is not None and number != first and is_array(value):
