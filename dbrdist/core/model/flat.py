@@ -110,7 +110,7 @@ class Run:
         is_lent: whether all who ask for ``data`` write there at once and keep none of it, as dbrdist itself does.
     """
 
-    __slots__ = ("_data", "_gaps", "_is_lent", "_layers", "arena", "grad", "params", "start", "stop")
+    __slots__ = ("_gaps", "_is_lent", "_layers", "arena", "grad", "memory", "params", "start", "stop")
 
     def __init__(self, params: list[Parameter], is_lent: bool = False) -> None:
         self.params = params
@@ -120,7 +120,8 @@ class Run:
         self.start = start = slots[0].start
         self.stop = slots[-1].stop
         self._layers = [(p, slice(slot.start - start, slot.stop - start)) for p, slot in zip(params, slots)]
-        self._data: Array = self.arena.lend()[self.start : self.stop]
+        # The parameters, for code that keeps no reference to them, and does not write to those of a device.
+        self.memory: Array = self.arena.lend()[self.start : self.stop]
         self.grad: Array = self.arena.grad[self.start : self.stop]  # the gradients; valid after collect_gradients
         self._gaps: Array | None = None
 
@@ -131,12 +132,12 @@ class Run:
             self.arena.num_writes += 1
         else:
             self.arena.hand_out()
-        return self._data
+        return self.memory
 
     @data.setter
     def data(self, memory: Array) -> None:  # for run.data -= 1, too
         self.arena.num_writes += 1
-        self._data = memory
+        self.memory = memory
 
     @property
     def size(self) -> int:
@@ -146,7 +147,7 @@ class Run:
     def widened(self, data: Array) -> Run:
         """The same stretch with its elements in ``data``, of a wider type, and room for their gradients beside it."""
         run = copy.copy(self)
-        run._data, run.grad = data, empty(data.shape, data.dtype, data)
+        run.memory, run.grad = data, empty(data.shape, data.dtype, data)
         return run
 
     @property
@@ -200,7 +201,7 @@ class Shard(Run):
         self.arena = run.arena
         self.start = run.start + begin
         self.stop = run.start + end
-        self._data = run.data[begin:end]
+        self.memory = run.data[begin:end]
         self.grad = run.grad[begin:end]
         self._layers = [
             (p, slice(min(max(where.start, begin), end) - begin, min(max(where.stop, begin), end) - begin))

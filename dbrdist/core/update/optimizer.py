@@ -276,9 +276,9 @@ class GradientMethod(Optimizer):
             del loss
         if self._first_updates is not None and self._first_updates.begin(self.target, lossfun is not None):
             self._first_updates = None
-        close_copies(self._copying)
-        hooks = self._hooks
-        if hooks.pre or hooks.post or self._loss_scale is not None:
+        if self._copying:
+            close_copies(self._copying)
+        if self._hooks.pre or self._hooks.post or self._loss_scale is not None:
             self._update_with_hooks()
         else:
             watch = self._watch
@@ -287,14 +287,16 @@ class GradientMethod(Optimizer):
             for p in self._alone:
                 with on(p):
                     p.update_rule.update(p)
-        open_copies(self._copying)
+        if self._copying:
+            open_copies(self._copying)
         if self._first_updates is not None:
             self._first_updates.watch(list(self.target.params()))
 
     def _update_with_hooks(self) -> None:
         """Update from the gradients that are there, with hooks and a loss scale."""
         parts = self._plan()
-        hand_out_to(self._copying, *self._hooks.pre.values(), *self._hooks.post.values())
+        if self._copying:
+            hand_out_to(self._copying, *self._hooks.pre.values(), *self._hooks.post.values())
         begin_all(parts, self.scale_of_step())
         is_usual = not (self._alone or self._hooks.post or self._loss_scale_growth is not None)
         prepared = hooks_in_pass(parts, self._hooks.pre.values()) if is_usual and self._calls_as_usual() else None
@@ -424,8 +426,7 @@ class GradientMethod(Optimizer):
 
     def _agree_on_safety(self) -> None:
         if self._sharding is not None:
-            [num_unsafe] = self._sharding.total([float(not self._is_safe)])
-            self._is_safe = num_unsafe == 0
+            self._is_safe = not any(self._sharding.total([float(not self._is_safe)]))  # on all ranks
 
     def forget_plan(self) -> None:
         """Plan the next update again, after a change of what the states hold."""
@@ -433,8 +434,7 @@ class GradientMethod(Optimizer):
 
     def runs(self) -> Iterator[Run]:
         """The runs that an update covers, with gradients complete; for hooks that work on flat memory."""
-        for part in hand_out(self._plan()):
-            yield part.joint
+        yield from (part.joint for part in hand_out(self._plan()))
 
     def joint_runs(self) -> Iterator[Run]:
         """As :meth:`runs`, for code that keeps none of them."""

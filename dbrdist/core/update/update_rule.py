@@ -124,7 +124,9 @@ class UpdateRule:
             run: parameters and gradients that lie one after another in flat memory.
             state: the state arrays of the run, in the order of ``state_names``.
         """
-        data = run.data
+        data = run.memory
+        if type(data) is not np.ndarray:
+            data = run.data  # notes the write: kernels of a device may have copies of it
         if (data.size > SMALL_ELEMENTS or type(data) is not np.ndarray) and self._run_kernel(hp, t, run, state):
             return
         if type(data) is not np.ndarray:

@@ -143,7 +143,7 @@ def plans(monkeypatch):
     """A list that grows by one at each planning."""
     made = []
     plan = flat.runs
-    monkeypatch.setattr(flat, "runs", lambda *args: made.append(1) or plan(*args))
+    monkeypatch.setattr(flat, "runs", lambda *args, **options: made.append(1) or plan(*args, **options))
     return made
 
 
