@@ -6,10 +6,12 @@ Legend: N images, C channels, H W rows and columns; x (N, C, H, W).
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from dbrdist.core.array.array_operations import are_images
 from dbrdist.core.array.backend import (
     Array,
     accumulation_dtype,
@@ -17,7 +19,6 @@ from dbrdist.core.array.backend import (
     empty_as,
     get_array_module,
     lies_as_images,
-    zeros,
     zeros_as,
 )
 from dbrdist.core.array.elementwise import elementwise
@@ -234,23 +235,31 @@ def im2col(
 class Interpolation(FunctionNode):
     """y_i = (1 - w_i) x_{low_i} + w_i x_{high_i} along an axis"""
 
-    is_linear = True
+    is_linear = gives_new = True
 
     def __init__(self, axis: int, low: list[int], high: list[int], weight: list[float]) -> None:
         self.axis = axis
         self.low, self.high, self.weight = low, high, weight
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        (x,) = xs
-        xp, lead = get_array_module(x), (slice(None),) * self.axis
-        w = xp.asarray(self.weight, accumulation_dtype(x.dtype)).reshape((-1,) + (1,) * (x.ndim - self.axis - 1))
-        w = w.reshape((1,) * self.axis + w.shape)
+        return (_as_it_lies(self._mixed, xs[0], self.axis),)
 
-        def mixed(w: Array, a: Array, b: Array) -> Array:  # an infinite neighbour of weight 0 must not make NaN
-            return xp.where(w == 0, a, (1 - w) * a + w * b).astype(x.dtype)
-
+    def _mixed(self, x: Array, axis: int) -> Array:
+        xp, wide = get_array_module(x), accumulation_dtype(x.dtype)
+        y = x.take(xp.asarray(self.low), axis)
+        if not any(self.weight):
+            return y
+        # an infinite neighbour of weight 0 must not make NaN
+        whole = xp.asarray([i for i, w in enumerate(self.weight) if w == 0], int)
+        kept = y.take(whole, axis)
+        w = xp.asarray(self.weight, wide).reshape((-1,) + (1,) * (x.ndim - axis - 1))
+        y, other = (v.astype(wide, copy=False) for v in (y, x.take(xp.asarray(self.high), axis)))
         with np.errstate(invalid="ignore"):
-            return (elementwise(mixed, w, *(ops.getitem(x, (*lead, xp.asarray(i))) for i in (self.low, self.high))),)
+            y *= 1 - w
+            other *= w
+            y += other
+        y[(*(slice(None),) * axis, whole)] = kept
+        return y.astype(x.dtype, copy=False)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         length = self.inputs[0].shape[self.axis]
@@ -260,7 +269,7 @@ class Interpolation(FunctionNode):
 class Spread(FunctionNode):
     """y = zeros of a length, with (1 - w_i) x_i added at low_i and w_i x_i at high_i: Interpolation transposed"""
 
-    is_linear = True
+    is_linear = gives_new = True
 
     def __init__(self, axis: int, low: list[int], high: list[int], weight: list[float], length: int) -> None:
         self.axis = axis
@@ -268,18 +277,40 @@ class Spread(FunctionNode):
         self.length = length
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        (x,), lead = xs, (slice(None),) * self.axis
-        shape = (*x.shape[: self.axis], self.length, *x.shape[self.axis + 1 :])
-        y = zeros(shape, accumulation_dtype(x.dtype), x)
+        return (_as_it_lies(self._spread, xs[0], self.axis),)
+
+    def _spread(self, x: Array, axis: int) -> Array:
+        """In rounds, each of which adds the next term of every place: terms come in the order of i."""
+        xp, wide, lead = get_array_module(x), accumulation_dtype(x.dtype), (slice(None),) * axis
+        y = xp.zeros((*x.shape[:axis], self.length, *x.shape[axis + 1 :]), wide)
+        rounds: list[list[tuple[int, int, float]]] = []
+        turns = [0] * self.length
         for i, (low, high, w) in enumerate(zip(self.low, self.high, self.weight)):
-            part = x[(*lead, i)].astype(y.dtype, copy=False)
-            y[(*lead, low)] += (1 - w) * part
-            if w:
-                y[(*lead, high)] += w * part
-        return (elementwise(lambda v: v.astype(x.dtype, copy=False), y),)
+            for place, share in ((low, 1 - w), (high, w))[: 2 if w else 1]:
+                if turns[place] == len(rounds):
+                    rounds.append([])
+                rounds[turns[place]].append((place, i, share))
+                turns[place] += 1
+        for terms in rounds:
+            places, order, shares = zip(*sorted(terms))
+            part = x.take(xp.asarray(order), axis).astype(wide, copy=False)
+            if any(share != 1 for share in shares):
+                part *= xp.asarray(shares, wide).reshape((-1,) + (1,) * (x.ndim - axis - 1))
+            if places[-1] - places[0] == len(places) - 1:
+                y[(*lead, slice(places[0], places[-1] + 1))] += part
+            else:
+                y[(*lead, xp.asarray(places))] += part
+        return y.astype(x.dtype, copy=False)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (call(Interpolation(self.axis, self.low, self.high, self.weight), gys[0]),)
+
+
+def _as_it_lies(formula: Callable[[Array, int], Array], x: Array, axis: int) -> Array:
+    """A formula along an axis of images, which sees them in the order of their memory."""
+    if not are_images(x):
+        return formula(x, axis)
+    return formula(x.transpose(0, 2, 3, 1), (0, 3, 1, 2)[axis]).transpose(0, 3, 1, 2)
 
 
 def _places(length: int, size: int, mode: str, align_corners: bool) -> tuple[list[int], list[int], list[float]]:

@@ -7,6 +7,7 @@ import numpy as np
 import dbrdist
 import dbrdist.functions as F
 from dbrdist import Variable
+from dbrdist.core.array import backend
 from tests.each import each
 from tests.functions.references import algebra
 
@@ -46,3 +47,20 @@ def test_pixels_and_channels_of_any_layout(num_channels):
         np.testing.assert_array_equal(v.grad, algebra.space2depth(gy, 2).astype(np.float32))
         np.testing.assert_array_equal(F.space2depth(y, 2).array, x)
         assert v.grad.flags.writeable and not np.shares_memory(v.grad, gy)
+
+
+@each(size=[(10, 14), (3, 3), (1, 1), (5, 7), (40, 2)], mode=["bilinear", "nearest"], align_corners=[True, False])
+def test_resizing_is_linear_in_the_pixels_and_keeps_their_layout(size, mode, align_corners):
+    """The gradient is the transpose: each column of the matrix by an image with a single 1."""
+    units = np.eye(35).reshape(35, 1, 5, 7)
+    matrix = F.resize_images(units, size, mode=mode, align_corners=align_corners).array.reshape(35, -1)
+    x = np.random.default_rng(0).standard_normal((2, 3, 5, 7))
+    gy = np.random.default_rng(1).standard_normal((2, 3, *size))
+    for layout in (np.ascontiguousarray, backend.channels_last):
+        v = Variable(layout(x))
+        y = F.resize_images(v, size, mode=mode, align_corners=align_corners)
+        dbrdist.backward([y], [gy])
+        np.testing.assert_allclose(y.array.reshape(6, -1), x.reshape(6, -1) @ matrix, atol=1e-12)
+        np.testing.assert_allclose(v.grad.reshape(6, -1), gy.reshape(6, -1) @ matrix.T, atol=1e-12)
+        is_like = y.array.flags.c_contiguous if layout is np.ascontiguousarray else backend.lies_as_images(y.array)
+        assert is_like or size == (1, 1)
