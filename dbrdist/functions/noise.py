@@ -166,7 +166,7 @@ def rrelu(
     if not config.train:
         r = full_as(x.array, x.shape, x.dtype, (l + u) / 2)
     elif r is None:
-        r = elementwise(lambda bits: (bits * (2.0**-32 * (u - l)) + l).astype(x.dtype), _bits(x.array))
+        r = fused(lambda bits: (bits * (2.0**-32 * (u - l)) + l).astype(x.dtype), _bits(x.array))
     elif getattr(r, "shape", None) != x.shape:
         raise expected("rrelu", "r", f"shape {x.shape} to match x", r)
     is_positive = observed(np.greater_equal, x.array, 0)
