@@ -21,6 +21,7 @@ from typing import Any
 import harness
 
 ROWS, COLUMNS = 1024, 1024
+IMAGES = 16, 16, 64, 64
 # name: number of floating operands, what they hold, dbrdist's call, PyTorch's call (t: integer labels)
 CASES: dict[str, tuple[int, str, str, str]] = {
     "add": (2, "any", "a + b", "a + b"),
@@ -211,6 +212,68 @@ CASES: dict[str, tuple[int, str, str, str]] = {
         3, "any", "F.laplace_nll(a, b, c, 'no')", "(a - b).abs() * (-c).exp() + c + 0.6931471805599453",
     ),
     "variance": (1, "any", "F.mean((a - F.mean(a)) ** 2)", "a.var(correction=0)"),
+    # of images: IMAGES stands for (16, 16, 64, 64), in C order as a program's own arrays are
+    "pad_reflect": (
+        1, "any", "F.pad(a.reshape(IMAGES), ((0, 0), (0, 0), (1, 1), (1, 1)), 'reflect')",
+        "f.pad(a.reshape(IMAGES), (1, 1, 1, 1), mode='reflect')",
+    ),
+    "group_normalization_images": (
+        3, "any", "F.group_normalization(a.reshape(16, 64, 32, 32), 8, b[0, :64], c[0, :64])",
+        "f.group_norm(a.reshape(16, 64, 32, 32), 8, b[0, :64], c[0, :64])",
+    ),
+    "batch_normalization_small": (
+        3, "any", "F.batch_normalization(a.reshape(16, 1024, 8, 8), b[0], c[0])",
+        "f.batch_norm(a.reshape(16, 1024, 8, 8), None, None, b[0], c[0], training=True)",
+    ),
+    "fixed_batch_normalization": (
+        2, "positive", "F.fixed_batch_normalization(a, b[0], b[1], p[0], p[1])",
+        "f.batch_norm(a, p[0], p[1], b[0], b[1])",
+    ),
+    "local_response_normalization": (
+        1, "any", "F.local_response_normalization(a.reshape(IMAGES), 5, 1, 1e-4)",
+        "f.local_response_norm(a.reshape(IMAGES), 5, 5e-4, 0.75, 1.0)",
+    ),
+    "average_pooling_1d": (1, "any", "F.average_pooling_1d(a[None], 2)", "f.avg_pool1d(a[None], 2)"),
+    "average_pooling_2d": (
+        1, "any", "F.average_pooling_2d(a.reshape(IMAGES), 2)", "f.avg_pool2d(a.reshape(IMAGES), 2)",
+    ),
+    "average_pooling_3d": (
+        1, "any", "F.average_pooling_3d(a.reshape(4, 16, 16, 32, 32), 2)",
+        "f.avg_pool3d(a.reshape(4, 16, 16, 32, 32), 2)",
+    ),
+    "max_pooling_1d": (1, "any", "F.max_pooling_1d(a[None], 2)", "f.max_pool1d(a[None], 2)"),
+    "max_pooling_2d": (1, "any", "F.max_pooling_2d(a.reshape(IMAGES), 2)", "f.max_pool2d(a.reshape(IMAGES), 2)"),
+    "max_pooling_3d": (
+        1, "any", "F.max_pooling_3d(a.reshape(4, 16, 16, 32, 32), 2)", "f.max_pool3d(a.reshape(4, 16, 16, 32, 32), 2)",
+    ),
+    "global_average_pooling_2d": (
+        1, "any", "F.global_average_pooling_2d(a.reshape(64, 256, 8, 8))", "a.reshape(64, 256, 8, 8).mean((2, 3))",
+    ),
+    "resize_images": (
+        1, "any", "F.resize_images(a.reshape(IMAGES), (96, 96))",
+        "f.interpolate(a.reshape(IMAGES), size=(96, 96), mode='bilinear', align_corners=True)",
+    ),
+    "depth2space": (1, "any", "F.depth2space(a.reshape(IMAGES), 2)", "f.pixel_shuffle(a.reshape(IMAGES), 2)"),
+    "space2depth": (1, "any", "F.space2depth(a.reshape(IMAGES), 2)", "f.pixel_unshuffle(a.reshape(IMAGES), 2)"),
+    "im2col": (
+        1, "any", "F.im2col(a[:128].reshape(8, 4, 64, 64), 3, 1, 1)",
+        "f.unfold(a[:128].reshape(8, 4, 64, 64), 3, 1, 1)",
+    ),
+    "spatial_transformer_sampler": (
+        2, "inner", "F.spatial_transformer_sampler(a.reshape(IMAGES), b[:128].reshape(16, 2, 64, 64))",
+        "f.grid_sample(a.reshape(IMAGES), b[:128].reshape(16, 2, 64, 64).permute(0, 2, 3, 1), align_corners=True)",
+    ),
+    "as_strided": (
+        1, "any", "F.as_strided(a, (1023, 2, 1024), (1024, 1024, 1))",
+        "torch.as_strided(a, (1023, 2, 1024), (1024, 1024, 1))",
+    ),
+    "pad_sequence": (
+        2, "any", "F.pad_sequence([a, b[:300]])", "torch.nn.utils.rnn.pad_sequence([a, b[:300]], batch_first=True)",
+    ),
+    "scaled_dot_product_attention": (
+        3, "any", "F.scaled_dot_product_attention(*(v.reshape(8, 16, 128, 64) for v in (a, b, c)))",
+        "f.scaled_dot_product_attention(*(v.reshape(8, 16, 128, 64) for v in (a, b, c)))",
+    ),
 }  # fmt: skip
 
 
@@ -226,14 +289,14 @@ LEFT_OUT = {
     ),
     "steps: the gradient is zero": "ceil fix floor sign argmax argmin",
     "PyTorch has none, and what users write instead differs": (
-        "binary_cross_entropy discriminative_margin_based_clustering_loss zeta local_response_normalization"
+        "binary_cross_entropy discriminative_margin_based_clustering_loss zeta"
     ),
     "masks of one matrix per example, 4 GB at this size": "simplified_dropconnect",
     "products and decompositions of matrices, see products.py": (
         "batch_det batch_inv batch_matmul cholesky det einsum fft ifft inv matmul tensordot"
     ),
     "statistics and sequences, see convnets.py and language_models.py": (
-        "batch_renormalization fixed_batch_normalization fixed_batch_renormalization tree_lstm"
+        "batch_renormalization fixed_batch_renormalization tree_lstm"
     ),
 }
 
@@ -274,6 +337,7 @@ def dbrdist_case(name: str) -> Callable[[], Any]:
     variables = [dbrdist.Variable(a) for a in operands(count, kind)]
     t, u = labels()
     scope = {"F": F, "t": t, "u": u, "p": shares(), "ones": np.ones((), np.float32), **dict(zip("abc", variables))}
+    scope["IMAGES"] = IMAGES
     code = compile(expression, name, "eval")
     y = eval(code, scope)
     gy = np.ones(y.shape, y.dtype)
@@ -332,7 +396,7 @@ def torch_case(name: str, is_compiled: bool = False) -> Callable[[], Any]:
     tensors = [torch.from_numpy(a).requires_grad_() for a in operands(count, kind)]
     t, u = (torch.from_numpy(a) for a in labels())
     sign = torch.ones(ROWS, COLUMNS).scatter_(1, t[:, None], -1.0)
-    scope = {**torch_scope(), "t": t, "u": u, "p": torch.from_numpy(shares()), "sign": sign}
+    scope = {**torch_scope(), "IMAGES": IMAGES, "t": t, "u": u, "p": torch.from_numpy(shares()), "sign": sign}
     exec(f"def forward({', '.join('abc'[:count])}): return {expression}", scope)
     forward: Any = scope["forward"]
     if is_compiled:

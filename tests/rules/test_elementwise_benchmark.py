@@ -32,6 +32,7 @@ FILES = [
     "math",
     "noise",
     "normalization",
+    "padding",
     "picking",
     "products",
     "rectifier",
