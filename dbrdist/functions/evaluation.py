@@ -146,8 +146,6 @@ def _predictions(y: Array, t: Array, label_num: int | None, ignore_label: int) -
     if y.ndim < 2 or t.dtype.kind not in "iu" or t.size * y.shape[1] != y.size:
         raise expected(name, "t", "integer labels of shape (N, ...) for scores y of shape (N, K, ...)", t)
     valid = t.reshape(-1) != ignore_label
-    if label_num is None:
-        warn_of_other_labels(name, t, y.shape[1], ignore_label)
     found, true = y.argmax(axis=1).reshape(-1)[valid] if y.size else t.reshape(-1)[valid], t.reshape(-1)[valid]
     greatest = int(true.max()) if true.size else -1
     if label_num is None and greatest >= _MOST_CLASSES:
@@ -155,6 +153,8 @@ def _predictions(y: Array, t: Array, label_num: int | None, ignore_label: int) -
     num = greatest + 1 if label_num is None else operator.index(label_num)
     if greatest >= num or (true.size and int(true.min()) < 0):
         raise expected(name, "t", f"labels from 0 to {num - 1}, or {ignore_label}", f"{true.min()} to {greatest}")
+    if label_num is None:
+        warn_of_other_labels(name, t, y.shape[1], ignore_label)
     return found, true, y.dtype, num
 
 
