@@ -312,7 +312,7 @@ def _together(*weights: Any) -> Any:
     if type(weights[0]) is np.ndarray:
         return [W.reshape(o, i, k).transpose(0, 2, 1).ravel() for W, (o, i, k, _) in zip(weights, numbers)]
     layouts = [FilterLayout(W.dtype, W.dtype, four) for W, four in zip(weights, numbers)]
-    return layouts[0].together(list(zip(layouts, weights)))
+    return layouts[0].together([(layout, W.copy("C")) for layout, W in zip(layouts, weights)])  # as in flat memory
 
 
 def _stem(x: Any, W: Any) -> Any:
