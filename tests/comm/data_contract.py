@@ -402,7 +402,7 @@ def check_iterators_synchronized_in_another_order(comm):
         iterators.create_synchronized_iterator(iterator, comm)
 
     size = 4 * comm.size
-    text = f"rank {comm.size - 1} synchronizes its iterators in another order than rank 0"
+    text = f"rank {comm.size - 1} gives its iterators in another order than rank 0"
     own = [100 * comm.rank + k for k in range(9)]  # seeds of this rank
     for calls, seeds, starts in [
         ([first, second], own, [0, 0]),
@@ -422,6 +422,27 @@ def check_iterators_synchronized_in_another_order(comm):
     for call, start in ([first, comm.rank], [second, (comm.rank + 1) % comm.size]):  # and this: each has another part
         examples = list(range(start * 1000, start * 1000 + size))
         said(comm, "", functools.partial(call, SerialIterator(examples, comm.size)))
+
+
+def check_models_given_in_another_order(comm):
+    """Two of equal shapes would have each other's parameters."""
+    if comm.size == 1:
+        return
+
+    def first(model):
+        comm.bcast_data(model)
+
+    def second(model):
+        comm.bcast_data(model)
+
+    both = [functools.partial(call, L.Linear(2, 3)) for call in (first, second)]
+    text = f"bcast_data: rank {comm.size - 1} gives its models in another order than rank 0"
+    for words, one in zip(["", text], both[:: -1 if comm.rank == comm.size - 1 else 1]):
+        said(comm, words, one)
+    for one in both:
+        said(comm, "", one)
+    for one in (first, second) if comm.rank == 0 else (second, second):  # as where one rank reads a file before
+        said(comm, "", functools.partial(one, L.Linear(2, 3)))
 
 
 def check_evaluations_of_other_shares(comm):

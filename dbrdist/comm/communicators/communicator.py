@@ -22,6 +22,7 @@ from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.protocol.objects import ObjectVerbs
 from dbrdist.comm.protocol.pair import PairVerbs
 from dbrdist.comm.protocol.primitives import Ranks
+from dbrdist.comm.protocol.roster import check_order
 from dbrdist.comm.transport import message
 from dbrdist.comm.transport.call_log import CallLog
 from dbrdist.core.array import backend
@@ -269,10 +270,12 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
                 place.
 
         Raises:
-            CommunicatorError: on every rank, if the models differ in names, shapes or types.
+            CommunicatorError: on every rank, if the models differ in names, shapes or types, or if ranks make the calls
+                for two models in another order.
         """
         _check_model("bcast_data", model)
         with self.gate.call("bcast_data"):
+            check_order(self, "bcast_data", "models", sys._getframe(1))
             models.bcast_data(self, model)
 
     def broadcast_data(self, model: Link) -> None:

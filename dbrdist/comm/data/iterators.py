@@ -5,22 +5,17 @@ from __future__ import annotations
 import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
-
-import numpy as np
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.protocol import agree
 from dbrdist.comm.protocol.gate import digest
-from dbrdist.comm.protocol.roster import CommonOrder, roster_of
+from dbrdist.comm.protocol.roster import check_order, roster_of
 from dbrdist.comm.protocol.shares import checksum_of
-from dbrdist.comm.transport.call_log import lines_of
 from dbrdist.core.files.serializer import AbstractSerializer, DictionarySerializer, NpzDeserializer
 from dbrdist.core.names.missing_names import explained as _explained
 from dbrdist.datasets.loading.contents import known_examples
 from dbrdist.datasets.loading.order import ShuffleOrderSampler
 from dbrdist.datasets.loading.serial import Iterator
-from dbrdist.errors import CommunicatorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -171,7 +166,8 @@ def create_synchronized_iterator(actual_iterator: Any, communicator: Communicato
         f"repeat={bool(getattr(actual_iterator, 'repeat', True))}, last={getattr(actual_iterator, 'last', None)!r}\n"
     )
     agree.same_everywhere(communicator, text, "iterators of the same kind")
-    _check_order(communicator, actual_iterator)
+    evidence = _evidence(actual_iterator)
+    check_order(communicator, "create_synchronized_iterator", "iterators", sys._getframe(1), evidence)
     seed = communicator.bcast_obj(getattr(actual_iterator, "seed", 0))
     actual_iterator.is_synchronized = True
     if hasattr(actual_iterator, "reorder"):
@@ -183,36 +179,12 @@ def create_synchronized_iterator(actual_iterator: Any, communicator: Communicato
     return actual_iterator
 
 
-_orders: WeakKeyDictionary[CommunicatorBase, list[CommonOrder]] = WeakKeyDictionary()
-
-
-def _check_order(comm: CommunicatorBase, iterator: Any) -> None:
-    """Raise CommunicatorError on every rank where ranks synchronize two iterators in another order. Collective.
-
-    What differs between two of one size: the lines of the calls; where these say nothing, their examples, and then
-    seeds.
-    """
-    if comm.size == 1:
-        return
-    lines = lines_of(sys._getframe(2))
+def _evidence(iterator: Any) -> list[int]:
+    """Numbers of an iterator's examples and of its seed."""
     known = 0
     with contextlib.suppress(Exception):  # what a program's own dataset raises here: its examples say nothing
         known = checksum_of(known_examples(iterator.dataset))
-    seed = digest(repr(getattr(iterator, "seed", 0)))
-    rows = comm.gate.allgather_rows(np.array([digest(repr(lines)), known, seed], np.int64))
-    by_line, by_examples, by_seed = orders = _orders.setdefault(comm, [CommonOrder(comm.size) for _ in range(3)])
-    for order, column in zip(orders, rows.T.tolist()):
-        order.add(column)
-    found = by_line.exchanged() or by_examples.exchanged([by_line]) or by_seed.exchanged([by_line, by_examples])
-    if found is None:
-        return
-    rank, indices = found
-    places = comm.allgather_obj(lines[0] if lines else "an unknown place")
-    raise CommunicatorError(
-        f"create_synchronized_iterator: rank {rank} synchronizes its iterators in another order than rank 0: calls "
-        f"{', '.join(str(index + 1) for index in indices)} are for each other's iterators, the last at {places[0]} on "
-        f"rank 0 and {places[rank]} on rank {rank}; make the calls in the same order on all ranks"
-    )
+    return [known, digest(repr(getattr(iterator, "seed", 0)))]
 
 
 __getattr__ = _explained(__name__, "dbrdist.comm.iterators")

@@ -7,7 +7,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
-from dbrdist.comm.transport.call_log import place_of
+import numpy as np
+
+from dbrdist.comm.protocol.gate import digest
+from dbrdist.comm.transport.call_log import lines_of, place_of
 from dbrdist.errors import CommunicatorError
 
 if TYPE_CHECKING:
@@ -119,3 +122,32 @@ class CommonOrder:
         """Whether a rank says of these things, of each another thing, what rank 0 says."""
         first, said = ([said[index] for index in indices] for said in (self._said[0], self._said[rank]))
         return first == said and len(set(first)) == len(first)
+
+
+_orders: WeakKeyDictionary[CommunicatorBase, dict[str, list[CommonOrder]]] = WeakKeyDictionary()
+
+
+def check_order(comm: CommunicatorBase, verb: str, things: str, frame: FrameType, evidence: Sequence[int] = ()) -> None:
+    """Raise CommunicatorError on every rank where ranks call ``verb`` for two ``things`` in another order. Collective.
+
+    What differs between two that look the same: the lines that led to ``frame``; where these say nothing, numbers of
+    the evidence, of which each counts where those before it say nothing.
+    """
+    if comm.size == 1:
+        return
+    lines = lines_of(frame)
+    rows = comm.gate.allgather_rows(np.array([digest(repr(lines)), *evidence], np.int64))
+    of_comm = _orders.setdefault(comm, {})
+    orders = of_comm.setdefault(verb, [CommonOrder(comm.size) for _ in range(rows.shape[1])])
+    for order, column in zip(orders, rows.T.tolist()):
+        order.add(column)
+    found = next((e for k, order in enumerate(orders) if (e := order.exchanged(orders[:k])) is not None), None)
+    if found is None:
+        return
+    rank, indices = found
+    places = comm.allgather_obj(lines[0] if lines else "an unknown place")
+    raise CommunicatorError(
+        f"{verb}: rank {rank} gives its {things} in another order than rank 0: calls "
+        f"{', '.join(str(index + 1) for index in indices)} are for each other's {things}, the last at {places[0]} on "
+        f"rank 0 and {places[rank]} on rank {rank}; make the calls in the same order on all ranks"
+    )
