@@ -406,7 +406,7 @@ def _wheel(step: Step) -> None:
             raise StepError(f"{step.name}: the installed package is not compiled")
         path = _path(python)
         rooms = os.environ.get("WHEEL_TESTS", "").split() or [f"tests/{name}" for name in OF_WHEEL]
-        step.suite(python, *rooms, alone=("-n", WORKERS, "--dist", "worksteal"), cwd=sources, PATH=path)
+        step.suite(python, *rooms, alone=("-n", WAITERS, "--dist", "worksteal"), cwd=sources, PATH=path)
         step.suite(python, "tests/gpu", "--on", "stand-in", alone=("-n", WORKERS), cwd=sources, PATH=path)
         step.ranks(python, "2", cwd=sources, PATH=path)
 
@@ -446,14 +446,14 @@ def _launch(step: Step) -> None:
 # Name, cores that it keeps busy, what it does; those of one core that follow each other run at the same time.
 STEPS: tuple[tuple[str, int, Callable[[Step], None]], ...] = (
     ("style", 1, _style),
-    ("launch", 1, _launch),  # mostly waits: beside it run the steps that follow, and the fast suite too
+    ("launch", 1, _launch),  # mostly waits: beside it run the steps that follow
     ("bare", 1, _bare),
     ("cupy", 1, _cupy),
     ("onnx", 1, _onnx),
+    ("fast", 1, _fast),  # more than one core's work: those that follow begin when the launcher's tests have ended
     ("torch", 1, _torch),
     ("browser", 1, _browser),
     *((f"mpi-{number}", 1, _mpi(number)) for number in RANKS if number == "1"),
-    ("fast", 1, _fast),
     ("train", 2, _train),
     ("programs", 2, _programs),
     *((f"mpi-{number}", 2, _mpi(number)) for number in RANKS if number != "1"),

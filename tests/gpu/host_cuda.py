@@ -165,7 +165,7 @@ def built_once(name, text, options, includes=()):
     parts = (text, repr(options), *[(HERE / file).read_text() for file in includes])
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     target = folder / f"{name}-{key}.so"
-    with open(folder / "lock", "w") as lock:
+    with open(folder / f"{name}-{key}.lock", "w") as lock:  # others may compile other code meanwhile
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
             built += 1
