@@ -54,7 +54,7 @@ class _Matrix:
             raise Unsupported(f"axes {axis} of {x.ndim}, or another type")
         self.shape, self.dtype, self.channels = x.shape, x.dtype, x.shape[1]
         self.rows = x.size // self.channels
-        self.pack = cuda_source.pack(self.channels, _BYTES // x.itemsize)
+        self.pack = cuda_source.pack(self.channels, _BYTES // x.dtype.itemsize)
         groups = self.channels // self.pack
         self.across = min(32, 1 << (groups - 1).bit_length())
         self.columns = -(-groups // self.across)

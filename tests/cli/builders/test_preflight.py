@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dbrdist.cli.builders import preflight
+from dbrdist.core.model.parameter import Parameter
 from dbrdist.errors import ConfigError, UsageWarning
 from tests.each import each
 
@@ -59,7 +60,7 @@ ORIGIN = SimpleNamespace(where=lambda path: f"run.yaml:{'.'.join(map(str, path))
 @pytest.mark.parametrize(("free", "is_enough"), [(3 * 40 * 4 - 1, False), (3 * 40 * 4, True)])
 def test_the_disk_must_have_room_for_the_snapshots_that_are_kept_and_one(monkeypatch, tmp_path, free, is_enough):
     """A snapshot of 10 numbers of 4 bytes has them three times, with the optimizer's states; three are kept."""
-    parameter = SimpleNamespace(array=np.zeros(10, np.float32))
+    parameter = Parameter(np.zeros(10, np.float32))
     made = SimpleNamespace(task=SimpleNamespace(params=lambda include_uninit: [parameter]))
     settings = SimpleNamespace(out=str(tmp_path / "a" / "b"), snapshot=SimpleNamespace(keep=3))
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))

@@ -38,7 +38,7 @@ def used(monkeypatch):
 def test_arrays_of_the_host_have_no_number():
     nothing = None, 3, "text", np.ones(2), np.float32(1), np.zeros(()), np.ones(2, [("a", "f")])
     assert [number_of(x) for x in nothing] == [None] * len(nothing)
-    assert elsewhere(nothing) is None and on(*nothing) is current_device._HERE and several(nothing) == []
+    assert elsewhere(nothing) is None and on(*nothing) is current_device.HERE and several(nothing) == []
     with on(np.ones(2)):
         pass
 
