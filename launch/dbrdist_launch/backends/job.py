@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from .mpi import Library
 
+_INPUT_OPTIONS = {"hydra": ("-s",), "openmpi": ("-stdin", "--stdin")}  # of Intel MPI and of Open MPI: for which ranks
+
 
 class Host(NamedTuple):
     """A host and the number of ranks that it takes."""
@@ -82,3 +84,9 @@ class Backend(Protocol):
 
     def hosts(self, environment: Mapping[str, str]) -> tuple[Host, ...]:
         """The hosts of the allocation in which it stands; () where there is none."""
+
+
+def goes_to_rank_0(backend: Backend, words: tuple[str, ...]) -> bool:
+    """Whether neither a batch system nor the user's own words for the starter say which ranks get the input."""
+    own = _INPUT_OPTIONS.get(backend.identity, ())
+    return not backend.places_ranks and not any(word.partition("=")[0] in own for word in words)

@@ -400,13 +400,16 @@ def test_an_ignored_signal_of_pythons_own_stays_ignored():
     assert found[0] == found[1] and found[1] >> (signal.SIGXFSZ - 1) & 1
 
 
-def test_what_is_typed_on_a_terminal_reaches_rank_0():
+@each("has_it", {"own": True, "nobody's": False})
+def test_what_is_typed_on_a_terminal_reaches_rank_0(has_it):
+    """Also on one that is no session's terminal, as programs make for their children: nobody else reads there."""
     main, terminal = pty.openpty()
     program = "import os\nif os.environ['RANK'] == '0': print('got', input('name? '))"
 
     def lead():
         os.setsid()
-        os.close(os.open(os.ttyname(terminal), os.O_RDWR))
+        if has_it:
+            os.close(os.open(os.ttyname(terminal), os.O_RDWR))
 
     process = popen("-n", 2, "python", "-c", program, stdin=terminal, preexec_fn=lead, env={"TERM": "dumb"})
     os.write(main, b"Ada\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...backends.job import Backend, Job
+from ...backends.job import Backend, Job, goes_to_rank_0
 from ..judgement.report import Failure
 
 
@@ -28,6 +28,10 @@ class LaunchPlan(NamedTuple):
         """The number of ranks on a host, by its name; empty where that is not known."""
         job = self.job
         return {h.name: h.slots for h in job.hosts if h.name == host} if job.hosts else {host: job.ranks}
+
+    def feeds_rank_0(self) -> bool:
+        """Whether the launcher's input is for rank 0; else the starter has it."""
+        return goes_to_rank_0(self.backend, self.job.extra)
 
 
 @dataclass(eq=False, repr=False)

@@ -14,7 +14,9 @@ from ... import limits
 from ...channel import Channel
 from ...loop import Loop
 from ...messages import In, Taken
-from .terminal import echoes, in_foreground
+from .terminal import echoes, in_foreground, is_free
+
+_PTMX = os.makedev(5, 2)  # opened once more it is another terminal
 
 
 class Rank0:
@@ -81,6 +83,7 @@ class InputReader:
         self.loop, self.echoed, self.to_rank_0 = loop, echoed, to_rank_0 and has_input()
         self.taker: Rank0 | StarterPipe | None = None
         self._is_terminal = os.isatty(0)
+        self._is_free = self._is_terminal and is_free()
         self._source = _own_end() if self.to_rank_0 else 0
         self._watching = self._ended = False
 
@@ -106,18 +109,18 @@ class InputReader:
         wanted = self._may_read()
         if wanted and not self._watching:
             try:
-                self.loop.watch(self._source, self._read)
+                self.loop.watch(0, self._read)  # our own end of a named pipe would not hear of a writer's earlier end
             except PermissionError:  # a file, which can always be read
                 while self._may_read():
                     self._read()
                 return
         elif self._watching and not wanted:
-            self.loop.forget(self._source)
+            self.loop.forget(0)
         self._watching = wanted
 
     def _may_read(self) -> bool:
         room = self.taker.room() if self.taker is not None and not self._ended else 0
-        return room > 0 and (not self._is_terminal or in_foreground())
+        return room > 0 and (not self._is_terminal or self._is_free or in_foreground())
 
     def _read(self) -> None:
         if self.taker is None or not self._may_read():
@@ -142,7 +145,7 @@ class InputReader:
         if self.taker is not None:
             self.taker.close()
         if self._watching:
-            self.loop.forget(self._source)
+            self.loop.forget(0)
             self._watching = False
         if self._source:
             os.close(self._source)
@@ -150,12 +153,13 @@ class InputReader:
 
 
 def _own_end() -> int:
-    """Stdin; where it is a pipe, opened once more, so that a read does not wait for what another process has taken."""
+    """Stdin; a pipe or a terminal opened once more, so that a read does not wait for what another process has taken."""
     try:
-        if stat.S_ISFIFO(os.fstat(0).st_mode):
-            return os.open("/proc/self/fd/0", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        found = os.fstat(0)
+        if stat.S_ISFIFO(found.st_mode) or (os.isatty(0) and found.st_rdev != _PTMX):
+            return os.open("/proc/self/fd/0", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError:
-        pass  # somebody else's pipe
+        pass  # somebody else's
     return 0
 
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
 import termios
+
+from ... import linux
+
+_TIOCGDEV = 0x80045432  # the number of a terminal, as in /proc/PID/stat
 
 
 def echoes() -> bool:
@@ -20,3 +26,18 @@ def in_foreground() -> bool:
         return os.tcgetpgrp(0) == os.getpgrp()
     except OSError:
         return False
+
+
+def is_free() -> bool:
+    """Whether it is no session's terminal: a read stops nobody, and takes nothing from a shell that reads there."""
+    try:
+        os.tcgetpgrp(0)
+        return False  # it is ours
+    except OSError:
+        pass
+    try:
+        (number,) = struct.unpack("I", fcntl.ioctl(0, _TIOCGDEV, bytes(4)))
+    except OSError:
+        return False  # it has gone
+    every = (linux.stat(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return all(fields is None or fields[4] != str(number) for fields in every)

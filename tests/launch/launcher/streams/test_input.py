@@ -1,6 +1,7 @@
 """What the launcher reads of its stdin: as much as is taken, from pipes and from files."""
 
 import os
+import pty
 import subprocess
 
 import pytest
@@ -69,23 +70,45 @@ def test_nothing_is_read_once_rank_0_has_closed_its_input(stdin):
     loop.close()
 
 
-def test_somebody_else_who_reads_the_same_pipe_does_not_hold_the_launcher_up(stdin):
-    """Nor is the pipe changed for whom the launcher shares it with: he may wait in his reads."""
-    end, write = os.pipe()
+@pytest.mark.parametrize("kind", ["pipe", "terminal"])
+def test_somebody_else_who_reads_the_same_input_does_not_hold_the_launcher_up(stdin, kind):
+    """As in `dbrdist-launch ... | less`. Nor is it changed for whom the launcher shares it with: he may wait for it."""
+    if kind == "pipe":
+        end, write = os.pipe()
+    else:
+        write, end = pty.openpty()
     stdin(end)
     loop, channel = Loop(), Channel()
     read = InputReader(loop)
     read.begin_for_rank(0, channel)
-    os.write(write, b"taken")
-    assert os.read(end, 10) == b"taken"  # after the loop has heard of it
+    os.write(write, b"taken\n")
+    assert os.read(end, 10) == b"taken\n"  # after the loop has heard of it
     read._read()
     assert not channel.sent and os.get_blocking(0)
-    os.write(write, b"ours")
+    os.write(write, b"ours\n")
     loop.turn(1.0)
-    assert channel.sent == [b"ours"]
+    assert channel.sent == [b"ours\n"]
     read.close()
     for descriptor in (end, write):
         os.close(descriptor)
+    loop.close()
+
+
+def test_a_named_pipe_whose_writer_has_gone_before_ends(tmp_path, stdin):
+    os.mkfifo(tmp_path / "pipe")
+    write = os.open(tmp_path / "pipe", os.O_RDWR)
+    end = os.open(tmp_path / "pipe", os.O_RDONLY)
+    os.write(write, b"all")
+    os.close(write)
+    stdin(end)
+    os.close(end)
+    loop, channel = Loop(), Channel()
+    read = InputReader(loop)
+    read.begin_for_rank(0, channel)
+    for _ in range(2):
+        loop.turn(1.0)
+    assert channel.sent == [b"all", b""]
+    read.close()
     loop.close()
 
 
