@@ -32,6 +32,7 @@ from .restarting.restarts import Policy
 from .running.attempt import Attempt
 from .running.plan import LaunchPlan, Outcome
 from .streams.events import Events
+from .streams.input import place_in_file
 from .streams.output import Output
 from .streams.view import is_able
 
@@ -265,6 +266,7 @@ class Session:
         policy = Policy(s.max_restarts, s.start_retries, s.backoff, s.max_backoff)
         pool = HostPool(self.hosts, self._probe, s.cooldown, s.host_discovery, most_failures=s.max_host_failures)
         first = whole(os.environ.get("SLURM_RESTART_COUNT")) or 0
+        begin = place_in_file()
         while True:
             run.write()
             restart = first + policy.restarts
@@ -287,6 +289,8 @@ class Session:
             if not again:
                 return self._end(outcome, output, run)
             output.next_folder(run.attempt_folder())
+            if begin is not None:
+                os.lseek(0, begin, os.SEEK_SET)  # the new rank 0 reads what the last one did
 
     def _wait(self, outcome: Outcome, seconds: float, output: Output) -> tuple[Outcome, bool]:
         """Wait before a restart; (the outcome, whether to start again): a request to stop ends the job here."""

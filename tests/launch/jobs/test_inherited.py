@@ -152,6 +152,18 @@ def test_an_input_that_is_not_read_to_its_end_costs_nothing(program):
     assert result.returncode == 0, result.stderr
 
 
+def test_a_restarted_program_reads_an_input_file_again(tmp_path):
+    """From where the first one read it, and what comes after the job goes on where the last one ended."""
+    (tmp_path / "input").write_text("before\nfirst\nsecond\n")
+    program = "import os, sys; print([*sys.stdin]); sys.exit(os.environ['DBRDIST_RESTART'] != '1')"
+    with open(tmp_path / "input", "rb", buffering=0) as file:
+        file.seek(len("before\n"))
+        words = "-n", 1, "--max-restarts", 1, "--backoff", 0.01, "python", "-c", program
+        result = launch(*words, stdin=file)
+        assert result.returncode == 0 and result.stdout.count("['first\\n', 'second\\n']") == 2, result.stderr
+        assert file.read() == b""
+
+
 def test_a_script_that_names_no_interpreter_is_run_by_the_shell(tmp_path):
     """execvp(3) does it, and so do mpiexec and every shell."""
     (tmp_path / "script").write_text('echo "it runs: $1"\n')

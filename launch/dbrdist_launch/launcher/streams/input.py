@@ -172,3 +172,13 @@ def has_input() -> bool:
     except OSError:
         return False
     return not (stat.S_ISCHR(found.st_mode) and found.st_rdev == os.stat(os.devnull).st_rdev)
+
+
+def place_in_file() -> int | None:
+    """Where a file on stdin is read next; None for what cannot be read twice."""
+    try:
+        if stat.S_ISREG(os.fstat(0).st_mode) and fcntl.fcntl(0, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            return os.lseek(0, 0, os.SEEK_CUR)
+    except OSError:
+        pass  # stdin is closed
+    return None
