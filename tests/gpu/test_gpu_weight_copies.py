@@ -7,6 +7,7 @@ next pass with one in float64 on the host, of the values that are in memory then
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import threading
 
@@ -24,6 +25,7 @@ from dbrdist.core.model import flat
 from dbrdist.core.model.flat import Run
 from dbrdist.core.model.weight_copies import WeightCopies
 from dbrdist.functions.connection import LinearFunction
+from dbrdist.functions.convolution import Convolution2D
 from dbrdist.optimizers import hooks
 from dbrdist.training.captured_step import CapturedSteps
 from dbrdist.training.extensions import WeightAverage
@@ -359,6 +361,7 @@ HELD = {
     "the run": lambda case: next(iter(case.optimizer.runs())).data[case.net.two.W.slot.start :],
     "a variable": lambda case: F.reshape(case.net.two.W, (64, 9)).array,
     "retained": lambda case: case.net(case.x).creator.get_retained_inputs()[1].array,
+    "retained, as an array": lambda case: case.net(case.x).creator.retained_inputs()[1],
 }
 
 
@@ -526,6 +529,65 @@ def test_a_function_in_the_place_of_one_of_dbrdist(replace, when, device, launch
     assert held
     for data in held[-4:]:
         data *= 2
+    case.look()
+
+
+@pytest.mark.parametrize("what", ["a rule", "the class of rules", "a hook", "the class of hooks"])
+def test_a_function_that_wraps_one_of_dbrdist(what, case, monkeypatch):
+    """``functools.wraps`` gives it the name of our module."""
+    held, hook = [], hooks.WeightDecay(0.001)
+    rule = case.net.two.W.update_rule
+    name = "step_run" if "rule" in what else "piece" if "class" in what else "flat"
+    owner = {"a rule": rule, "the class of rules": type(rule), "a hook": hook}.get(what, hooks.WeightDecay)
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapper(*arguments):
+        result = original(*arguments)
+        held.extend(a if isinstance(a, case.net.xp.ndarray) else a.data for a in arguments if hasattr(a, "data"))
+        return result
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, wrapper)
+        for p in case.net.params() if what == "a rule" else ():
+            patched.setattr(p.update_rule, name, wrapper)
+        if "hook" in what:
+            case.optimizer.add_hook(hook)
+        case.train()
+    for _ in range(2):
+        case.train()
+        case.look()
+    assert held
+    held[0] *= 2
+    case.look()
+
+
+def test_a_forward_in_the_place_of_one_of_dbrdist(case, monkeypatch):
+    held, original = [], Convolution2D.forward
+
+    @functools.wraps(original)
+    def forward(self, xs):
+        held.append(xs[1])
+        return original(self, xs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Convolution2D, "forward", forward)
+        case.train()
+    for _ in range(2):
+        case.train()
+        case.look()
+    held[-1] *= 2
+    case.look()
+
+
+def test_a_call_whose_forward_is_the_programs(case):
+    held, call = [], case.net(case.x).creator
+    again = Convolution2D(call.geometry)
+    again.forward = lambda xs: held.append(xs[1]) or call.forward(xs)
+    again.apply((case.net.one(case.x), case.net.two.W, case.net.two.b))
+    case.train()
+    case.look()
+    held[0] *= 2
     case.look()
 
 
@@ -876,4 +938,32 @@ def test_a_graph_of_the_program(what, device, launched):
                 np.testing.assert_allclose(backend.to_cpu(y), expected, rtol=0, atol=1e-5 * abs(expected).max())
             case.look()
             graph.launch(stream)
+            case.look()
+
+
+@pytest.mark.parametrize("write", ["copydata", "write", "array", "averages"])
+def test_a_graph_of_the_program_with_a_write(write, case):
+    """Each replay writes to the weights, unnoticed."""
+    W, xp = case.net.two.W, case.device.xp
+    average = WeightAverage(case.net, decay=0.5)
+    average.initialize(None)
+    average({})
+    values = xp.full(W.shape, 0.25, np.float32)
+    writes = {
+        "copydata": lambda: W.copydata(dbrdist.Variable(values)),
+        "write": lambda: W.write(values),
+        "array": lambda: setattr(W, "array", values),
+        "averages": lambda: average._set(average._averages),
+    }
+    xp.cuda.Device().synchronize()
+    stream, pool = xp.cuda.Stream(non_blocking=True), xp.cuda.MemoryPool()
+    with stream, xp.cuda.using_allocator(pool.malloc):
+        stream.begin_capture()
+        writes[write]()
+        graph = stream.end_capture()
+        for _ in range(2):
+            case.train()
+            case.look()
+            graph.launch(stream)
+            stream.synchronize()
             case.look()

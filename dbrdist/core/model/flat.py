@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from dbrdist.core.array.backend import Array, DType, aligned_zeros, device_of, empty, fill, on, to_device
+from dbrdist.core.array.current_device import number_of
 from dbrdist.core.array.pages import release_free
 from dbrdist.core.model.parameter import Parameter, Slot
+from dbrdist.core.model.weight_copies import is_captured_by_program
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -75,6 +77,12 @@ class Arena:
         """From now on a program may write to the parameters at any time."""
         self.is_handed_out = True
         self.num_writes += 1
+
+    def note_write(self) -> None:
+        """Somebody writes to the parameters now; where a program captures that in a graph, with each replay, too."""
+        self.num_writes += 1
+        if number_of(self._data) is not None and is_captured_by_program():
+            self.hand_out()
 
     def move_gradients(self, memory: Array) -> None:
         """Keep the gradients in ``memory`` from now on, of the same size and type; those that are there come along."""

@@ -236,14 +236,14 @@ class Parameter(Variable):
         """
         self.release()
         if to_write and self.slot is not None:
-            self.slot.arena.num_writes += 1
+            self.slot.arena.note_write()
         return self._array
 
     def write(self, values: Array | float) -> None:
         """Copy ``values`` into the array: a write that is no assignment, of code that keeps no reference to it."""
         self.release()
         if self.slot is not None:
-            self.slot.arena.num_writes += 1
+            self.slot.arena.note_write()
         fill(self._array, values)
 
     def release(self) -> None:

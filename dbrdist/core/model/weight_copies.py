@@ -8,7 +8,8 @@ must still be that of the moment of the call. Hence:
 - Copies are made only between an update and the next write to the flat memory (``Arena.num_writes``), whoever writes:
   an update, a hook, a reduction, a replayed graph, a load, an assignment.
 - There are none of memory that a program may hold (``Arena.hand_out``): once runs of it were asked for, or shown to a
-  hook or a rule of the program's own, or once a program has captured an update in a graph of its own.
+  hook or a rule of the program's own, or once a program has captured an update, or another write of dbrdist's, in a
+  graph of its own.
 - A weight whose array a program may hold is laid out at each call, as the program may write there unnoticed. That is
   one whose ``array`` was asked for since it entered flat memory, one that a function read which is not known to keep
   its inputs to itself, one that a hook was shown, and one that shares its array with another parameter.
@@ -84,7 +85,7 @@ class WeightCopies:
 
     def open(self) -> None:
         """An update is done."""
-        if _is_captured_by_program(_current_stream()):
+        if is_captured_by_program():
             self._arena.hand_out()
         if self._arena.is_handed_out:
             return
@@ -101,7 +102,7 @@ class WeightCopies:
     def read(self, param: Parameter, slot: Slot, W: Array, layout: Layout) -> Array:
         """The copy of ``W`` in a layout."""
         made, block, stream = self._made, declared.current(), _current_stream()
-        if _is_captured_by_program(stream):
+        if _is_captured(stream):
             return layout(W)
         if made is not None and made.block is block and made.num_writes == self._num_writes:
             if made.thread != get_ident() or made.stream.ptr != stream.ptr:
@@ -146,8 +147,12 @@ def _current_stream() -> CudaStream:
     return stream
 
 
-def _is_captured_by_program(stream: CudaStream) -> bool:
-    """Whether work of a stream is captured in a graph that is no captured step: who replays it tells nobody."""
+def is_captured_by_program() -> bool:
+    """Whether work of this thread is captured in a graph that is no captured step: who replays it tells nobody."""
+    return _is_captured(_current_stream())
+
+
+def _is_captured(stream: CudaStream) -> bool:
     return stream.ptr != 0 and declared.current() is None and stream.is_capturing()
 
 

@@ -49,6 +49,7 @@ class Call(Record):
     # Which input is weights that forward reads by a copy on a device (core.model.weight_copies), if there is one in
     # ``copy``. Forward and the rule give no input to anybody, nor views of one.
     reads_copy_of: ClassVar[int | None] = None
+    written: ClassVar[tuple[Any, ...]] = ()  # that forward
     copy: Any = None
 
     def apply(self: Any, inputs: tuple[Operand, ...]) -> tuple[Variable, ...]:
@@ -132,12 +133,15 @@ class Call(Record):
         switches = config.__dict__
         is_looked_at = hooked[0] or switches["_function_hooks"] or switches["debug"]
         forward = self._forward_with_hooks if is_looked_at else self.forward
-        if is_looked_at or self.reads_copy_of is None:
+        copied = None if is_looked_at else self.reads_copy_of
+        if copied is not None and (type(self).forward is not self.written[0] or "forward" in self.__dict__):
+            copied = None  # a function of the program is in its place, which may keep what it is shown
+        if copied is None:
             for x in inputs:
                 if isinstance(x, Value):
                     x.node.is_handed_out = True
         else:
-            weights = inputs[self.reads_copy_of]
+            weights = inputs[copied]
             self.copy = weights.copy_for_reading() if isinstance(weights, Variable) else None
         if number is None:
             return forward(data)

@@ -154,6 +154,9 @@ class FunctionNode(Call):
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         cls.reads_copy_of = cls.__dict__.get("reads_copy_of")  # what a class does is not known of those below it
+        if cls.reads_copy_of is not None:
+            cls.written = (cls.forward,)
+            cls.retained_inputs = FunctionNode._handed_out_inputs  # type: ignore[method-assign]
         cls._checks_types = cls.check_type_forward is not FunctionNode.check_type_forward
         if cls.derive is not FunctionNode.derive and _comes_first("backward", "derive", cls):
             cls._inherited = cls.derive, cls.writes
@@ -291,6 +294,11 @@ class FunctionNode(Call):
     def retained_inputs(self) -> tuple[Any, ...]:
         """The retained inputs, as arrays in a first-order pass and as Variables in a higher-order one."""
         return self.get_retained_inputs() if self._on_variables else self._kept_xs or ()
+
+    def _handed_out_inputs(self) -> tuple[Any, ...]:
+        """As :meth:`retained_inputs`, of a function that gives its inputs to nobody else: whoever asks has them."""
+        self._hand_out_inputs()
+        return FunctionNode.retained_inputs(self)
 
     def retained_outputs(self) -> tuple[Any, ...]:
         """The retained outputs, of the same kind as :meth:`retained_inputs`."""

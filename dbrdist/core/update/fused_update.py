@@ -185,9 +185,17 @@ def are_ours(things: Iterable[object]) -> bool:
             return False
         for name in _SHOWN_MEMORY:
             function = getattr(thing, name, None)
-            if callable(function) and not (getattr(function, "__module__", None) or "").startswith("dbrdist."):
+            if callable(function) and not _module_of(function).startswith("dbrdist."):
                 return False
     return True
+
+
+def _module_of(function: object) -> str:
+    """Where a function was written; ``functools.wraps`` lets one of a program name the module of the wrapped one."""
+    written = getattr(function, "__globals__", None)
+    if written is None and not hasattr(function, "__wrapped__"):
+        return getattr(function, "__module__", None) or ""
+    return str((written or {}).get("__name__"))
 
 
 def close_copies(parts: Iterable[Part]) -> None:
