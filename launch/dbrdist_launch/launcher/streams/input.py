@@ -14,9 +14,7 @@ from ... import limits
 from ...channel import Channel
 from ...loop import Loop
 from ...messages import In, Taken
-from .terminal import echoes, in_foreground, is_free
-
-_PTMX = os.makedev(5, 2)  # opened once more it is another terminal
+from .terminal import echoes, in_foreground, is_free, is_terminal
 
 
 class Rank0:
@@ -82,7 +80,7 @@ class InputReader:
         """``echoed`` hears what the terminal has shown of it; without ``to_rank_0`` the starter has the input."""
         self.loop, self.echoed, self.to_rank_0 = loop, echoed, to_rank_0 and has_input()
         self.taker: Rank0 | StarterPipe | None = None
-        self._is_terminal = os.isatty(0)
+        self._is_terminal = is_terminal()
         self._is_free = self._is_terminal and is_free()
         self._source = _own_end() if self.to_rank_0 else 0
         self._watching = self._ended = False
@@ -155,8 +153,7 @@ class InputReader:
 def _own_end() -> int:
     """Stdin; a pipe or a terminal opened once more, so that a read does not wait for what another process has taken."""
     try:
-        found = os.fstat(0)
-        if stat.S_ISFIFO(found.st_mode) or (os.isatty(0) and found.st_rdev != _PTMX):
+        if stat.S_ISFIFO(os.fstat(0).st_mode) or is_terminal():
             return os.open("/proc/self/fd/0", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError:
         pass  # somebody else's

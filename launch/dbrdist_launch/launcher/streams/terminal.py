@@ -11,6 +11,15 @@ from ... import linux
 
 _TIOCGDEV = 0x80045432  # the number of a terminal, as in /proc/PID/stat
 
+_MAKER = os.makedev(5, 2)  # /dev/ptmx
+
+
+def is_terminal() -> bool:
+    """Whether stdin is one. The end of the program that made it is none: a read there stops nobody, and what opens it
+    once more makes another terminal.
+    """
+    return os.isatty(0) and os.fstat(0).st_rdev != _MAKER
+
 
 def echoes() -> bool:
     """Whether it shows what is typed."""

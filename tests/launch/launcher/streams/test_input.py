@@ -70,6 +70,21 @@ def test_nothing_is_read_once_rank_0_has_closed_its_input(stdin):
     loop.close()
 
 
+def test_the_end_of_a_terminals_maker_is_read_as_a_pipe(stdin):
+    end, terminal = pty.openpty()
+    stdin(end)
+    loop, channel = Loop(), Channel()
+    read = InputReader(loop)
+    read.begin_for_rank(0, channel)
+    os.write(terminal, b"shown")
+    loop.turn(1.0)
+    assert channel.sent == [b"shown"]
+    read.close()
+    for descriptor in (end, terminal):
+        os.close(descriptor)
+    loop.close()
+
+
 @pytest.mark.parametrize("kind", ["pipe", "terminal"])
 def test_somebody_else_who_reads_the_same_input_does_not_hold_the_launcher_up(stdin, kind):
     """As in `dbrdist-launch ... | less`. Nor is it changed for whom the launcher shares it with: he may wait for it."""

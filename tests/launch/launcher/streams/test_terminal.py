@@ -5,7 +5,7 @@ import pty
 import subprocess
 import sys
 
-from dbrdist_launch.launcher.streams.terminal import in_foreground, is_free
+from dbrdist_launch.launcher.streams.terminal import in_foreground, is_free, is_terminal
 
 OWNER = """
 import os
@@ -21,17 +21,16 @@ def test_a_terminal_of_no_session_is_free_and_that_of_another_is_not():
     kept = os.dup(0)
     os.dup2(terminal, 0)
     try:
-        assert is_free() and not in_foreground()
+        assert is_terminal() and is_free() and not in_foreground()
         with subprocess.Popen(
             [sys.executable, "-c", OWNER], stdin=terminal, stdout=subprocess.PIPE, start_new_session=True
         ) as shell:
             shell.stdout.readline()
             assert not is_free() and not in_foreground()
             shell.kill()
-        os.dup2(main, 0)
-        os.close(terminal)
-        assert not in_foreground()
+        os.dup2(main, 0)  # what another program shows and types there
+        assert os.isatty(0) and not is_terminal()
     finally:
         os.dup2(kept, 0)
-        for descriptor in (main, kept):
+        for descriptor in (main, terminal, kept):
             os.close(descriptor)
