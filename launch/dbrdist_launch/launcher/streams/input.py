@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import stat
 from collections.abc import Callable
 
@@ -83,6 +84,7 @@ class InputReader:
         self._is_terminal = is_terminal()
         self._is_free = self._is_terminal and is_free()
         self._source = _own_end() if self.to_rank_0 else 0
+        self._socket = socket.socket(fileno=os.dup(0)) if self.to_rank_0 and _is_socket() else None
         self._watching = self._ended = False
 
     def begin_for_rank(self, rank: int, channel: Channel) -> None:
@@ -125,7 +127,7 @@ class InputReader:
             self.look()
             return
         try:
-            data = os.read(self._source, min(limits.READ_BYTES, self.taker.room()))
+            data = self._receive(min(limits.READ_BYTES, self.taker.room()))
         except BlockingIOError:
             return
         except OSError:
@@ -137,6 +139,12 @@ class InputReader:
         if self._watching and not self._may_read():
             self.look()
 
+    def _receive(self, most: int) -> bytes:
+        """What is there, and no waiting for what another process has taken; BlockingIOError for nothing."""
+        if self._socket is not None:
+            return self._socket.recv(most, socket.MSG_DONTWAIT)
+        return os.read(self._source, most)
+
     def close(self) -> None:
         """The attempt is over."""
         self._ended = True
@@ -145,6 +153,8 @@ class InputReader:
         if self._watching:
             self.loop.forget(0)
             self._watching = False
+        if self._socket is not None:
+            self._socket.close()
         if self._source:
             os.close(self._source)
             self._source = 0
@@ -158,6 +168,10 @@ def _own_end() -> int:
     except OSError:
         pass  # somebody else's
     return 0
+
+
+def _is_socket() -> bool:
+    return stat.S_ISSOCK(os.fstat(0).st_mode)
 
 
 def has_input() -> bool:

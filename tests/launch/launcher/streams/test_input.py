@@ -2,6 +2,7 @@
 
 import os
 import pty
+import socket
 import subprocess
 
 import pytest
@@ -85,13 +86,15 @@ def test_the_end_of_a_terminals_maker_is_read_as_a_pipe(stdin):
     loop.close()
 
 
-@pytest.mark.parametrize("kind", ["pipe", "terminal"])
+@pytest.mark.parametrize("kind", ["pipe", "terminal", "socket"])
 def test_somebody_else_who_reads_the_same_input_does_not_hold_the_launcher_up(stdin, kind):
     """As in `dbrdist-launch ... | less`. Nor is it changed for whom the launcher shares it with: he may wait for it."""
     if kind == "pipe":
         end, write = os.pipe()
-    else:
+    elif kind == "terminal":
         write, end = pty.openpty()
+    else:
+        write, end = (side.detach() for side in socket.socketpair())
     stdin(end)
     loop, channel = Loop(), Channel()
     read = InputReader(loop)
