@@ -5,6 +5,7 @@ import pty
 import subprocess
 import sys
 
+import pytest
 from dbrdist_launch.launcher.streams.terminal import in_foreground, is_free, is_terminal
 
 OWNER = """
@@ -15,6 +16,7 @@ input()
 """
 
 
+@pytest.mark.programs
 def test_a_terminal_of_no_session_is_free_and_that_of_another_is_not():
     """`setsid dbrdist-launch ...` stands on the terminal of a shell, which reads there."""
     main, terminal = pty.openpty()
