@@ -100,6 +100,7 @@ def looped(x, k, s, p, cover_all, gy=None):
     return y, at, gx
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", [1, 2, 3])
 @each(fill=FILLS, window=WINDOWS, dtype=["float32", "float64"])
 def test_places_of_maxima(axes, fill, window, dtype):

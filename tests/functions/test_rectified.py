@@ -203,6 +203,7 @@ def in_debug_mode(h):
         return None, F.relu(h).array
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("mode", ["training", "evaluation"])
 @pytest.mark.parametrize("way", WAYS)

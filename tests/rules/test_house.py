@@ -105,6 +105,7 @@ def words_without_number(tree):
                 yield name
 
 
+@pytest.mark.slow
 def test_words_may_stand_after_options():
     """`parse_args` gives such an argument the words before the first option, and refuses those after the next."""
     found = {}

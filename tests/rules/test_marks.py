@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import STARTING
 
 TESTS = Path(__file__).parents[1]
@@ -33,6 +35,7 @@ def starters(tree: ast.Module) -> list[str]:
     )
 
 
+@pytest.mark.slow
 def test_what_starts_python_is_marked():
     paths = [p for p in TESTS.rglob("test_*.py") if p.relative_to(TESTS).parts[0] not in ("mpi", "gpu")]
     found = {str(p.relative_to(TESTS)): starters(ast.parse(p.read_text())) for p in paths}

@@ -104,6 +104,7 @@ def arrays_of(link):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [models.ResNet18, models.ResNet34, models.ResNet50])
 def test_torchvision_names_there_and_back(make):
     net = make(10)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from dbrdist.cli.inspection import chart, curves, page
 from tests.cli.inspection.records_helpers import record
 from tests.each import each
@@ -80,6 +82,7 @@ def test_the_entries_in_which_configurations_differ():
     ]
 
 
+@pytest.mark.slow
 @each(config=[BOMB, "a: &a [*a]", "[" * 5000, "a: [", "\0", "a: 1\na: 2", "- 1\n- 2", "x" * 200_000, ""])
 def test_configurations_that_are_none_are_compared_by_lines(config):
     first = record("a", [])

@@ -204,6 +204,7 @@ def test_numbers_that_a_file_claims_cost_no_memory(tmp_path, head):
     assert problem.endswith("expected the head of an audit file")
 
 
+@pytest.mark.slow
 def test_a_step_that_a_line_claims_costs_no_time(tmp_path):
     record(tmp_path, 1, 3)
     path = tmp_path / "audit/start-0001-rank-00000.txt"

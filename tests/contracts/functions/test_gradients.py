@@ -100,6 +100,7 @@ def subsets(n):
     return [chosen for k in sizes for chosen in itertools.combinations(range(n), k)]
 
 
+@pytest.mark.slow
 @every_case
 @each(higher=[False, True], dtype=["float32", "float64"])
 def test_some_gradients_are_the_same_as_among_all(case, higher, dtype):
@@ -120,6 +121,7 @@ def test_some_gradients_are_the_same_as_among_all(case, higher, dtype):
                 np.testing.assert_allclose(g.array, whole[i].array, rtol=0, atol=limit, err_msg=f"{i} of {chosen}")
 
 
+@pytest.mark.slow
 @every_twice_differentiable_case
 def test_second_derivatives_of_one_gradient_add_up_to_those_of_all(case):
     arrays = case.inputs(largest(case))
@@ -152,6 +154,7 @@ def test_narrow_types_follow_float64(case, shapes, dtype):
         np.testing.assert_allclose(a.astype(np.float64), b, rtol=tolerance, atol=tolerance * scale)
 
 
+@pytest.mark.slow
 @every_twice_differentiable_case
 @each(dtype=["float32", "float16", "bfloat16"])
 def test_second_derivatives_of_narrower_types_follow_float64(case, dtype):

@@ -68,6 +68,7 @@ def of_type(value, dtype):
     return value.astype(dtype) if isinstance(value, np.ndarray) and value.dtype.kind in "fV" else value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", sorted({p.name[0] for p in POINTS}))
 @each(name=lambda first: sorted({p.name for p in POINTS if p.name[0] == first}))
 @each(point=lambda name: [p for p in POINTS if p.name == name], dtype=["float64", "float32"])

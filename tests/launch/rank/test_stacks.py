@@ -67,6 +67,7 @@ def test_a_process_that_lost_its_handler_meanwhile_is_not_asked(monkeypatch):
     assert (killed, told, one.due) == ([], ["by py-spy"], None)
 
 
+@pytest.mark.slow
 def test_a_process_in_a_write_is_seen():
     read, write = os.pipe()
     child = os.fork()
