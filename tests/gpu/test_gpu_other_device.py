@@ -311,3 +311,16 @@ def test_sparse_matrices_of_another_device():
     np.testing.assert_array_equal(to_cpu(dense), x)
     y = F.sparse_matmul(matrix, Variable(on_1(np.ones((3, 2), np.float32))))
     np.testing.assert_array_equal(to_cpu(y.array), [[2, 2], [7, 7]])
+
+
+@pytest.mark.parametrize("first", ["@cupy:0", "@cupy:1"])
+def test_a_gradient_that_is_watched_may_be_on_another_device(first):
+    """After an optimizer's first update its gradients are watched, also in passes through other networks."""
+    models = [L.Linear(5, 3).to_device(name) for name in (first, "@cupy:1" if first == "@cupy:0" else "@cupy:0")]
+    chosen = [optimizers.SGD(0.1).setup(model) for model in models]
+    for _ in range(2):
+        for model, optimizer in zip(models, chosen):
+            model.cleargrads()
+            x = device_of(model.W.array).send(X)
+            F.sum(model(x) ** 2).backward()
+            optimizer.update()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dbrdist.core.array.backend import copy
 from dbrdist.core.array.config import config
+from dbrdist.core.array.current_device import on
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape.backprop import watching_backward
 from dbrdist.core.tape.node import VariableNode
@@ -38,19 +39,21 @@ class _WatchedGradient:
         if threading.get_ident() != self._thread:
             return
         g = self._array()
-        if g is not None and bool(g.any()):
-            self._before = copy(g)
-        else:
-            self.is_added_to = False
-            self.end()
+        with on(g):  # the pass may be another network's, on another device
+            if g is not None and bool(g.any()):
+                self._before = copy(g)
+            else:
+                self.is_added_to = False
+                self.end()
 
     def after(self) -> None:
         """A pass through another network leaves it as it was."""
         if threading.get_ident() != self._thread or self._before is None:
             return
         g = self._array()
-        if g is not None and bool(((g != self._before) & (g == g)).any()):  # NaN is no other number
-            self.is_added_to = True
+        with on(g):
+            if g is not None and bool(((g != self._before) & (g == g)).any()):  # NaN is no other number
+                self.is_added_to = True
 
     def _array(self) -> Array | None:
         g = self._node.gradient
