@@ -40,6 +40,13 @@ COMMANDS = {
                has("logs/latest/attempt-0/rank-1.out")),
     "run of the API": (["-c", RUNS], {}, has("logs/latest/attempt-0/rank-1.out")),
 }  # fmt: skip
+
+
+def hear_hangups():
+    """Whoever started these tests, such as nohup, may ignore them, which a program inherits."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 # A killed launcher cannot clear up: the next one, or `dbrdist-launch ps`, takes away what it left.
 SWEPT = [("launch", signal.SIGKILL), ("run of the API", signal.SIGKILL)]
@@ -68,8 +75,9 @@ def test_nothing_is_left_behind(tmp_path, name, number):
     env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "launch")])
     with open(tmp_path / "said", "wb") as said:
         child = subprocess.Popen(
-            [sys.executable, *words], cwd=tmp_path, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said
-        )
+            [sys.executable, *words], cwd=tmp_path, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+            preexec_fn=hear_hangups,
+        )  # fmt: skip
     try:
         wait_until(lambda: is_under_way(tmp_path) or child.poll() is not None, 120.0)
         assert child.poll() is None, (tmp_path / "said").read_text()
@@ -98,7 +106,7 @@ def test_the_folder_of_a_block_goes_with_its_process_group(tmp_path, number):
     )
     child = subprocess.Popen(
         [sys.executable, "-c", program], env=environment("x", TMPDIR=str(tmp_path)), stdout=subprocess.PIPE, text=True,
-        stderr=subprocess.DEVNULL, start_new_session=True,
+        stderr=subprocess.DEVNULL, start_new_session=True, preexec_fn=hear_hangups,
     )  # fmt: skip
     path = pathlib.Path(child.stdout.readline().strip())
     assert (path / "file").exists() and path.parent == tmp_path
