@@ -30,7 +30,8 @@ def check(mpi_comm):
 
 
 @pytest.mark.usefixtures("_is_alone")
-def test_two_duplicates_in_another_order_raise_on_all_ranks():
+def test_two_duplicates_in_another_order_raise_on_all_ranks(monkeypatch):
+    monkeypatch.setattr(duplicate, "patience_seconds", 0.05)
     both = [WORLD.Dup(), WORLD.Dup()]
     words = f"expected the same MPI communicator on every rank, got different ones of the same {WORLD.size} ranks"
     with pytest.raises(CommunicatorError, match=words):
