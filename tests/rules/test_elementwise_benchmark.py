@@ -47,7 +47,7 @@ def functions() -> set[str]:
     found = set(elementwise_table.PUBLIC)
     for file in FILES:
         tree = ast.parse((ROOT / "dbrdist" / "functions" / f"{file}.py").read_text())
-        found |= {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        found |= {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name[0] != "_"}
     return {name for name in found if callable(getattr(F, name, None))} - WITHOUT_GRADIENT
 
 

@@ -78,7 +78,12 @@ class Duplication:
         return False
 
     def _is_of_world(self) -> bool:
-        """Whether all ranks have one COMM_WORLD, as those that others have spawned do not: it makes the third one."""
+        """Whether all ranks have one COMM_WORLD, as those that others have spawned do not: it makes the third one.
+
+        Open MPI makes one communicator after another in a process: the third one would wait for the duplicate.
+        """
+        if is_open_mpi():
+            return False
         world, group = mpi.start().COMM_WORLD.Get_group(), self._mpi_comm.Get_group()
         are_there = mpi.start().UNDEFINED not in group.Translate_ranks(None, world)
         world.Free()
@@ -104,6 +109,11 @@ class Duplication:
                 f"of the same {third.size} ranks, as of two duplicates in another order; create the communicators in "
                 "the same order on all ranks"
             )
+
+
+def is_open_mpi() -> bool:
+    """Whether MPI is Open MPI."""
+    return "Open MPI" in mpi.start().Get_library_version()
 
 
 def _is_alone() -> bool:
