@@ -98,6 +98,17 @@ def xp(device):
 
 
 @pytest.fixture
+def launched(on):
+    """The names of the kernels that have been launched since the test began, by a call; on the whole bench alone."""
+    if on != "whole":
+        pytest.skip("runs with --on whole")
+    import host_cuda
+
+    host_cuda.launched.clear()
+    return lambda: [name.partition("<")[0] for _, name, _, _ in host_cuda.launched]
+
+
+@pytest.fixture
 def no_waits(on):
     """A context in which it is an error that the host waits for the device; on NumPy it never does."""
     if on == "numpy":

@@ -15,16 +15,6 @@ from dbrdist.core.array import backend
 KINDS = ["float32", "mixed16", "mixedbf16"]
 
 
-@pytest.fixture
-def launched(on):
-    if on != "whole":
-        pytest.skip("runs with --on whole")
-    import host_cuda
-
-    host_cuda.launched.clear()
-    return lambda: [name.partition("<")[0] for _, name, _, _ in host_cuda.launched]
-
-
 class Net(dbrdist.Chain):
     """Convolutions of several kinds; the first one is used twice where ``again``."""
 

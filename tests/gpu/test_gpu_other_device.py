@@ -317,10 +317,16 @@ def test_sparse_matrices_of_another_device():
 def test_a_gradient_that_is_watched_may_be_on_another_device(first):
     """After an optimizer's first update its gradients are watched, also in passes through other networks."""
     models = [L.Linear(5, 3).to_device(name) for name in (first, "@cupy:1" if first == "@cupy:0" else "@cupy:0")]
-    chosen = [optimizers.SGD(0.1).setup(model) for model in models]
+    chosen = [optimizers.SGD(0.01).setup(model) for model in models]
+    expected = [to_cpu(model.W.array).astype(np.float64) for model in models]
+    biases = [np.zeros(3), np.zeros(3)]
     for _ in range(2):
-        for model, optimizer in zip(models, chosen):
+        for k, (model, optimizer) in enumerate(zip(models, chosen)):
             model.cleargrads()
-            x = device_of(model.W.array).send(X)
-            F.sum(model(x) ** 2).backward()
+            F.sum(model(device_of(model.W.array).send(X)) ** 2).backward()
             optimizer.update()
+            slope = 2 * (X @ expected[k].T + biases[k])
+            expected[k] -= 0.01 * slope.T @ X
+            biases[k] -= 0.01 * slope.sum(0)
+    for model, W in zip(models, expected):
+        np.testing.assert_allclose(to_cpu(model.W.array), W, 1e-4, 1e-5)

@@ -33,16 +33,6 @@ from dbrdist.training.extensions import WeightAverage
 TOGETHER = "all_to_channels_last"
 
 
-@pytest.fixture
-def launched(on):
-    if on != "whole":
-        pytest.skip("runs with --on whole")
-    import host_cuda
-
-    host_cuda.launched.clear()
-    return lambda: [name.partition("<")[0] for _, name, _, _ in host_cuda.launched]
-
-
 class Net(Chain):
     """Two convolutions, and what a case does between them."""
 
