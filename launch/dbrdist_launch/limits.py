@@ -20,6 +20,7 @@ LOCAL_WINDOW_BYTES = 1 << 19  # the same over a Unix socket, where nothing is ev
 PIECE_BYTES = 512  # what a piece of output counts beyond its own length, for the kernel's own needs
 READ_BYTES = 1 << 18  # what is read at one time
 INPUT_BYTES = 1 << 16  # of stdin on their way to rank 0
+KEPT_INPUT_BYTES = 1 << 20  # of a pipe on stdin that a restarted program gets again; of a longer one nothing
 PIPE_BYTES = 1 << 18  # what a rank's stdout holds, if its user may have so much; a quarter of it by default
 PIECES = 16  # of a rank's output that are passed on as they come; one that keeps writing
 GATHER_SECONDS = 0.07  # has them gathered for so long: each piece costs four processes a wake-up

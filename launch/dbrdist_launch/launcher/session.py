@@ -32,7 +32,7 @@ from .restarting.restarts import Policy
 from .running.attempt import Attempt
 from .running.plan import LaunchPlan, Outcome
 from .streams.events import Events
-from .streams.input import place_in_file
+from .streams.input import KeptInput
 from .streams.output import Output
 from .streams.view import is_able
 
@@ -54,6 +54,7 @@ class Session:
         self.settings = s = settings
         self.notes: list[str] = []  # to be said once there is a place to say it
         self.folder: JobFolder | None = None
+        self.kept_input = KeptInput()
         self.program = resolve(s.words)
         self.shown = parse_ranks("0" if s.quiet and s.show is None else s.show)
         self.added, self.named = environment.parse_settings(s.env, os.environ)
@@ -186,6 +187,7 @@ class Session:
             {**self.added, "DBRDIST_RESTART": str(restart)},
             start if start is not None else None if self.backend.queues else limits.START_SECONDS,
             self.backend, token, self._socket, self.addresses(job), self.deadline, not self._is_here(job),
+            self.kept_input,
         )  # fmt: skip
 
     # --- all of them
@@ -266,7 +268,6 @@ class Session:
         policy = Policy(s.max_restarts, s.start_retries, s.backoff, s.max_backoff)
         pool = HostPool(self.hosts, self._probe, s.cooldown, s.host_discovery, most_failures=s.max_host_failures)
         first = whole(os.environ.get("SLURM_RESTART_COUNT")) or 0
-        begin = place_in_file()
         while True:
             run.write()
             restart = first + policy.restarts
@@ -289,8 +290,9 @@ class Session:
             if not again:
                 return self._end(outcome, output, run)
             output.next_folder(run.attempt_folder())
-            if begin is not None:
-                os.lseek(0, begin, os.SEEK_SET)  # the new rank 0 reads what the last one did
+            lost = self.kept_input.rewind()
+            if lost:
+                run.say(lost)
 
     def _wait(self, outcome: Outcome, seconds: float, output: Output) -> tuple[Outcome, bool]:
         """Wait before a restart; (the outcome, whether to start again): a request to stop ends the job here."""

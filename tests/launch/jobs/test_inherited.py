@@ -164,6 +164,43 @@ def test_a_restarted_program_reads_an_input_file_again(tmp_path):
         assert file.read() == b""
 
 
+COPIES = """
+import os, sys
+with open(f"read.{os.environ['DBRDIST_RESTART']}", "wb") as file:
+    file.write(sys.stdin.buffer.read())
+sys.exit(os.environ["DBRDIST_RESTART"] != "2")
+"""
+
+
+@pytest.mark.parametrize("size", [0, 5, 1 << 20])
+def test_a_restarted_program_reads_a_short_pipe_again(tmp_path, size):
+    """A configuration on stdin, for instance: the program would begin without one."""
+    data = os.urandom(size)
+    (tmp_path / "input").write_bytes(data)
+    (tmp_path / "copies.py").write_text(COPIES)
+    cat = subprocess.Popen(["cat", tmp_path / "input"], stdout=subprocess.PIPE)
+    words = "-n", 1, "--max-restarts", 2, "--backoff", 0.01, "python", "copies.py"
+    result = launch(*words, cwd=tmp_path, stdin=cat.stdout)
+    cat.stdout.close()
+    cat.wait()
+    assert result.returncode == 0, result.stderr
+    assert [(tmp_path / f"read.{n}").read_bytes() == data for n in range(3)] == [True] * 3
+    assert "again" not in result.stderr
+
+
+def test_the_rest_of_a_long_pipe_goes_to_the_restarted_program_and_what_is_lost_is_said(tmp_path):
+    yes = subprocess.Popen(["yes"], stdout=subprocess.PIPE)
+    program = (
+        "import os, sys; sys.exit(len(sys.stdin.read(3 << 20)) != 3 << 20 or os.environ['DBRDIST_RESTART'] != '1')"
+    )
+    words = "-n", 1, "--max-restarts", 1, "--backoff", 0.01, "python", "-c", program
+    result = launch(*words, stdin=yes.stdout)
+    yes.stdout.close()
+    yes.wait()
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("the restarted program does not get the first 3.") == 1, result.stderr
+
+
 def test_a_script_that_names_no_interpreter_is_run_by_the_shell(tmp_path):
     """execvp(3) does it, and so do mpiexec and every shell."""
     (tmp_path / "script").write_text('echo "it runs: $1"\n')

@@ -66,7 +66,7 @@ class Attempt:
         self.first_rank_at: float | None = None
         self.questions = Questions(self.ranks, output.note, lambda: self._ask_to_stop(signal.SIGTERM))
         self.waiting_for_port: list[Rank] = []  # ranks whose welcome waits for that of rank 0
-        self.input = InputReader(self.loop, output.echo, to_rank_0=plan.feeds_rank_0())
+        self.input = InputReader(self.loop, output.echo, plan.feeds_rank_0(), plan.kept_input)
         self.arrived: deque[Piece] = deque()  # output that has been written, told by the output's threads
         self.wake_lock = threading.Lock()
         self.wake_read, self.wake_write = os.pipe()

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ...backends.job import Backend, Job, goes_to_rank_0
 from ..judgement.report import Failure
+from ..streams.input import KeptInput
 
 
 class LaunchPlan(NamedTuple):
@@ -23,6 +24,7 @@ class LaunchPlan(NamedTuple):
     addresses: tuple[str, ...] = ()  # for ranks elsewhere; () where all are here
     deadline: float | None = None  # when the user's --timeout is over, on the monotonic clock
     told_by_environment: bool = True  # where the ranks find address and token; else in the folder of `control`
+    kept_input: KeptInput | None = None  # what attempts before have read
 
     def ranks_on(self, host: str) -> dict[str, int]:
         """The number of ranks on a host, by its name; empty where that is not known."""

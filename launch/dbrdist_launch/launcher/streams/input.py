@@ -18,6 +18,36 @@ from ...messages import In, Taken
 from .terminal import echoes, in_foreground, is_free, is_terminal
 
 
+class KeptInput:
+    """What the attempts of a job have read, so that a restarted program reads the same: a file, or some of a pipe."""
+
+    def __init__(self) -> None:
+        self._place = _place_in_file()
+        self._data = bytearray()
+        self._count = 0
+        self.again = b""  # what the next attempt hands on before it reads
+
+    def note(self, data: bytes) -> None:
+        """So much has been read."""
+        self._count += len(data)
+        if self._place is None and self._count <= limits.KEPT_INPUT_BYTES:
+            self._data += data
+        else:
+            self._data.clear()
+
+    def rewind(self) -> str:
+        """Begin again; in words what cannot be read twice, or ""."""
+        if self._place is not None:
+            os.lseek(0, self._place, os.SEEK_SET)
+        self.again = bytes(self._data)
+        if self._place is not None or self._count <= limits.KEPT_INPUT_BYTES:
+            return ""
+        return (
+            f"the restarted program does not get the first {self._count / 1e6:.1f} MB of the input again: of a pipe at "
+            f"most {limits.KEPT_INPUT_BYTES >> 20} MiB are kept; a file (< FILE) is read from its beginning"
+        )
+
+
 class Rank0:
     """The program of rank 0, by its supervisor, which tells what it has taken."""
 
@@ -77,9 +107,14 @@ class StarterPipe:
 class InputReader:
     """Hands the input on; from a terminal while the launcher stands in the foreground."""
 
-    def __init__(self, loop: Loop, echoed: Callable[[bytes], None] = lambda data: None, to_rank_0: bool = True) -> None:
+    def __init__(
+        self, loop: Loop, echoed: Callable[[bytes], None] = lambda data: None, to_rank_0: bool = True,
+        kept: KeptInput | None = None,
+    ) -> None:  # fmt: skip
         """``echoed`` hears what the terminal has shown of it; without ``to_rank_0`` the starter has the input."""
         self.loop, self.echoed, self.to_rank_0 = loop, echoed, to_rank_0 and has_input()
+        self._kept = kept if kept is not None else KeptInput()
+        self._again, self._kept.again = self._kept.again, b""
         self.taker: Rank0 | StarterPipe | None = None
         self._is_terminal = is_terminal()
         self._is_free = self._is_terminal and is_free()
@@ -106,6 +141,10 @@ class InputReader:
 
     def look(self) -> None:
         """Several times a second, and when more is taken: the launcher may have come to the foreground."""
+        while self._again and self.taker is not None and self._may_read():
+            most = min(limits.READ_BYTES, self.taker.room())
+            data, self._again = self._again[:most], self._again[most:]
+            self.taker.send(data)
         wanted = self._may_read()
         if wanted and not self._watching:
             try:
@@ -135,6 +174,8 @@ class InputReader:
         self._ended = not data
         if data and self._is_terminal and echoes():
             self.echoed(data)
+        if not self._is_terminal:  # what is typed, is typed again
+            self._kept.note(data)
         self.taker.send(data)
         if self._watching and not self._may_read():
             self.look()
@@ -174,6 +215,16 @@ def _is_socket() -> bool:
     return stat.S_ISSOCK(os.fstat(0).st_mode)
 
 
+def _place_in_file() -> int | None:
+    """Where a file on stdin is read next; None for what cannot be read twice."""
+    try:
+        if stat.S_ISREG(os.fstat(0).st_mode) and fcntl.fcntl(0, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            return os.lseek(0, 0, os.SEEK_CUR)
+    except OSError:
+        pass  # stdin is closed
+    return None
+
+
 def has_input() -> bool:
     """Whether there may be something to read on stdin."""
     try:
@@ -183,13 +234,3 @@ def has_input() -> bool:
     except OSError:
         return False
     return not (stat.S_ISCHR(found.st_mode) and found.st_rdev == os.stat(os.devnull).st_rdev)
-
-
-def place_in_file() -> int | None:
-    """Where a file on stdin is read next; None for what cannot be read twice."""
-    try:
-        if stat.S_ISREG(os.fstat(0).st_mode) and fcntl.fcntl(0, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-            return os.lseek(0, 0, os.SEEK_CUR)
-    except OSError:
-        pass  # stdin is closed
-    return None
