@@ -81,6 +81,7 @@ def create_multi_node_evaluator(actual_evaluator: E, communicator: CommunicatorB
         kind = type(communicator).__name__
         raise TypeError(f"create_multi_node_evaluator: expected a communicator, got {kind}")
     evaluator: Any = copy.copy(actual_evaluator)
+    evaluator.is_of_all_ranks = True
     entry = roster_of(communicator, "evaluators").enter(sys._getframe(1))
     is_plain = isinstance(actual_evaluator, Evaluator) and type(actual_evaluator).evaluate is Evaluator.evaluate
     if is_plain and getattr(actual_evaluator.get_iterator("main"), "virtual_workers", None) is not None:
@@ -130,7 +131,7 @@ class GenericMultiNodeEvaluator(Evaluator):
         Whatever one rank raises, on every rank.
     """
 
-    knows_its_part = True
+    knows_its_part = is_of_all_ranks = True
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ from dbrdist.comm.transport.disagreement import name_ranks
 from dbrdist.core.array.backend import is_array
 from dbrdist.core.array.memory import accumulation_dtype
 from dbrdist.core.array.types import Array
+from dbrdist.core.usage.apart import joined
 
 if TYPE_CHECKING:
     from dbrdist.comm.communicators.communicator import CommunicatorBase
@@ -45,7 +46,8 @@ def mean_parameters(comm: CommunicatorBase, links: Iterable[Link]) -> Iterator[N
     try:
         for p in params:
             p.write(mean_over_ranks(comm, p.lend()))
-        yield
+        with joined():
+            yield
     finally:
         for p, values in zip(params, own):
             p.write(values)

@@ -14,6 +14,7 @@ from dbrdist.core.array.config import no_backprop_mode, using_config
 from dbrdist.core.files import standard_streams
 from dbrdist.core.model.reporter import DictSummary, Reporter, report, report_scope, warn_of_no_numbers
 from dbrdist.core.update.targets import explain_call
+from dbrdist.core.usage.apart import owner
 from dbrdist.core.usage.foreign_names import refuse_unknown
 from dbrdist.core.usage.mistakes import given_a_class, warn
 from dbrdist.datasets.loading.convert import call_converter, concat_examples, refuse_losses
@@ -54,6 +55,7 @@ class Evaluator(Extension):
     trigger = (1, "epoch")
     priority = PRIORITY_WRITER
     default_name = "validation"
+    is_of_all_ranks = False  # whether ranks evaluate together
     knows_its_part = False  # whether it looked for other ranks; a multi-node evaluator goes another way
 
     def __init__(
@@ -103,6 +105,12 @@ class Evaluator(Extension):
     def __call__(self, trainer: Any = None) -> dict[str, float]:
         """Evaluate, report the means to the current reporter, and return them."""
         reporter = Reporter()
+        if not self.is_of_all_ranks and owner(self._targets.values()) is not None:
+            warn(
+                f"{type(self).__name__}: it evaluates this rank's own network, which differs from the others' between "
+                "two averages of local_steps; wrap it on all ranks in dbrdist.comm.create_multi_node_evaluator("
+                "evaluator, comm), which evaluates their mean, or evaluate where optimizer.num_local_steps is 0"
+            )
         prefix = self.name + "/" if self.name else ""
         for name, target in self._targets.items():
             reporter.add_observer(prefix + name, target)

@@ -25,6 +25,7 @@ from dbrdist.core.files.serializer import (
 )
 from dbrdist.core.model.link import Link
 from dbrdist.core.names.limits import count_or_all
+from dbrdist.core.usage.apart import owner
 from dbrdist.core.usage.mistakes import warn
 from dbrdist.errors import CheckpointError
 from dbrdist.training.extension import Extension
@@ -181,6 +182,12 @@ class Snapshot(Extension):
         """Save ``trainer`` now; returns the file's path. A background writer may still be working on it."""
         name = self.filename(trainer) if callable(self.filename) else self.filename.format(trainer)
         path, target = os.path.join(trainer.out, name), trainer if self.target is None else self.target
+        if owner(_networks(target)) == 0:  # another rank that saves its own has a file for each rank
+            warn(
+                "snapshot: rank 0's own network is saved, which differs from the others' between two averages of "
+                "local_steps, and the other ranks' are lost; write dbrdist.comm.snapshots.SharedSnapshot or "
+                "create_multi_node_checkpointer on all ranks, or save where optimizer.num_local_steps is 0"
+            )
         if self._writer is None:
             write(path, target, self._savefun)
         else:
@@ -210,6 +217,12 @@ def _check_format(filename: str) -> None:
             raise ValueError(f"snapshot: filename: {words}")
     if re.search(r"%0?\d*d", filename):
         warn(f"snapshot: filename: {filename!r} is not formatted with %; write {{.updater.iteration}} for the number")
+
+
+def _networks(target: Any) -> list[Any]:
+    """The links that are saved with an object: a trainer's are those of its optimizers."""
+    optimizers = getattr(getattr(target, "updater", None), "get_all_optimizers", None)
+    return [target] if optimizers is None else [optimizer.target for optimizer in optimizers().values()]
 
 
 def state_bytes(trainer: Trainer) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dbrdist.comm.gradients.mean_network import goes_apart
 from dbrdist.comm.steps.policies.all_ranks import AllRanks
 from dbrdist.comm.steps.policies.policy import Work
+from dbrdist.core.usage.apart import go_apart, join
 from dbrdist.errors import CommunicatorError
 
 
@@ -27,9 +28,11 @@ class Local(AllRanks):
             return
         goes_apart(self.optimizer.target)
         self.carried.num_local += 1
+        go_apart(self.optimizer.target, self.comm.rank)
         if self.carried.num_local >= self.way.local_steps:
             self.carried.num_local = 0
             self._average_parameters()
+            join(self.optimizer.target)
 
     def _average_parameters(self) -> None:
         headers = self.headers
