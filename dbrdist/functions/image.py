@@ -27,8 +27,9 @@ from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating, one_of
 from dbrdist.core.tape.elementwise_table import together
 from dbrdist.core.tape.function_node import FunctionNode, call
-from dbrdist.core.tape.variable import Operand, Variable, as_array, as_variable
+from dbrdist.core.tape.variable import Operand, Variable, as_variable
 from dbrdist.functions.convolution import pair
+from dbrdist.functions.sampling import sampled
 from dbrdist.kernels.geometry import out_size
 
 
@@ -407,31 +408,3 @@ def spatial_transformer_sampler(x: Operand, grid: Operand) -> Variable:
         for i, n in ((0, x.shape[3]), (1, x.shape[2]))
     )
     return ops.cast(ops.transpose(sampled(ops.cast(x, wide), rows, columns), (0, 3, 1, 2)), dtype)
-
-
-def sampled(x: Operand, rows: Operand, columns: Operand) -> Variable:
-    """x at places between its pixels, bilinear, 0 beyond the border.
-
-    ``rows`` and ``columns``: the places in pixels from the first, both (N, ...). Returns (N, ..., C).
-    """
-    pixels, xp = ops.transpose(x, (0, 2, 3, 1)), get_array_module(as_array(x))
-    example = xp.arange(x.shape[0]).reshape(-1, *(1,) * (rows.ndim - 1))
-    beside = _neighbours(columns, x.shape[3])
-    y: Any = 0.0
-    for row, row_weight in _neighbours(rows, x.shape[2]):
-        for column, weight in beside:
-            both = ops.mul(row_weight, weight)
-            part = ops.getitem(pixels, (example, row, column))
-            y = ops.add(ops.mul(part, ops.reshape(both, (*both.shape, 1))), y)
-    return y
-
-
-def _neighbours(at: Variable, length: int) -> list[tuple[Array, Any]]:
-    """The two pixels beside each place along one axis, with their weights: 0 for pixels beyond the border."""
-    below = elementwise(lambda v: np.clip(np.floor(np.where(v == v, v, -2.0)), -2, length), as_array(at))
-    part = ops.sub(at, below)
-    found = []
-    for index, weight in ((below, ops.sub(1.0, part)), (below + 1, part)):
-        inside = (index >= 0) & (index < length)
-        found.append((index.clip(0, length - 1).astype(int), ops.where(inside, weight, 0.0)))
-    return found

@@ -19,7 +19,8 @@ from dbrdist.core.tape.elementwise_table import together
 from dbrdist.core.tape.function_node import FunctionNode, call
 from dbrdist.core.tape.variable import Operand, Variable, as_variable
 from dbrdist.functions.convolution import pair
-from dbrdist.functions.image import im2col, sampled
+from dbrdist.functions.image import im2col
+from dbrdist.functions.sampling import sampled
 
 
 def _operands(function: str, num_axes: int, **xs: Any) -> list[Any]:

@@ -345,9 +345,12 @@ def rows_of(name: str, arrays: tuple[HostArray, ...], numbers: tuple[float, ...]
 
 def _of_row(kind: str, n: int, columns: int = 0, plane: int = 1, *_: float) -> int:
     """The elements of an array for a row of n, by the letters of vector_loops.ROWS."""
-    if kind in "vmg":
+    if kind in "vmgb":
         return columns
-    return {"r": 1, "p": 32, "t": 2 * n, "c": n * columns, "i": n * columns, "k": n // max(plane, 1)}.get(kind, n)
+    of_plane = n // max(plane, 1)
+    return {
+        "r": 1, "p": 32, "t": 2 * n, "c": n * columns, "i": n * columns, "k": of_plane, "q": 4 * of_plane,
+    }.get(kind, n)  # fmt: skip
 
 
 def _plan_sum_of(terms: tuple[HostArray, ...], out: HostArray) -> Plan:
