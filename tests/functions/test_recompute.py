@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import itertools
+import warnings
 import weakref
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -454,6 +456,22 @@ def test_other_values_in_the_repeated_call_are_warned_of(draw):
     y = F.forget(lambda v: v * draw().astype("f"), x)
     with pytest.warns(UsageWarning, match="func gave other values when it was called again for backward"):
         F.sum(y).backward()
+
+
+@each(dtype=["bfloat16", np.float16, np.float32, np.float64])
+def test_a_loops_variable_that_has_moved_on_is_warned_of(dtype):
+    """Each lambda sees its last value when it is called again."""
+    dtype = np.dtype(getattr(ml_dtypes, dtype) if isinstance(dtype, str) else dtype)
+    x = Variable(np.random.default_rng(0).normal(size=(6, 4)).astype(dtype))
+    y, z = x, x
+    for scale in (1, 2, 3):
+        y = F.forget(lambda a: F.tanh(a * scale), y)  # noqa: B023
+        z = F.forget(lambda a, scale=scale: F.tanh(a * scale), z)
+    with pytest.warns(UsageWarning, match=r"a loop's variable \(write lambda x, i=i"):
+        F.sum(y).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        F.sum(z).backward()
 
 
 COUNTER = itertools.count(1)
