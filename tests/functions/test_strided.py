@@ -4,6 +4,7 @@ import numpy as np
 
 import dbrdist.functions as F
 from dbrdist import Variable
+from tests.each import each
 
 
 def test_as_strided_against_indices():
@@ -28,3 +29,42 @@ def test_as_strided_against_indices():
         np.testing.assert_allclose(x.grad, wanted.reshape(5, 8), atol=1e-12)
         num_compared += 1
     assert num_compared > 200
+
+
+WINDOWS = {
+    "rows twice": ((40, 2, 30), (30, 30, 1)),
+    "windows of a row": ((500, 7), (3, 1)),
+    "windows that end at each element": ((500, 7), (3, -1)),
+    "windows of an image": ((30, 31, 3, 4), (40, 1, 40, 1)),
+    "whole windows first": ((3, 4, 30, 31), (40, 1, 40, 1)),
+    "repeated at the end": ((400, 5), (2, 0)),
+    "repeated at first": ((5, 400), (0, 3)),
+    "rows that overlap by most of their length": ((8, 200), (7, 1)),
+    "many short rows, of which each element is in many": ((1200, 2, 5), (1, 3, 1)),
+    "backwards": ((300, 6), (-4, 3)),
+}
+
+
+@each(name=list(WINDOWS))
+def test_terms_of_an_element_are_added_in_c_order(name):
+    """Bit for bit as np.add.at adds them, in float32."""
+    shape, strides = WINDOWS[name]
+    rng = np.random.default_rng(1)
+    index = sum(i * step for i, step in zip(np.indices(shape), strides, strict=True))
+    index -= (start := index.min())
+    x = Variable(rng.standard_normal(index.max() + 1).astype("f"))
+    y = F.as_strided(x, shape, strides, -start)
+    y.grad = (rng.standard_normal(shape) * 10.0 ** rng.integers(-3, 3, shape)).astype("f")
+    y.backward()
+    wanted = np.zeros(x.shape, "f")
+    np.add.at(wanted, index, y.grad)
+    np.testing.assert_array_equal(y.array, x.array[index])
+    np.testing.assert_array_equal(x.grad, wanted)
+
+
+def test_sums_of_half_precision_are_narrowed_once():
+    x = Variable(np.zeros(5, np.float16))
+    y = F.as_strided(x, (5, 4), (1, 0))
+    y.grad = np.tile(np.array([1.0, 2.0**-11, 2.0**-11, 2.0**-11], np.float16), (5, 1))
+    y.backward()
+    assert x.grad.dtype == np.float16 and (x.grad == np.float16(1 + 3 * 2.0**-11)).all()  # one by one: 1
