@@ -5,11 +5,16 @@ Both are linear once the maxima are chosen, so each is a pair of operations, one
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
+import numpy as np
+
 from dbrdist import kernels
-from dbrdist.core.array.backend import Array, is_floating
-from dbrdist.core.array.types import PerAxis
+from dbrdist.core.array.backend import Array, accumulation_dtype, aligned, is_floating, lies_as_images
+from dbrdist.core.array.elementwise import KERNEL_ELEMENTS
+from dbrdist.core.array.sums import wide_sum
+from dbrdist.core.array.types import DType, PerAxis
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.function_node import FunctionNode, call
@@ -76,12 +81,29 @@ class AveragePooling2D(FunctionNode):
         self.geometry = geometry
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        self.x_shape = xs[0].shape
-        y, self.saved = kernels.pool_forward(xs[0], self.geometry)
+        x = xs[0]
+        self.x_shape = x.shape
+        self.are_planes = _are_planes(x, self.geometry)
+        if self.are_planes:
+            return (self.of_planes(wide_sum(x, (2, 3), True), x.dtype),)
+        y, self.saved = kernels.pool_forward(x, self.geometry)
         return (y,)
+
+    def of_planes(self, v: Array, dtype: DType) -> Array:
+        """Sums of whole images, or their gradients, divided by the number of pixels."""
+        wide = v.astype(accumulation_dtype(dtype), copy=False) / (self.geometry.kh * self.geometry.kw)
+        return wide.astype(dtype, copy=False)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         return (call(AveragePoolingGradient(self), gys[0]),)
+
+
+def _are_planes(x: Array, g: PoolGeometry) -> bool:
+    """Whether each window is a whole large image on the host whose rows lie one after another: oneDNN would turn it."""
+    is_whole = (g.kh, g.kw) == x.shape[2:] and not (g.ph or g.pw)
+    if not is_whole or type(x) is not np.ndarray or x.size < KERNEL_ELEMENTS:
+        return False
+    return bool(x.flags.c_contiguous) and not lies_as_images(x)
 
 
 class AveragePoolingGradient(FunctionNode):
@@ -92,6 +114,10 @@ class AveragePoolingGradient(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         p = self.pooling
+        if p.are_planes:
+            gx = aligned(prod(p.x_shape), xs[0].dtype).reshape(p.x_shape)
+            gx[...] = p.of_planes(xs[0], xs[0].dtype)
+            return (gx,)
         return (kernels.pool_backward(xs[0], p.x_shape, p.saved, p.geometry),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:

@@ -158,3 +158,23 @@ def test_means_are_spoiled_in_their_windows_alone(function, value):
     assert np.array_equal(y[(0, 0, *(0,) * axes)], value, equal_nan=True)
     y[(0, 0, *(0,) * axes)] = 1.0
     np.testing.assert_array_equal(y, np.ones_like(y))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@each(dtype=[np.float16, np.float32, np.float64], layout=[np.ascontiguousarray, backend.channels_last])
+def test_means_of_large_images_and_their_gradients(dtype, layout):
+    """Against float64; what is not finite stays in its plane."""
+    rng = np.random.default_rng(0)
+    x, gy = (rng.standard_normal(shape).astype(dtype) for shape in ((8, 30, 9, 8), (8, 30)))
+    x[1, 2, 3, 4], x[3, 4, 5, 6], gy[5, 6] = np.nan, np.inf, -np.inf
+    v, g = Variable(layout(x)), Variable(gy)
+    y = F.global_average_pooling_2d(v)
+    (gx,) = dbrdist.grad([y], [v], [g], enable_double_backprop=True)
+    tolerance = {"rtol": 4 * float(np.finfo(dtype).eps), "atol": 1e-7 if dtype != np.float16 else 1e-3}
+    np.testing.assert_allclose(y.array, x.astype(np.float64).mean((2, 3)), **tolerance)
+    wanted = np.broadcast_to(gy.astype(np.float64)[..., None, None] / 72, x.shape)
+    np.testing.assert_allclose(gx.array, wanted, **tolerance)
+    assert y.dtype == gx.dtype == dtype and backend.lies_as_images(gx.array) == backend.lies_as_images(v.array)
+    direction = rng.standard_normal(x.shape).astype(dtype)
+    (of_gy,) = dbrdist.grad([gx], [g], [direction])
+    np.testing.assert_allclose(of_gy.array, direction.astype(np.float64).mean((2, 3)), **tolerance)
