@@ -6,10 +6,12 @@ A window is a product of intervals, so its maximum and its mean are taken along 
 from __future__ import annotations
 
 import itertools
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from dbrdist import kernels
 from dbrdist.core.array import array_operations
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, zeros_as
 from dbrdist.core.array.elementwise import elementwise
@@ -73,6 +75,15 @@ class Window(NamedTuple):
         windows, elements = _reach(self.size, self.num, u, self.s, self.p)
         return (*_whole(self.axis), windows), (*_whole(self.axis), elements)
 
+    def on(self, shape: tuple[int, ...], length: int) -> tuple[int, ...]:
+        """A shape with another length of the axis."""
+        return (*shape[: self.axis], length, *shape[self.axis + 1 :])
+
+    def by_loop(self, name: str, arrays: tuple[Array, ...]) -> tuple[Array, ...] | None:
+        """What a compiled loop makes of arrays, flat; None where there is none for them."""
+        inner = prod(arrays[0].shape[self.axis + 1 :])
+        return kernels.of_rows(name, arrays, self.num * inner, self.size * inner, inner, self.k, self.s, self.p)
+
 
 class SumAlong(FunctionNode):
     """y = the sum of each window along an axis, or where ``chosen`` is given the element of that number in each"""
@@ -103,6 +114,10 @@ class SpreadAlong(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         window = self.window
+        if self.chosen is not None and self.chosen.flags.c_contiguous:
+            made = window.by_loop("spread_along", (self.chosen.view(np.float32), xs[0]))
+            if made is not None:
+                return (made[0].reshape(window.on(xs[0].shape, window.size)),)
         taps = map(window.places, range(window.k))
         return (_moved(xs[0], window.axis, window.size, taps, self.chosen, 0),)
 
@@ -135,6 +150,10 @@ class LargestAlong(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         x, window, xp = xs[0], self.window, get_array_module(xs[0])
+        made = window.by_loop("largest_along", (x,))
+        if made is not None:
+            y, self.chosen = (v.reshape(window.on(x.shape, window.num)) for v in (made[0], made[1].view(np.int32)))
+            return (y,)
         starts = np.arange(window.num) * window.s - window.p
         y = x.take(xp.asarray(np.maximum(starts, 0)), window.axis)
         chosen = np.maximum(-starts, 0).astype(np.int32).reshape(-1, *(1,) * (x.ndim - window.axis - 1))
