@@ -21,15 +21,14 @@ from dbrdist.kernels.small_arrays.small import (
     below_largest,
     cross_entropy_gradient,
     divide_rows,
-    give_all_digits,
+    mean_cross_entropy,
 )
 
 _LEAN_SCORES = 1 << 11  # above, the kernels for softmax pay
-_SMALL_LOSS = 0.125  # in float32 it has 6 digits, the logarithm of a sum less than one more
 _LABELS = "bhilqBHI"  # integers that int64 holds; looking for the character takes a tenth of comparing types
 _KEPT_PLANS = 64
 # by name: to find them in NumPy again takes a tenth of their time on a small batch
-_empty, _exp, _log, _subtract, _sum = np.empty, np.exp, np.log, np.subtract, np.add.reduce
+_exp, _log, _sum = np.exp, np.log, np.add.reduce
 _plans: dict[Any, Any] = {}  # by shapes and types of scores and labels; () where the lean path is not for them
 
 
@@ -42,18 +41,12 @@ class MeanCrossEntropy(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         t, (starts, rows, scale, weights) = self._for_rule
         self._keep_inputs = (0,)
-        p, at, losses = below_largest(xs[0], t, starts, rows)
+        p, at, below = below_largest(xs[0], t, starts, rows)
         _exp(p, p)
         total = _sum(p, 1)  # row by row, so that a row's sum does not depend on its neighbours
         divide_rows(p, total, rows)
         self._for_rule = at, p, scale
-        y = _empty((), p.dtype)
-        _log(total, total)
-        _subtract(total, losses, total).dot(weights, y)
-        if y.item() < _SMALL_LOSS:
-            give_all_digits(total, p, losses, _SMALL_LOSS)
-            total.dot(weights, y)
-        return (y,)
+        return (mean_cross_entropy(_log(total, total), below, p, weights),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         at, p, scale = self._for_rule

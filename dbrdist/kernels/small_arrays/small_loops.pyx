@@ -28,10 +28,12 @@ ctypedef long long Label
 
 cdef object ndarray = np.ndarray
 cdef object empty = np.empty
-cdef object add_up = np.add.reduce
-cdef object log1p = np.log1p
 cdef object float32 = np.dtype(np.float32)
 cdef object int64 = np.dtype(np.int64)
+cdef float SMALL_LOSS = small_numpy.SMALL_LOSS
+cdef double THIRD = small_numpy.THIRD
+cdef double FIFTH = small_numpy.FIFTH
+cdef double SEVENTH = small_numpy.SEVENTH
 
 
 cdef ArrayFields *plain(object a, object dtype, int nd, int flags):
@@ -178,32 +180,43 @@ def divide_rows(p, total, spread):
         out += num_columns
 
 
-def give_all_digits(losses, p, below, limit):
-    cdef ArrayFields *to = plain(losses, float32, 1, TO_WRITE)
-    cdef ArrayFields *shares = plain(p, float32, 2, IN_C_ORDER)
+def mean_cross_entropy(logs, below, p, weights):
+    cdef ArrayFields *to = plain(logs, float32, 1, TO_WRITE)
     cdef ArrayFields *under = plain(below, float32, 1, IN_C_ORDER)
-    if to is NULL or shares is NULL or under is NULL:
-        small_numpy.give_all_digits(losses, p, below, limit)
-        return
+    cdef ArrayFields *shares = plain(p, float32, 2, IN_C_ORDER)
+    if to is NULL or under is NULL or shares is NULL:
+        return small_numpy.mean_cross_entropy(logs, below, p, weights)
     cdef Py_ssize_t i, n = to.dimensions[0]
-    if shares.dimensions[0] != n or under.dimensions[0] != n:
-        small_numpy.give_all_digits(losses, p, below, limit)
-        return
-    lesser = p.copy()
-    cdef float *share = <float *> (<ArrayFields *> <void *> lesser).data
-    for i in range(size(shares)):
-        share[i] *= <float> (share[i] < 0.5)
-    others = add_up(lesser, 1)
-    cdef float *out = <float *> to.data
-    cdef float *logs = <float *> (<ArrayFields *> <void *> others).data
-    cdef float *distance = <float *> under.data
-    cdef float most = limit
+    if under.dimensions[0] != n or shares.dimensions[0] != n:
+        return small_numpy.mean_cross_entropy(logs, below, p, weights)
+    cdef float *losses = <float *> to.data
+    cdef float *distances = <float *> under.data
     for i in range(n):
-        logs[i] = -0.5 if logs[i] > 0.5 else -logs[i]
-    log1p(others, others)
+        losses[i] -= distances[i]
+    y = empty((), float32)
+    logs.dot(weights, y)
+    cdef float *mean = <float *> (<ArrayFields *> <void *> y).data
+    if mean[0] < SMALL_LOSS:
+        mean[0] = <float> mean_of_small(losses, <float *> shares.data, n, shares.dimensions[1])
+    return y
+
+
+cdef double mean_of_small(float *losses, float *p, Py_ssize_t n, Py_ssize_t num_columns) noexcept:
+    cdef Py_ssize_t i, j
+    cdef double share, half, square, total = 0
     for i in range(n):
-        if out[i] < most:
-            out[i] = -logs[i] - distance[i]
+        if losses[i] < SMALL_LOSS:
+            share = 0
+            for j in range(num_columns):
+                if p[j] < 0.5:
+                    share += p[j]
+            half = share / (2 - share)
+            square = half * half
+            half *= 1 + square * (THIRD + square * (FIFTH + square * SEVENTH))
+            losses[i] = <float> (half + half)
+        total += losses[i]
+        p += num_columns
+    return total / n
 
 
 def cross_entropy_gradient(p, at, gy, scale):

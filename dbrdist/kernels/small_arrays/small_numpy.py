@@ -17,6 +17,8 @@ from dbrdist.core.array.types import Array
 _add, _divide, _multiply, _subtract, _where = np.add, np.divide, np.multiply, np.subtract, np.where
 _float32 = np.dtype(np.float32)
 _zero = number(0.0, _float32)
+SMALL_LOSS = 0.125  # in float32 it has 6 digits, the logarithm of a sum less than one more
+THIRD, FIFTH, SEVENTH = 1 / 3, 1 / 5, 1 / 7
 _SMALL = 1024  # elements for which new memory takes less time than finding some
 
 
@@ -72,13 +74,40 @@ def divide_rows(p: Array, total: Array, spread: Array | tuple[slice | None, ...]
     _divide(p, total[spread], p)
 
 
-def give_all_digits(losses: Array, p: Array, below: Array, limit: float) -> None:
-    """Losses (N,) under ``limit`` get all their digits; p (N, K) are shares, scores at labels ``below`` the largest.
+def mean_cross_entropy(logs: Array, below: Array, p: Array, weights: Array) -> Array:
+    """The mean of the losses (N,), which replace ``logs``: ln of a row's sum, less the score ``below`` the largest.
 
-    A loss near 0 is -ln(1 - the sum of the other shares): ln of 1 + 1e-9 is 0 in float32.
+    p (N, K) are the shares, ``weights`` N of 1 / N. If the mean is small, small losses get all their digits: they are
+    -ln(1 - the sum of the other shares), as the ln of 1 + 1e-9 is 0 in float32.
     """
-    others = np.add.reduce(p * (p < 0.5), 1)
-    np.copyto(losses, -np.log1p(-np.minimum(others, 0.5)) - below, where=losses < limit)
+    y = np.empty((), p.dtype)
+    losses = _subtract(logs, below, logs)
+    losses.dot(weights, y)
+    if y.item() < SMALL_LOSS:
+        others = p * (p < 0.5)
+        if p.dtype.itemsize == 8:
+            np.copyto(losses, -np.log1p(-np.minimum(np.add.reduce(others, 1), 0.5)), where=losses < SMALL_LOSS)
+            losses.dot(weights, y)
+        else:
+            np.copyto(losses, _in_float64(others), casting="same_kind", where=losses < SMALL_LOSS)
+            y[...] = np.add.accumulate(losses, 0, np.float64)[-1] / len(losses)
+    return y
+
+
+def _in_float64(others: Array) -> Array:
+    """-ln(1 - s) of the sum s of each row, to 1e-10 where it is under 0.125: 2 artanh(s / (2 - s)), in four terms.
+
+    A loop in C repeats it bit for bit; of NumPy's sums only ``accumulate`` is from left to right.
+    """
+    share = np.add.accumulate(others, 1, np.float64)[:, -1]
+    half = _divide(share, 2.0 - share)
+    square = _multiply(half, half)
+    terms = _multiply(square, SEVENTH)
+    for term in (FIFTH, THIRD):
+        _add(terms, term, terms)
+        _multiply(terms, square, terms)
+    _multiply(_add(terms, 1.0, terms), half, terms)
+    return _add(terms, terms, terms)
 
 
 def cross_entropy_gradient(p: Array, at: Array, gy: Array, scale: Array) -> Array:

@@ -158,33 +158,47 @@ def test_momentum_is_rounded_after_each_operation(size):
             same(g, kept)
 
 
-@each(dtype=["<f4", "<f8", ">f4"], shape=[(1, 2), (8, 8), (5, 33), (4, 300)])
-def test_losses_near_zero_get_all_their_digits_and_others_stay(dtype, shape):
+def near_and_far(dtype, shape):
+    """Scores below the largest, their shares, the logarithms of sums, and the losses of labels 0, from 3 to 1e-12."""
     rng = np.random.default_rng(6)
-    below = rng.standard_normal(shape) - np.linspace(0, 30, shape[0])[:, None]
-    below[:, 0] = 0
-    exact = np.log1p(np.exp(below.astype(dtype)[:, 1:].astype(np.longdouble)).sum(1))  # label 0, the largest score
-    x = below.astype(dtype)
-    p = np.exp(x)
-    p /= p.sum(1, keepdims=True)
-    p = p.astype(dtype)
-    if shape[0] > 3:
-        p[3] = np.nan  # as the loss: it is not near zero
-    losses = np.where(np.arange(shape[0]) == 3, np.nan, exact.astype(dtype) * dtype_of(dtype)(1.001)).astype(dtype)
-    for laid in (lambda a: a, lambda a: np.asfortranarray(a) if a.ndim == 2 else a.repeat(2)[::2]):
-        got, shares = laid(losses.copy()), laid(p)
-        small.give_all_digits(got, shares, laid(x[:, 0].copy()), 0.125)
-        is_near = losses < 0.125
-        same(got[~is_near], losses[~is_near])
-        units = np.abs(got - exact)[is_near] / (np.finfo(dtype_of(dtype)).eps * exact[is_near])
-        assert np.all(units < 12), units
-        by_numpy = losses.copy()
-        small_numpy.give_all_digits(by_numpy, shares, x[:, 0].copy(), 0.125)
-        same(got, by_numpy)
+    x = rng.standard_normal(shape) - np.linspace(0, 30, shape[0])[:, None]
+    x[:, 0] = 0
+    x = (x - x.max(1, keepdims=True)).astype(dtype)
+    wide = np.exp(x.astype(np.longdouble))
+    exact = np.log1p((wide[:, 1:] / wide[:, :1]).sum(1))
+    return x, (wide / wide.sum(1, keepdims=True)).astype(dtype), np.log(wide.sum(1)).astype(dtype), exact
 
 
-def dtype_of(name):
-    return np.dtype(name).newbyteorder("=").type
+def spread_out(a):
+    return np.asfortranarray(a) if a.ndim == 2 else a.repeat(2)[::2]
+
+
+@each(dtype=[np.float32, np.float64], shape=[(8, 8), (7, 2), (5, 33), (4, 300), (70, 70)], mean=[0.05, 0.3])
+def test_small_losses_get_all_their_digits_if_their_mean_is_small_and_others_stay(dtype, shape, mean):
+    x, p, logs, exact = near_and_far(dtype, shape)
+    first = next(i for i in range(shape[0]) if exact[i:].mean() < mean)
+    x, p, logs, exact = x[first:], p[first:], logs[first:], exact[first:]
+    weights = np.full(len(x), 1 / len(x), dtype)
+    before = logs - x[:, 0]
+    has_digits = (exact < 0.125) & (exact.mean() < 0.125)
+    for lay in (np.ascontiguousarray, spread_out):
+        losses = lay(logs.copy())
+        y = small.mean_cross_entropy(losses, lay(x[:, 0]), lay(p), weights)
+        assert y.dtype == dtype and y.shape == ()
+        np.testing.assert_allclose(y, exact.mean(), rtol=12 * np.finfo(dtype).eps)
+        same(losses[~has_digits], before[~has_digits])
+        np.testing.assert_allclose(losses[has_digits], exact[has_digits].astype(dtype), rtol=4 * np.finfo(dtype).eps)
+        by_numpy = lay(logs.copy())
+        same(small_numpy.mean_cross_entropy(by_numpy, lay(x[:, 0]), lay(p), weights), y)
+        same(by_numpy, losses)
+
+
+@each(dtype=[np.float32, np.float64], bad=[np.nan, np.inf])
+def test_a_mean_with_a_loss_that_is_not_finite_is_not_finite(dtype, bad):
+    x, p, logs, _ = near_and_far(dtype, (6, 4))
+    logs[2], p[2] = bad, np.nan
+    y = small.mean_cross_entropy(logs, x[:, 0].copy(), p, np.full(6, 1 / 6, dtype))
+    same(y, np.array(bad, dtype))
 
 
 def test_memory_that_is_read_only_stays():
@@ -204,6 +218,8 @@ def test_vectors_of_another_length_are_refused_as_numpy_does():
         small.add_to_rows(y, np.ones(2, np.float32), slice(None))
     with pytest.raises(ValueError, match="broadcast"):
         small.divide_rows(y, np.ones(3, np.float32), (slice(None), None))
+    with pytest.raises(ValueError, match="broadcast"):
+        small.mean_cross_entropy(np.ones(2, np.float32), np.ones(3, np.float32), y, np.ones(2, np.float32))
     with pytest.raises(ValueError, match="broadcast"):
         small.momentum_sgd(y[0], y[0, :2], y[1], np.empty_like, 0.1, 0.9)
 
