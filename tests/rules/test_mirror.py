@@ -22,6 +22,7 @@ EXEMPT = {
     "launch/jobs": "about dbrdist-launch from its command line: nearly all of its files serve each run",
     "fuzz": "draws programs at random and compares them in every way there is",
     "golden": "about files and numbers of earlier versions",
+    "faults": "programs of users that an earlier version got wrong, whatever files they go through",
 }
 
 
