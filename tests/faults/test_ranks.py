@@ -50,18 +50,23 @@ for t in range(4200):
     if c.rank == 0: c.send(np.ones(1), 1, t)
     if c.rank == 1: c.recv(0, t)
 say("ended:", tried(lambda: c.recv(1 - c.rank, 7)))
-""", limit_seconds=20)  # fmt: skip
+""", limit_seconds=40)  # fmt: skip
     assert code != "hung" and "ended: " in text, f"{code}: {text}"
 
 
-def test_ranks_evaluate_one_network(start):
+@pytest.mark.parametrize(
+    "words", [["local_steps=8", "ema.decay=0.95"], ["local_steps=16"]], ids=["averages", "weights"]
+)
+def test_ranks_evaluate_one_network(start, words):
     """With steps that ranks make alone, the logged test loss is that of the network in the snapshot."""
-    entries = ["data=digits", "model=mlp", "batch=64", "epochs=2", "local_steps=8", "ema.decay=0.95", "seed=0"]
-    start.file("c.yaml", "optimizer: {name: momentum_sgd, lr: 0.05}\nout: run\n")
-    code, text = start("mpiexec", "-n", 2, "dbrdist-train", "c.yaml", *entries)
+    text = (
+        "model: mlp\ndata: digits\nbatch: 64\nepochs: 2\nseed: 0\noptimizer: {name: momentum_sgd, lr: 0.05}\nout: run\n"
+    )
+    start.file("c.yaml", text)
+    code, _ = start("mpiexec", "-n", 2, "dbrdist-train", "c.yaml", *words)
     if code == 0:  # it may be refused instead
         log = [json.loads(line) for line in (start.folder / "run" / "log.jsonl").read_text().splitlines()]
-        code, text = start("dbrdist-train", "--evaluate", "run")
+        _, text = start("dbrdist-train", "--evaluate", "run")
         found = float(re.search(r"validation/main/loss\W+([\d.]+)", text).group(1))
         assert abs(log[-1]["validation/main/loss"] - found) < 1e-3, (log[-1], text)
 
@@ -131,7 +136,7 @@ say("part:", c.split(0, c.rank).allreduce(np.ones(1)))
 def test_what_is_no_communicator_is_refused_in_words(start, given):
     """A wrong mpi_comm is an error that names the argument, not the end of the job in MPI's words."""
     program = BEGIN + f"say('refused:', tried(lambda: create_communicator('flat', mpi_comm={given})))"
-    code, text = start.ranks(2, program, limit_seconds=20)
+    code, text = start.ranks(2, program, limit_seconds=40)
     assert len(re.findall("refused: (?:Value|Type)Error: .*mpi_comm", text)) == 2, f"{code}: {text}"
 
 
