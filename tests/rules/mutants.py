@@ -45,7 +45,6 @@ from reached import first_of, tests_of
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("dbrdist", "launch/dbrdist_launch")
-COPIED = ("dbrdist", "launch", "tests", "benchmarks", "examples", "docs", "README.md", "Makefile", "pyproject.toml")
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
 ALL = ["tests", "-m", "not slow"]
 PAGES = "tests/rules/test_api_pages.py"  # defaults of public names
@@ -444,12 +443,10 @@ def trees(count: int) -> Iterator[list[Path]]:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         made = [Path(folder, str(i)) for i in range(count)]
         for tree in made:
-            for name in COPIED:
-                skip = shutil.ignore_patterns("__pycache__", ".*_cache", "*.so")
-                if (ROOT / name).is_dir():
-                    shutil.copytree(ROOT / name, tree / name, ignore=skip)
-                else:
-                    shutil.copy(ROOT / name, tree / name)
+            for name in tracked():
+                path = tree / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, path)
         yield made
 
 
@@ -557,6 +554,12 @@ def summary(rows: list[dict[str, object]], options: argparse.Namespace) -> dict[
         "rooms": {room: dict(counts) for room, counts in sorted(rooms.items())},
         "survivors": survivors,
     }  # fmt: skip
+
+
+def tracked() -> list[str]:
+    """All files of the project, so that no test misses one in a copy."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return listed.splitlines()
 
 
 def commit() -> str:

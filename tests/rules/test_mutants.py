@@ -128,7 +128,8 @@ def house(tmp_path, monkeypatch):
     (root / "pytest.ini").write_text("[pytest]\npythonpath = .\nmarkers = slow\ntimeout = 10\n")
     monkeypatch.setattr(mutants, "ROOT", root)
     monkeypatch.setattr(mutants, "SOURCES", ("dbrdist",))
-    monkeypatch.setattr(mutants, "COPIED", ("dbrdist", "launch", "tests", "pytest.ini"))
+    files = [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
+    monkeypatch.setattr(mutants, "tracked", lambda: files)
     return root
 
 
