@@ -34,9 +34,8 @@ def large(peers: bool) -> dict[str, Run]:
     import numpy as np
     from mpi4py import MPI
 
+    from dbrdist import Link, Parameter
     from dbrdist.comm import create_communicator
-    from dbrdist.core.model.link import Link
-    from dbrdist.core.model.parameter import Parameter
 
     comm = create_communicator("flat")
 
