@@ -22,8 +22,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's job in the ba
 
 STARTING = {"started", "ranks", "several"}  # fixtures that start jobs
 RUNS = re.compile(r"^tests/cli/.*\.py::")  # where the fixture `run` is a command from its beginning to its end
-# Which marks leave a file out by a `-m` of the Makefile, where the file as a whole bears one of them.
-LEFT_OUT = {"not slow": "slow|programs|mpiexec", "not programs": "programs|mpiexec"}
 
 
 def pytest_addoption(parser):
@@ -53,13 +51,10 @@ def pytest_ignore_collect(collection_path, config):
         return None
     if any(collection_path.as_posix().endswith(argument.partition("::")[0]) for argument in config.args):
         return None
-    if config.option.part and str(collection_path) not in parts.files_of(config.option.part):
+    part, markexpr = config.option.part, config.option.markexpr
+    if part and str(collection_path) not in parts.files_of(part, markexpr):
         return True
-    marks = LEFT_OUT.get(config.option.markexpr)
-    if marks is None:
-        return None
-    found = re.search(rf"^pytestmark = .*pytest\.mark\.(?:{marks})\b", collection_path.read_text(), re.MULTILINE)
-    return True if found else None
+    return True if parts.is_left_out(collection_path, markexpr) else None
 
 
 def pytest_collection_modifyitems(items):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+APART = {"gpu", "mpi"}  # folders in which pytest looks only where they are named
+# Which marks leave a file out by a `-m` of the Makefile, where the file as a whole bears one of them.
+LEFT_OUT = {"not slow": "slow|programs|mpiexec", "not programs": "programs|mpiexec"}
 NO_TESTS = 5  # pytest's exit code, here of a part that had none of the chosen tests
 
 
@@ -41,10 +45,25 @@ def part(words: str) -> str:
 
 
 @functools.cache
-def files_of(part: str) -> set[str]:
-    """The test files of the part ``K/N``, from 1."""
+def is_left_out(path: Path, markexpr: str) -> bool:
+    """Whether a `-m` of the Makefile leaves out all tests of a file: the file as a whole bears one of the marks."""
+    marks = LEFT_OUT.get(markexpr)
+    return marks is not None and bool(
+        re.search(rf"^pytestmark = .*pytest\.mark\.(?:{marks})\b", path.read_text(), re.MULTILINE)
+    )
+
+
+def size(path: Path, markexpr: str) -> int:
+    """What a test file counts in a part: its length, or nothing if its tests do not run unless they are named."""
+    is_apart = path.relative_to(HERE).parts[0] in APART or is_left_out(path, markexpr)
+    return 0 if is_apart else path.stat().st_size
+
+
+@functools.cache
+def files_of(part: str, markexpr: str = "") -> set[str]:
+    """The test files of the part ``K/N``, from 1, of those that a `-m` leaves."""
     k, num_parts = map(int, part.split("/"))
-    return divided(((str(p), p.stat().st_size) for p in HERE.rglob("test_*.py")), num_parts)[k - 1]
+    return divided(((str(p), size(p, markexpr)) for p in HERE.rglob("test_*.py")), num_parts)[k - 1]
 
 
 def main(words: Sequence[str]) -> int:

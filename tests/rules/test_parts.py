@@ -14,14 +14,23 @@ from tests import conftest, parts
 from tests.each import each
 
 
-@each(num_parts=[1, 2, 3, 7])
-def test_each_file_is_in_one_part(num_parts):
-    found = [parts.files_of(f"{k + 1}/{num_parts}") for k in range(num_parts)]
+@each(num_parts=[1, 2, 3, 7], markexpr=["", "not slow"])
+def test_each_file_is_in_one_part(num_parts, markexpr):
+    found = [parts.files_of(f"{k + 1}/{num_parts}", markexpr) for k in range(num_parts)]
     assert sorted(name for part in found for name in part) == sorted(map(str, parts.HERE.rglob("test_*.py")))
 
 
 def test_parts_are_about_as_large():
     assert parts.divided([("a", 7), ("b", 1), ("c", 5), ("d", 3)], 2) == [{"a", "b"}, {"c", "d"}]
+
+
+def test_only_files_whose_tests_run_count_in_a_part():
+    names = "mpi/test_mpi_bytes.py", "fuzz/test_launcher.py", "rules/test_parts.py"
+    apart, programs, usual = (parts.HERE / name for name in names)
+    for markexpr, counts in (("", True), ("not slow", False), ("not programs", False)):
+        assert parts.size(apart, markexpr) == 0
+        assert parts.size(programs, markexpr) == (programs.stat().st_size if counts else 0)
+        assert parts.size(usual, markexpr) == usual.stat().st_size
 
 
 @each(words=["0/2", "3/2", "2", "x/2", "-1/2", ""])
