@@ -371,6 +371,21 @@ def test_an_image_that_a_transform_would_make_too_large_is_corrupt(run, folder, 
         assert words in strict(Path("result/summary.json").read_text())["skipped_examples"][0]
 
 
+@each(crop=["center_crop", "random_crop"], corrupt=["fail", "skip"])
+def test_an_image_that_is_smaller_than_a_crop_is_named_or_left_out(run, folder, crop, corrupt):
+    images(folder / "images", ["ash", "blood"])
+    Image.new("RGB", (5, 20)).save(folder / "images/train/ash/small.png")
+    text = FOLDERS.replace("train: [", f"train: [{{name: {crop}, size: 8}}, ")
+    (folder / "run.yaml").write_text(text.replace("root: images", f"root: images, corrupt: {corrupt}"))
+    code, out, err = run("run.yaml", "--overwrite")
+    words = "small.png: expected an image of at least 8x8"
+    if corrupt == "fail":
+        assert code == 2 and words in err and "Traceback" not in err
+    else:
+        assert code == 0 and "1 corrupt training example left out" in out
+        assert words in strict(Path("result/summary.json").read_text())["skipped_examples"][0]
+
+
 # ---- live runs, background, left-overs
 
 

@@ -13,6 +13,7 @@ from dbrdist.datasets.image.images import (
     ANY_METHOD,
     METHODS,
     Image,
+    ImageDecodeError,
     check_pixels,
     mirror,
     resize,
@@ -91,7 +92,7 @@ class RandomCrop(Transform):
         free_y = image.shape[0] + 2 * self.padding - height
         free_x = image.shape[1] + 2 * self.padding - width
         if free_y < 0 or free_x < 0:
-            raise ValueError(
+            raise ImageDecodeError(
                 f"expected an image of at least {height}x{width} with padding {self.padding} for RandomCrop, "
                 f"got {image.shape[0]}x{image.shape[1]}; put a Resize in front"
             )
@@ -122,7 +123,7 @@ class CenterCrop(Transform):
         height, width = self.size
         h, w = image.shape[:2]
         if h < height or w < width:
-            raise ValueError(
+            raise ImageDecodeError(
                 f"expected an image of at least {height}x{width} for CenterCrop, got {h}x{w}; put a Resize in front"
             )
         return _crop(image, (h - height) // 2, (w - width) // 2, height, width)
