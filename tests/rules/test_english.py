@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+BOUNDARY = r"\b"
 
 # Patterns that nothing has, and what to write instead.
 NONE = {
     r"\bone behind the other\b": "one after another, concatenated",
-    r"\w, say\.| \([^()\n]*, say\)": "for example, before the example",
+    r", say\.| \([^()\n]*, say\)": "for example, before the example",
     r"\bof one's own\b": "your own, its own",
     r"\bfor want of\b": "because there is no",
     r"\blets? go of\b": "releases",
@@ -48,11 +50,24 @@ def texts() -> dict[str, str]:
     return {str(p.relative_to(ROOT)): p.read_text() for p in sorted([*pages, *sources])}
 
 
+def matches(pattern: str, text: str) -> Iterator[re.Match[str]]:
+    """As ``re.finditer``; a boundary at the start is looked at here, because ``re`` finds first letters 20 times faster
+    than boundaries before them."""
+    is_at_word = pattern.startswith(BOUNDARY)
+    first, exact = re.compile(pattern.removeprefix(BOUNDARY)), re.compile(pattern)
+    at = 0
+    while near := first.search(text, at):
+        m = exact.match(text, near.start()) if is_at_word else near
+        if m is not None:
+            yield m
+        at = near.start() + 1 if m is None else m.end()
+
+
 def found(pattern: str) -> list[str]:
     return [
         f"{name}:{text.count(chr(10), 0, m.start()) + 1}: {m[0]!r}"
         for name, text in texts().items()
-        for m in re.finditer(pattern, text)
+        for m in matches(pattern, text)
     ]
 
 
@@ -83,3 +98,9 @@ def test_the_patterns_find_what_they_are_for(text):
 @pytest.mark.parametrize("text", ["what they have to say.", "it does not say.", "1 example", "what the shards say."])
 def test_the_patterns_leave_other_text_alone(text):
     assert not any(re.search(pattern, text) for pattern in NONE)
+
+
+@pytest.mark.parametrize("text", ["He sees, foresees and saw.", "seesaw saw", "", "sees", "a see-saw, sees_ 1saw"])
+def test_matches_are_those_of_re(text):
+    for pattern in (r"\b(sees|saw)\b", r"(sees|saw)\b", r"\bsaw\b|sees", r"s\w+"):
+        assert [m.span() for m in matches(pattern, text)] == [m.span() for m in re.finditer(pattern, text)]
