@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-import scipy.signal
+from numpy.lib.stride_tricks import sliding_window_view
 
 import dbrdist
 import dbrdist.functions as F
@@ -27,12 +27,12 @@ def test_linear_and_embed_id():
 
 
 @pytest.mark.parametrize("kind", ["Convolution2D", "ConvolutionND"])
-def test_convolutions_by_scipy(kind):
+def test_convolutions_by_windows(kind):
     W, b, x = drawn(2, 3, 3, 2), drawn(2), drawn(1, 3, 6, 5)
     y = getattr(L, kind).from_params(W, b, stride=2, pad=1)(x).array
     wide = np.pad(x[0], ((0, 0), (1, 1), (1, 1)))
     for k in range(2):
-        plane = sum(scipy.signal.correlate2d(wide[c], W[k, c], "valid") for c in range(3)) + b[k]
+        plane = sum((sliding_window_view(wide[c], (3, 2)) * W[k, c]).sum((2, 3)) for c in range(3)) + b[k]
         np.testing.assert_allclose(y[0, k], plane[::2, ::2], rtol=1e-4, atol=1e-5)
 
 

@@ -31,7 +31,8 @@ def found(node, names=()):
 METHODS = {
     f"{path.relative_to(ROOT).with_suffix('').as_posix()}: {'.'.join(names)}": names
     for path in sorted((ROOT / "dbrdist").rglob("*.py"))
-    for names in found(ast.parse(path.read_text()))
+    if "NotImplementedError" in (text := path.read_text())  # to parse all takes a second
+    for names in found(ast.parse(text))
 }
 
 

@@ -74,6 +74,7 @@ def test_an_optimizer_without_formula_is_noticed(monkeypatch):
     assert optimizers_without_formula() == {"New"}
 
 
+@functools.cache
 def words_in(folder):
     """The text of all tests of a folder."""
     return "\n".join(p.read_text() for p in sorted((TESTS / folder).rglob("*.py")))
@@ -154,10 +155,14 @@ def keys_of_configurations():
         yield from ((f"{part}.{name}", name) for name in cls.model_fields if name != "name")
 
 
+@functools.cache
+def set_of_words(text):
+    return frozenset(re.findall(r"\w+", text))
+
+
 def keys_without(text):
     """The keys of configurations that a text does not name."""
-    named = set(re.findall(r"\w+", text))
-    return {key for key, name in keys_of_configurations() if name not in named}
+    return {key for key, name in keys_of_configurations() if name not in set_of_words(text)}
 
 
 def test_every_key_of_a_configuration_is_tested_and_on_its_page():
