@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import zipfile
@@ -55,14 +56,14 @@ def strict(text):
     return json.loads(text, parse_constant=refuse)
 
 
-def images(start, names=NAMES):
+def images(start, names=NAMES, size=8):
     rng = np.random.default_rng(0)
     for part in ("train", "test"):
         for k, name in enumerate(names):
             folder = start.folder / "images" / part / name
             folder.mkdir(parents=True, exist_ok=True)
             for i in range(3):
-                pixels = np.full((8, 8, 3), 40 + 60 * k) + rng.integers(0, 9, (8, 8, 3))
+                pixels = np.full((size, size, 3), 40 + 60 * k) + rng.integers(0, 9, (size, size, 3))
                 Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{i}.png")
 
 
@@ -155,6 +156,48 @@ def test_the_constants_of_weights_travel_with_them(start, source):
         "import dbrdist, ownnet\nprint('eps', dbrdist.load('next', model=ownnet.Net(eps=1e-3)).bn.eps)\n"
     )
     assert "eps 0.3" in text, text
+
+
+def of_torchvision():
+    """Names and shapes of the weights of its ResNet-50, with three classes."""
+
+    def layer(conv, bn, shape):
+        yield f"{conv}.weight", shape
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            yield f"{bn}.{name}", shape[:1]
+
+    yield from layer("conv1", "bn1", (64, 3, 7, 7))
+    size = 64
+    for number, (count, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), 1):
+        for k in range(count):
+            place = f"layer{number}.{k}"
+            if k == 0:
+                yield from layer(f"{place}.downsample.0", f"{place}.downsample.1", (4 * width, size, 1, 1))
+            yield from layer(f"{place}.conv1", f"{place}.bn1", (width, size, 1, 1))
+            yield from layer(f"{place}.conv2", f"{place}.bn2", (width, width, 3, 3))
+            yield from layer(f"{place}.conv3", f"{place}.bn3", (4 * width, width, 1, 1))
+            size = 4 * width
+    yield from (("fc.weight", (3, size)), ("fc.bias", (3,)))
+
+
+def test_weights_of_torchvision_compute_what_they_compute_there(start):
+    """Its batch normalizations add 1e-5 to the variances, ours 2e-5 by default."""
+    head, end = {}, 0
+    for name, shape in of_torchvision():
+        begin, end = end, end + 4 * math.prod(shape)
+        head[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+    words = json.dumps(head).encode()
+    content = np.full(end // 4, 0.01, np.float32).tobytes()
+    (start.folder / "tv.safetensors").write_bytes(len(words).to_bytes(8, "little") + words + content)
+    images(start, size=32)
+    text = FOLDERS.replace("{name: mlp, units: [6]}", "resnet50").replace("batch: 9", "batch: 3")
+    run(start, text + "init_from: tv.safetensors\n", "iterations=1", "optimizer.lr=1e-9")
+    program = (
+        "import dbrdist, dbrdist.links as L\n"
+        "print('eps', {x.eps for x in dbrdist.load('run').links() if isinstance(x, L.BatchNormalization)})\n"
+    )
+    _, text = start.python(program)
+    assert "eps {1e-05}" in text, text
 
 
 # ---- what is written is read as it was
