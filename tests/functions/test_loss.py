@@ -49,7 +49,8 @@ def reference(x, t, weight=None, ignore=-1, smoothing=0.0):
         q *= 1 if weight is None else weight
         largest = x[i].max()
         log_total = largest + np.log(np.exp(x[i] - largest).sum())
-        losses[i] = sum(q[k] * (log_total - x[i][k]) for k in range(num_classes) if q[k])
+        has_weight = q != 0
+        losses[i] = (q[has_weight] * (log_total - x[i][has_weight])).sum()
         gx[i] = np.exp(x[i] - log_total) * q.sum() - q
     return losses, np.moveaxis(gx, -1, 1)
 
