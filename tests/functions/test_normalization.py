@@ -12,9 +12,11 @@ import pytest
 
 import dbrdist
 import dbrdist.functions as F
-from dbrdist import Variable
+from dbrdist import Variable, kernels
+from dbrdist.core.array import backend
 from tests.each import each
 from tests.functions.image_helpers import check_gradients, draw
+from tests.kernels.cpu.test_loops import compiled
 
 RNG = np.random.default_rng(0)
 
@@ -70,6 +72,38 @@ def test_batch_normalization_gradients(shape, axis, fixed):
         check_gradients(lambda *xs: F.fixed_batch_normalization(*xs, eps=0.1, axis=axis), inputs)
     else:
         check_gradients(lambda *xs: F.batch_normalization(*xs, eps=0.1, axis=axis), [x, gamma, beta])
+
+
+@compiled
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@each(shape=[(300, 70), (8, 20, 9, 11)])
+def test_gradients_with_given_statistics_have_the_bits_of_numpys_formula(shape):
+    """By a compiled loop, also where something is not finite; near those of float64."""
+    x, gy = (
+        backend.channels_last(a) if a.ndim == 4 else a
+        for a in (draw(0, *shape).astype("f"), draw(1, *shape).astype("f"))
+    )
+    kept = shape[1:2]
+    vectors = [draw(2, *kept), draw(3, *kept), draw(4, *kept), draw(5, *kept) ** 2 + 0.5]
+
+    def step(dtype):
+        operands = [Variable(a.astype(dtype)) for a in (x, *vectors)]
+        y = F.fixed_batch_normalization(*operands)
+        dbrdist.backward([y], [gy.astype(dtype)])
+        return [v.grad for v in operands]
+
+    rows = x.reshape(-1, shape[1]) if x.ndim == 2 else x.transpose(0, 2, 3, 1)
+    ones = np.ones(kept, "f")
+    assert kernels.of_rows("fixed_normalization_backward", (rows, rows, ones, ones), shape[1]) is not None
+    for a, b in zip(step("f"), step("d")):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-3)
+    for value in (0.0, np.nan, np.inf):
+        x[3, 5], gy[7, 2] = value, -value
+        ours = step("f")
+        with kernels.use("onednn"):
+            theirs = step("f")
+        for a, b in zip(ours, theirs):
+            np.testing.assert_array_equal(a, b)
 
 
 def test_running_statistics_are_unbiased_and_an_empty_batch_moves_nothing():

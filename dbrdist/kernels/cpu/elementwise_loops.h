@@ -104,6 +104,9 @@ LOOP(root_gradient, OUT(0, gx) IN(1, x) IN(2, gy), , {
     gx[i] = gy[i] * slope;
 })
 
+/* gy times the derivative of the square */
+FLOAT_LOOP(square_gradient, OUT(0, gx) IN(1, x) IN(2, gy), , gx[i] = (x[i] * 2.0f) * gy[i];)
+
 LOOP(interpolated, OUT(0, out) IN(1, p) IN(2, x) IN(3, y), , out[i] = p[i] * x[i] + (1 - p[i]) * y[i];)
 
 LOOP(interpolated_gradients, OUT(0, gp) OUT(1, gx) OUT(2, gy) IN(3, p) IN(4, x) IN(5, y) IN(6, gout), NOTHING_OVERLAPS, {

@@ -122,6 +122,7 @@ TABLE: dict[Any, CompiledLoop | tuple[CompiledLoop, ...]] = {
     ("pow_number", 0): (
         CompiledLoop("reciprocal_gradient", ("x", "gy"), lambda c: _when(c == -1)),
         CompiledLoop("root_gradient", ("x", "gy"), lambda c: _when(c == 0.5)),
+        CompiledLoop("square_gradient", ("x", "gy"), lambda c: _when(c == 2)),
     ),
     "linear_interpolate": CompiledLoop("interpolated", ("p", "x", "y")),
     ("linear_interpolate", "each"): CompiledLoop("interpolated_gradients", ("p", "x", "y", "gy"), num_out=3),

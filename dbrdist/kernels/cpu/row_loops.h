@@ -208,6 +208,21 @@ FLOAT_LOOP(swish_rows_backward, OUT(0, to) OUT(1, to_xe) IN(2, from) IN(3, of_gy
     }
 })
 
+/* ---- normalization with given statistics: the gradient of x, and the terms of that of gamma */
+
+FLOAT_LOOP(fixed_normalization_backward,
+           OUT(0, to) OUT(1, to_terms) IN(2, from) IN(3, of_gy) IN(4, mean) IN(5, scale), ROW_LENGTH, {
+    const float *restrict x = from + i * n;
+    const float *restrict gy = of_gy + i * n;
+    float *restrict gx = to + i * n;
+    float *restrict terms = to_terms + i * n;
+    (void)whole;
+    for (ptrdiff_t j = 0; j < n; ++j) {
+        gx[j] = gy[j] * scale[j];
+        terms[j] = gy[j] * (x[j] - mean[j]);
+    }
+})
+
 /* ---- both halves of a CReLU */
 
 FLOAT_LOOP(crelu, OUT(0, to) IN(1, from), ROW_LENGTH, {
@@ -358,18 +373,6 @@ FLOAT_LOOP(cumprod_of_rows_backward, OUT(0, gx) IN(1, x) IN(2, y) IN(3, gy), LEN
 FLOAT_LOOP(cumprod_of_columns_backward, OUT(0, gx) IN(1, x) IN(2, y) IN(3, gy), LENGTH_AND_WIDTH,
            BY_TURNS(COLUMN_TURNS, cumprod_backward_along, gx + i, x + i, y + i, gy + i, n, width, 1))
 
-INSIDE void prod_along(float *restrict y, const float *restrict x, ptrdiff_t n, ptrdiff_t down, ptrdiff_t next, int turns) {
-    float sofar[COLUMN_TURNS];
-    for (int r = 0; r < turns; ++r) sofar[r] = x[AT(0, r)];
-    for (ptrdiff_t j = 1; j < n; ++j)
-        for (int r = 0; r < turns; ++r) sofar[r] = sofar[r] * x[AT(j, r)];
-    for (int r = 0; r < turns; ++r) y[r] = sofar[r];
-}
-
-FLOAT_LOOP(prod_of_rows, OUT(0, y) IN(1, x), LENGTH, BY_TURNS(ROW_TURNS, prod_along, y + i, x + i * n, n, 1, n))
-FLOAT_LOOP(prod_of_columns, OUT(0, y) IN(1, x), LENGTH_AND_WIDTH,
-           BY_TURNS(COLUMN_TURNS, prod_along, y + i, x + i, n, width, 1))
-
 /* In NumPy's order, one row after another. */
 INSIDE void sum_along(float *restrict y, const float *restrict x, ptrdiff_t n, ptrdiff_t width, int turns) {
     float sofar[COLUMN_TURNS];
@@ -389,29 +392,6 @@ FLOAT_LOOP(sum_of_columns, OUT(0, y) IN(1, x), LENGTH const ptrdiff_t width = (p
         sum_along(y + i, from, n, width, 1);
     }
 })
-
-/* gy times the product of all others: of those before, then of those behind */
-INSIDE void prod_backward_along(float *restrict gx, const float *restrict x, const float *restrict gy, ptrdiff_t n,
-                                ptrdiff_t down, ptrdiff_t next, int turns) {
-    float sofar[COLUMN_TURNS];
-    for (int r = 0; r < turns; ++r) sofar[r] = 1.0f;
-    for (ptrdiff_t j = 0; j < n; ++j)
-        for (int r = 0; r < turns; ++r) {
-            gx[AT(j, r)] = sofar[r];
-            sofar[r] = sofar[r] * x[AT(j, r)];
-        }
-    for (int r = 0; r < turns; ++r) sofar[r] = 1.0f;
-    for (ptrdiff_t j = n - 1; j >= 0; --j)
-        for (int r = 0; r < turns; ++r) {
-            gx[AT(j, r)] = (gx[AT(j, r)] * sofar[r]) * gy[r];
-            sofar[r] = sofar[r] * x[AT(j, r)];
-        }
-}
-
-FLOAT_LOOP(prod_of_rows_backward, OUT(0, gx) IN(1, x) IN(2, gy), LENGTH,
-           BY_TURNS(ROW_TURNS, prod_backward_along, gx + i * n, x + i * n, gy + i, n, 1, n))
-FLOAT_LOOP(prod_of_columns_backward, OUT(0, gx) IN(1, x) IN(2, gy), LENGTH_AND_WIDTH,
-           BY_TURNS(COLUMN_TURNS, prod_backward_along, gx + i, x + i, gy + i, n, width, 1))
 
 /* ---- sums in NumPy's order: of up to 128 elements in 8 lanes, of more as the sum of two halves */
 

@@ -170,6 +170,7 @@ LOOP(hard_clipping, OUT(1, g), NUMBER(0, lower) NUMBER(1, upper), {
 
 #include "elementwise_loops.h"
 #include "row_loops.h"
+#include "product_loops.h"
 #include "score_loops.h"
 #include "plane_loops.h"
 #include "sampling_loops.h"
@@ -223,12 +224,14 @@ static const Entry ENTRIES[] = {
     FLOAT_ENTRY(digamma, 2, 1, 0),   FLOAT_ENTRY(digamma_product, 3, 1, 0),
     FLOAT_ENTRY(lgamma_of_positive, 2, 1, 0), FLOAT_ENTRY(trigamma_product, 3, 1, 0),
     FLOAT_ENTRY(box_muller, 3, 1, 0), ENTRY(reciprocal_gradient, 3, 1, 0),
+    FLOAT_ENTRY(square_gradient, 3, 1, 0),
     ENTRY(sum_of_2, 3, 1, 0),      ENTRY(sum_of_3, 4, 1, 0),      ENTRY(sum_of_4, 5, 1, 0),
     ENTRY(sum_of_2_over, 2, 1, 0), ENTRY(sum_of_3_over, 3, 1, 0), ENTRY(sum_of_4_over, 4, 1, 0),
     ENTRY(relu_forward, 2, 1, 0),    ENTRY(root, 2, 1, 0),     ENTRY(root_gradient, 3, 1, 0),
     ROW_ENTRY(log_softmax, "xx", 1, 1),   ROW_ENTRY(log_softmax_backward, "xxx", 1, 1),
     ROW_ENTRY(softmax, "xx", 1, 1),       ROW_ENTRY(softmax_backward, "xxx", 1, 1),
     ROW_ENTRY(swish_rows, "xxw", 1, 1),   ROW_ENTRY(swish_rows_backward, "xxxxw", 3, 1),
+    ROW_ENTRY(fixed_normalization_backward, "xxxxww", 3, 1),
     ROW_ENTRY(crelu, "tx", 1, 1),         ROW_ENTRY(crelu_backward, "xtt", 1, 1),
     ROW_ENTRY(max_of_rows, "rx", 1, 1),   ROW_ENTRY(min_of_rows, "rx", 1, 1),
     ROW_ENTRY(extremum_backward, "xxrr", 1, 1),
