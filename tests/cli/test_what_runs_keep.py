@@ -343,6 +343,37 @@ def test_images_of_integers_need_no_transform(run, folder, dtype):
     assert code == 0, err
 
 
+OWN_DATA = """
+import numpy as np
+
+def pixels(dtype="uint8", three=True):
+    examples = [(np.full((3, 4, 4) if three else 48, k % 3 * 80, dtype), np.int32(k % 3)) for k in range(18)]
+    return examples, examples[:6]
+
+def iterated():
+    examples, _ = pixels()
+    return examples, iter(examples)
+"""
+
+
+@each(dtype=["uint8", "int32", "bool"])
+def test_images_of_integers_of_an_own_dataset_need_no_transform(run, folder, dtype):
+    (folder / "own_pixels.py").write_text(OWN_DATA)
+    text = DIGITS.replace("digits", f"{{name: 'own_pixels:pixels', args: {{dtype: {dtype}}}}}").replace(
+        "batch: 100", "batch: 6"
+    )
+    (folder / "run.yaml").write_text(text)
+    code, _, err = run("run.yaml", "model={name: mlp, units: [4], num_classes: 3}", "--overwrite")
+    assert code == 0, err
+
+
+def test_test_data_without_a_length_are_refused_in_one_line(run, folder):
+    (folder / "own_pixels.py").write_text(OWN_DATA)
+    (folder / "run.yaml").write_text(DIGITS.replace("digits", "own_pixels:iterated"))
+    code, _, err = run("run.yaml", "model={name: mlp, units: [4], num_classes: 3}", "--overwrite")
+    assert code == 2 and "got list_iterator; list(...) makes one of an iterator" in err and "Traceback" not in err
+
+
 def test_a_header_that_claims_more_than_there_is_costs_no_memory(run, folder):
     np.savez("a.npz", x=np.zeros((4, 2), np.float32), y=np.zeros(4, np.int32))
     with zipfile.ZipFile("a.npz") as archive:

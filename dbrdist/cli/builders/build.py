@@ -196,15 +196,26 @@ def _transformed(
     dataset: Any, config: Config, origin: Origin, part: str
 ) -> AugmentedDataset | TupleDataset | list[tuple[Array, Array]]:
     settings = getattr(config.transforms, part)
-    if dataset is None or not (settings or _are_whole_numbers(dataset)):
+    if dataset is None or not (settings or _are_whole_numbers(dataset, not isinstance(config.model, Custom))):
         return dataset
     return datasets.AugmentedDataset(dataset, T.Compose([_ToHWC(), *transforms(settings, part, origin)]))
 
 
-def _are_whole_numbers(dataset: Any) -> bool:
-    """Whether the inputs are images of integers, which the network gets as float32 without any transform too."""
-    columns = getattr(dataset, "columns", None) or (None,)
-    return getattr(columns[0], "ndim", 0) >= 4 and columns[0].dtype.kind in "biu"
+def _are_whole_numbers(dataset: Any, for_built_in: bool) -> bool:
+    """Whether the inputs are images of integers, which the network gets as float32 without any transform too.
+
+    A network of the program's own may take integers of a dataset of its own as they are.
+    """
+    columns = getattr(dataset, "columns", None)
+    if columns:
+        return getattr(columns[0], "ndim", 0) >= 4 and columns[0].dtype.kind in "biu"
+    if not for_built_in:
+        return False
+    try:
+        x = dataset[0][0]
+    except Exception:  # a look at the examples comes later, and tells
+        return False
+    return isinstance(x, np.ndarray) and x.ndim == 3 and x.dtype.kind in "biu"
 
 
 class _ToHWC(T.Transform):
@@ -257,6 +268,12 @@ def _custom_data(config: Config, settings: Custom, origin: Origin) -> Data:
             f"None for no evaluation), got {type(made).__name__}"
         )
     train, test = made
+    if test is not None and not (hasattr(test, "__len__") and hasattr(test, "__getitem__")):
+        raise ConfigError(
+            f"{origin.where(('data',))}: data: expected a dataset, with len() and [i], as the test data from "
+            f"{settings.name!r}, or None for no evaluation, got {type(test).__name__}; list(...) makes one of an "
+            "iterator"
+        )
     num_classes = getattr(train, "num_classes", None)
     names = getattr(train, "classes", None)
     is_named = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
