@@ -137,7 +137,8 @@ class JointSteps(HandsOn):
         if policy.needs_constant_loss_scale and optimizer.has_dynamic_loss_scale:
             self._way.check_with(dynamic_loss_scale="a dynamic loss scale")
         is_first = not self._is_in_step(target) and self._synchronize(args, kwds)
-        if carried.loaded is not None and carried.take_up(target):
+        if carried.loaded is not None:
+            carried.take_up(target)
             is_first = False
         self.num_samples = num_samples
         if num_samples == 0 and not carried.gathered:

@@ -174,11 +174,10 @@ class StepState:
             common["num_local"] = np.array(0)  # all have the same again
         self.loaded = Loaded(common, own)
 
-    def take_up(self, target: Link) -> bool:
-        """Go on from what was loaded, if anything was. Collective then."""
+    def take_up(self, target: Link) -> None:
+        """Go on from what was loaded. Collective."""
         loaded, self.loaded = self.loaded, None
-        if loaded is None:
-            return False
+        assert loaded is not None
         counts = loaded.own.get("counts", np.empty(0, np.int64)) if self._way.accumulate > 1 else np.empty(0, np.int64)
         words = [f"local steps {loaded.common['num_local']}", f"calls gathered {counts.size}", *sorted(loaded.common)]
         agree.same_everywhere(self._comm, agree.as_lines(words), "the same moment of a run")
@@ -188,7 +187,6 @@ class StepState:
             target.cleargrads()
         with agree.together(self._comm):
             self._take_all(loaded, {name: p for p, name in _names(target).items()})
-        return True
 
     def _take_all(self, loaded: Loaded, params: dict[str, Parameter]) -> None:
         arriving: dict[Parameter, HostArray] = {}
