@@ -196,3 +196,16 @@ def test_progress_over_data_is_said_now_and_then(monkeypatch, capsys):
     assert capsys.readouterr().err.splitlines() == [
         f"{done} of 8 images, {rest:,.0f} s left" for done, rest in zip((2, 4), rests)
     ]
+
+
+def test_ignored_files_are_counted_by_ending_the_most_frequent_first(root, capsys):
+    for number, ending in ((1, ".md"), (3, ".csv"), (2, ".TXT"), (1, "")):
+        for k in range(number):
+            (root / "train" / "ant" / f"{number}-{k}{ending}").write_text("no image")
+    (root / "train" / "bee" / "below").mkdir()
+    (root / "train" / "bee" / "below" / "a.jpg").write_bytes(jpeg(9))
+    assert data.run(["info", str(root / "train")]) == 0
+    words = "8 files ignored: 3 with .csv, 2 with .txt, 1 with "
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if " ignored: " in line]
+    assert line.startswith(words) and line.endswith(", 1 in folders below the class folders")
+    assert "1 with .md" in line and "1 with no ending" in line

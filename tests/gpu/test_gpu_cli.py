@@ -81,3 +81,4 @@ def test_a_plan_names_what_is_missing(train, on, capsys):
     found = " ".join(capsys.readouterr().out.split())
     assert ("cuDNN is missing (ModuleNotFoundError" in found) == (on == "stand-in")
     assert ("install dbrdist[cudnn13x]" in found) == (on == "stand-in")
+    assert "go through host memory" not in found  # one rank adds no gradients

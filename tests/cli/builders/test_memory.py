@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tracemalloc
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from dbrdist import functions as F
 from dbrdist.cli.builders import memory
 from dbrdist.links import Linear
 from tests.cli.config_helpers import GOOD, config
@@ -120,3 +122,27 @@ def test_the_error_of_a_gpu_gets_the_batch_that_fits():
     other = MemoryError()
     memory.note_batch(other, need, plan, 2, 20_000_000)
     assert not hasattr(other, "__notes__")
+
+
+class Failing(Linear):
+    """A network whose forward pass raises."""
+
+    error = None
+
+    def forward(self, x):
+        if self.error is not None:
+            raise self.error
+        return F.sum(super().forward(x))
+
+
+@each(**{"error, fits": [(None, True), (MemoryError("no room"), False), (ValueError("on purpose"), True)]})
+def test_a_tried_step_tells_nothing_but_whether_there_was_memory(error, fits):
+    """Any other error is left to the run itself, which reports it; the network of the run gets no gradients."""
+    task = Failing(2, 1)
+    task.error = error
+    made = SimpleNamespace(device=None, data=SimpleNamespace(train=None), convert=None, task=task)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "Look", lambda *args: SimpleNamespace(arguments=lambda n: ((np.ones((n, 2), "f"),), {})))
+        patch.setattr(memory, "reporter", lambda task: contextlib.nullcontext())
+        assert memory.try_step(None, None, made, 3) == fits
+    assert task.W.grad is None

@@ -46,6 +46,7 @@ def test_the_suggestion_is_the_smallest_batch_that_is_nearly_the_fastest():
         (steps(100, 200), None, 20, ["16 is the smallest", "the training set has 20 examples"]),
         (steps(100, 90), None, 1000, ["8 is the smallest", "try a lower batch_finder.lowest"]),
         (steps(100, 200), "too large", 1000, ["batch-size finder: too large", "16 is the smallest"]),
+        (steps(100), None, 1000, ["8 is the smallest"]),  # one batch says nothing about larger or smaller ones
         ([], "too large", 1000, ["no batch was tried: too large"]),
     ]
 )

@@ -1,5 +1,7 @@
 """What a rehearsal predicts, against formulas that are worked out here."""
 
+import os
+
 import pytest
 
 from dbrdist.cli.running import rehearsal
@@ -120,3 +122,25 @@ def test_the_trial_has_a_test_where_the_run_has_one(tmp_path, test):
     config, origin = configured("model: {name: resnet20, num_classes: 10}", words)
     found = rehearsal.small(config, origin, str(tmp_path), rehearsal.Trial())
     assert (found.data.test is None) == (test is None)
+
+
+@each(**{"batch, num_train": [(0, 8), (15, 8), (30, 15), (31, 16)]})
+def test_there_are_photographs_for_two_batches_of_training(tmp_path, batch, num_train):
+    """At least 8 in each of 4 classes; the test set has no more than that."""
+    rehearsal.make_photographs(str(tmp_path / str(batch)), batch)
+    for part, number in (("train", num_train), ("test", 8)):
+        assert [len(os.listdir(tmp_path / str(batch) / part / f"class{k}")) for k in range(4)] == [number] * 4
+
+
+@each(**{"words, copies": [((), 0), (("ema: 0.9",), 1)]})
+def test_memory_has_the_parameters_and_their_copies(monkeypatch, words, copies):
+    """Beside what a step needs: 1000 bytes and 10 for each of the 16 examples of a rank."""
+    monkeypatch.setattr(rehearsal.memory, "measure", lambda *args: rehearsal.memory.Need(1000.0, 10.0))
+    config, origin = configured(
+        "model: {name: resnet20, num_classes: 10}", "data: {name: image_folder, root: x}",
+        "transforms: {train: [{name: random_resized_crop, size: 16}]}", *words,
+    )  # fmt: skip
+    job = rehearsal.TargetJob(2, 2, examples_per_second=100.0)
+    found = rehearsal.measure(batch(config, 32), origin, job)
+    assert found.gradient_bytes == 4 * found.num_parameters > 1_000_000
+    assert found.memory_bytes == 1000 + 10 * 16 + (1 + copies) * found.gradient_bytes

@@ -490,3 +490,14 @@ def test_an_evaluation_ends_what_it_began(monkeypatch, capsys):
     evaluation.evaluate(config, None, create_communicator("naive"), "run")
     assert happened == [("run/snapshot", "task"), ("validation", None), "finalized"]
     assert capsys.readouterr().out == '{"snapshot": "run/snapshot", "validation/main/loss": 0.5}\n'
+
+
+def test_a_report_that_cannot_be_written_ends_no_run(run, monkeypatch):
+    def fail(folders):
+        raise ValueError("no fonts")
+
+    monkeypatch.setattr(runs.report, "write", fail)
+    code, out, err = run("run.yaml", "model=mlp", "transforms.train=[]", "iterations=1")
+    assert code == 0, err
+    assert "result: the report could not be written: no fonts\n" in out
+    assert json.loads(Path("result/summary.json").read_text())["status"] == "finished"

@@ -93,6 +93,16 @@ def test_large_images_become_small_pictures(shape):
     assert np.array_equal(picture_of(square)[:, :, 0], np.repeat([[0], [255]], [48, 48], 0) * np.ones((96, 96)))
 
 
+def test_large_images_become_means_over_squares():
+    """200 pixels become 66 of 3 by 3, of which the last two are left out; an image lower than a square keeps lines."""
+    image = np.random.default_rng(1).uniform(0, 1, (3, 200, 100))
+    means = np.array([[[c[i : i + 3, j : j + 3].sum() / 9 for j in range(0, 99, 3)] for i in range(0, 198, 3)]
+                      for c in image])  # fmt: skip
+    expected = (means - means.min()) / (means.max() - means.min()) * 255
+    assert abs(picture_of(image).astype("d") - expected.transpose(1, 2, 0)).max() <= 0.5 + 1e-9
+    assert np.array_equal(picture_of(np.arange(500.0)[None, None])[0, :, 0], np.round(np.arange(0, 500, 6) / 498 * 255))
+
+
 @each(value=[np.nan, np.inf, -np.inf, 0.0, 1e38])
 def test_pictures_of_any_numbers(value):
     image = np.zeros((1, 2, 2), "f")
