@@ -141,3 +141,13 @@ def test_what_ranks_show_may_differ_unless_they_say_so():
 
 def test_a_digest_is_that_of_two_sums():
     assert gate.digest("") == 1 and gate.digest("abc") == 0x352441C2 << 31 ^ 0x024D0127
+
+
+def test_a_verb_of_a_closed_communicator_is_not_entered_again():
+    comm = create_communicator("single")
+    with comm.gate.call("update") as call:
+        call.post(())
+    with contextlib.suppress(ZeroDivisionError), comm.gate.call("bcast") as failed, failed.moving():
+        fail()
+    with pytest.raises(CommunicatorError, match=r"update: this communicator cannot be used any more, because bcast"):
+        comm.gate.again(call)

@@ -530,3 +530,43 @@ def test_addresses_of_a_host(monkeypatch, of_name, of_interfaces, found):
     monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(of_interfaces, 1)))
     monkeypatch.setattr(fcntl, "ioctl", ioctl)
     assert sockets.addresses() == found
+
+
+def test_where_a_rank_cannot_listen_no_rank_has_connections(monkeypatch):
+    """All are told why, and nobody waits for a call."""
+    monkeypatch.setattr(cables, "_PATIENCE_SECONDS", 5.0)
+    monkeypatch.setattr(cables, "_TRY_SECONDS", 1.0)
+    original, ranks, found = socket.create_server, Ranks(2), [None, None]
+
+    def create(*args, **kwargs):
+        if threading.current_thread().name == "1":
+            raise OSError("no ports left")
+        return original(*args, **kwargs)
+
+    def work(rank):
+        found[rank] = connect(ranks.of(rank))
+
+    monkeypatch.setattr(socket, "create_server", create)
+    threads = [threading.Thread(target=work, args=(rank,), name=str(rank)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert found == [(None, "no ports left")] * 2
+
+
+def test_a_crowd_at_the_door_pushes_out_whom_it_found_there(monkeypatch):
+    """Files are limited: the caller that has been silent for longest goes first."""
+    monkeypatch.setattr(cables, "_MOST_CALLERS", 2)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        door = stack.enter_context(contextlib.closing(cables._Door(listener, 0, b"s")))
+        callers = []
+        for _ in range(4):
+            callers.append(stack.enter_context(socket.create_connection(listener.getsockname(), timeout=20)))
+            here = callers[-1].getsockname()
+            while here not in [c.getpeername() for c, _ in door._callers.values()]:
+                door.wait(cables.time.monotonic() + 20)
+        there = [c.getpeername() for c, _ in door._callers.values()]
+        assert there == [c.getsockname() for c in callers[2:]]
+        assert [c.recv(1) for c in callers[:2]] == [b"", b""]  # they were hung up on
