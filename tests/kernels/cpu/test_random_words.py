@@ -35,6 +35,17 @@ def test_what_is_no_whole_number_of_blocks_or_not_dense_is_refused():
 
 
 @compiled
+@each(**{"num_words, is_by_loop": [(1 << 10, True), (1 << 12, True), ((1 << 10) - 4, False)]})
+def test_many_words_come_from_the_loop(monkeypatch, num_words, is_by_loop):
+    """NumPy's own generator takes several times as long for them."""
+    made = []
+    monkeypatch.setitem(random.kernels, "philox", lambda *args: made.append(args[0].size) or kernels.philox(*args))
+    random.set_seed(4)
+    words = random.raw_words(num_words // 4, 4)
+    assert made == ([num_words] if is_by_loop else []) and words.size >= num_words
+
+
+@compiled
 def test_a_draw_is_the_same_without_a_loop():
     random.set_seed(3)
     with dbrdist.using_config("train", True):

@@ -310,13 +310,39 @@ def test_the_number_of_threads_changes_no_bit():
     assert said == [said[0]] * 3
 
 
+@pytest.fixture
+def names(monkeypatch):
+    """The names of the loops that sums run, in their order."""
+    found, of_rows = [], sums.kernels["of_rows"]
+    monkeypatch.setitem(sums.kernels, "of_rows", lambda name, *args: found.append(name) or of_rows(name, *args))
+    return found
+
+
+@compiled
+@each(dtype=["f", "d"], **{"axis, loop": [
+    ((-1,), "sum_of_rows"), ((1, 2, 3), "sum_of_rows"), ((-1, -2), "sum_of_rows"),
+    ((0,), "sum_of_columns"), ((-4,), "sum_of_columns"), ((1, 2), "sum_of_columns"), ((-3, -4), "sum_of_columns"),
+    ((0, 2), None), ((-2, 0), None),
+]})  # fmt: skip
+def test_axes_that_follow_each_other_are_summed_by_one_loop(names, dtype, axis, loop):
+    """Axes with others between them are left to NumPy."""
+    x = np.random.default_rng(0).uniform(0, 1, (8, 9, 10, 16)).astype(dtype)
+    del names[:]
+    found = sums.wide_sum(x, axis, False)
+    exact = x.astype(np.longdouble).sum(axis)
+    assert found.shape == exact.shape and names == [loop] * (loop is not None)
+    np.testing.assert_allclose(found, exact.astype(dtype), rtol=32 * np.finfo(dtype).eps)
+
+
 @compiled
 @each(shape=[(300, 100), (3, 50, 200), (9000, 1), (40, 1023)])
-def test_sums_of_products_have_the_bits_of_sums_over_products(shape):
+def test_sums_of_products_have_the_bits_of_sums_over_products(names, shape):
     a, b = np.random.default_rng(0).standard_normal((2, *shape)).astype("f")
     a[2], b[1, 0] = np.inf, np.nan
     with np.errstate(invalid="ignore"):
+        del names[:]
         found = [sums.product_sum(a, b, (len(shape) - 1,), keep) for keep in (False, True)]
+        assert names == ["dot_of_rows"] * 2
         wanted = [sums.sum_over(a * b, (-1,), keep) for keep in (False, True)]
     assert kernels.provider_of("of_rows", "dot_of_rows", (a, b), (shape[-1],)) == "loops"
     for y, exact in zip(found, wanted):
