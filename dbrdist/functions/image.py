@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from dbrdist import kernels
 from dbrdist.core.array.array_operations import are_images
 from dbrdist.core.array.backend import (
     Array,
@@ -21,7 +23,7 @@ from dbrdist.core.array.backend import (
     lies_as_images,
     zeros_as,
 )
-from dbrdist.core.array.elementwise import elementwise
+from dbrdist.core.array.elementwise import KERNEL_ELEMENTS, elementwise
 from dbrdist.core.array.types import PerAxis
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating, one_of
@@ -247,6 +249,9 @@ class Interpolation(FunctionNode):
 
     def _mixed(self, x: Array, axis: int) -> Array:
         xp, wide = get_array_module(x), accumulation_dtype(x.dtype)
+        made = self._by_loop(x, axis)
+        if made is not None:
+            return made
         y = x.take(xp.asarray(self.low), axis)
         if not any(self.weight):
             return y
@@ -261,6 +266,19 @@ class Interpolation(FunctionNode):
             y += other
         y[(*(slice(None),) * axis, whole)] = kept
         return y.astype(x.dtype, copy=False)
+
+    def _by_loop(self, x: Array, axis: int) -> Array | None:
+        """By a compiled loop, with the same bits; None where there is none."""
+        if type(x) is not np.ndarray or x.size < KERNEL_ELEMENTS or not x.flags.c_contiguous:
+            return None
+        inner = prod(x.shape[axis + 1 :])
+        low, high = (
+            (np.asarray(places, np.int32)[:, None] * inner + np.arange(inner, dtype=np.int32)).ravel().view(np.float32)
+            for places in (self.low, self.high)
+        )
+        weight = np.repeat(np.asarray(self.weight, np.float32), inner)
+        made = kernels.of_rows("interpolate_rows", (x, low, high, weight), weight.size, x.shape[axis] * inner)
+        return None if made is None else made[0].reshape(*x.shape[:axis], len(self.low), *x.shape[axis + 1 :])
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         length = self.inputs[0].shape[self.axis]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import dbrdist
 import dbrdist.functions as F
-from dbrdist import Variable
+from dbrdist import Variable, kernels
 from dbrdist.core.array import backend
 from tests.each import each
 from tests.functions.references import algebra
+from tests.kernels.cpu.test_loops import compiled
 
 
 def ones(*shape):
@@ -64,3 +66,24 @@ def test_resizing_is_linear_in_the_pixels_and_keeps_their_layout(size, mode, ali
         np.testing.assert_allclose(v.grad.reshape(6, -1), gy.reshape(6, -1) @ matrix.T, atol=1e-12)
         is_like = y.array.flags.c_contiguous if layout is np.ascontiguousarray else backend.lies_as_images(y.array)
         assert is_like or size == (1, 1)
+
+
+@compiled
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@each(size=[(96, 96), (20, 33), (64, 50), (128, 64)], mode=["bilinear", "nearest"], align_corners=[True, False])
+def test_loops_resize_with_the_bits_of_numpys_formula(size, mode, align_corners):
+    """Also where NaN and infinity are neighbours, with a weight or without."""
+    x = np.random.default_rng(0).standard_normal((3, 5, 64, 50)).astype("f")
+    x[0, 1, 2, 3], x[1, 2, 20:22, 7], x[2, 4, 63, 49] = np.nan, np.inf, -np.inf
+    numbers = np.arange(64, dtype=np.int32).view("f")
+    assert (
+        kernels.of_rows("interpolate_rows", (x.reshape(-1, 50), numbers[:50], numbers[:50], x[0, 0, 0]), 50, 50)
+        is not None
+    )
+    for layout in (np.ascontiguousarray, backend.channels_last):
+        found = []
+        for provider in ("loops", "numpy"):
+            with kernels.use(provider):
+                found.append(F.resize_images(layout(x), size, mode=mode, align_corners=align_corners).array)
+        np.testing.assert_array_equal(*found)
+        assert found[0].strides == found[1].strides

@@ -52,3 +52,15 @@ FLOAT_LOOP(pixel_products, OUT(0, to) IN(1, from) IN(2, pixels) IN(3, numbers_of
         for (ptrdiff_t p = 0; p < places; ++p)
             to[(i * TAPS + k) * places + p] = 0.0f + pairwise_dot(y + p * width, x + PIXEL(k), width);
 })
+
+/* Rows of numbers[1] elements mixed two elements at a time, to rows of n: their numbers, 32-bit integers that stand in arrays of
+float, and the weight of the second, whose value counts for nothing where that is 0. i counts the rows. */
+FLOAT_LOOP(interpolate_rows, OUT(0, to) IN(1, from) IN(2, low) IN(3, high) IN(4, weight), ROW_LENGTH, {
+    const float *restrict x = from + i * (ptrdiff_t)numbers[1];
+    float *restrict y = to + i * n;
+    (void)whole;
+    for (ptrdiff_t j = 0; j < n; ++j) {
+        float a = x[(int32_t)bits_of(low[j])], b = x[(int32_t)bits_of(high[j])], w = weight[j];
+        y[j] = chosen(w == 0.0f, a, a * (1.0f - w) + b * w);
+    }
+})

@@ -178,7 +178,7 @@ LOOP(hard_clipping, OUT(1, g), NUMBER(0, lower) NUMBER(1, upper), {
 #include "conversion_loops.h"
 
 /* written: a bit for each array that is. rows: where the loop is over rows of n = numbers[0] elements, what each array has
-for a row: x n, t 2n, r one, p one for each of its parts, which the loop counts; w n for all of them together.
+for a row: x n, t 2n, r one, p one for each of its parts, which the loop counts; w n for all of them together, j n numbers of elements.
 Where it is over columns of n elements, of which there are m = numbers[1]: c n m, m one for each. Where it is over channels
 of n elements, i n m, v one for each. Where it is over groups of channels of numbers[2] elements, k one for each of a group,
 g one for each of an image, m of them. Where it is over images whose channels lie together, n and b m for each, of pixels of
@@ -248,7 +248,7 @@ static const Entry ENTRIES[] = {
     ROW_ENTRY(cross_entropy, "rrrrxr", 15, 1),     ROW_ENTRY(cross_entropy_gradient, "xxrrrrr", 1, 1),
     ROW_ENTRY(soft_cross_entropy, "rrrrxx", 15, 1), ROW_ENTRY(soft_cross_entropy_gradient, "xxxrrr", 1, 1),
     ROW_ENTRY(mix_pixels, "xbqq", 1, 3), ROW_ENTRY(spread_pixels, "bbxqq", 3, 3), ROW_ENTRY(pixel_products, "qxbq", 1, 3),
-    ROW_ENTRY(largest_along, "xxb", 3, 6), ROW_ENTRY(spread_along, "bxx", 1, 6),
+    ROW_ENTRY(interpolate_rows, "xbjjw", 1, 2), ROW_ENTRY(largest_along, "xxb", 3, 6), ROW_ENTRY(spread_along, "bxx", 1, 6),
     ENTRY(interpolated, 4, 1, 0), ENTRY(interpolated_gradients, 7, 7, 0),
     ENTRY(weighted_mean_gradients, 6, 3, 0),
     FLOAT_ENTRY(gaussian_nll, 4, 1, 0), FLOAT_ENTRY(gaussian_nll_gradients, 7, 7, 0),
@@ -404,7 +404,7 @@ static ptrdiff_t length_of(const Entry *entry, const ptrdiff_t *sizes, const dou
         char kind = entry->rows ? entry->rows[i] : ' ';
         ptrdiff_t each = entry->rows ? of_row(kind, numbers) : 1;
         if (each < 1 || sizes[i] % each) return -1;
-        int is_once = strchr("wcmivg", kind) != NULL;
+        int is_once = strchr("wjcmivg", kind) != NULL;
         if (is_once ? sizes[i] != each : count >= 0 && sizes[i] / each != count) return -1;
         if (!is_once) count = sizes[i] / each;
     }

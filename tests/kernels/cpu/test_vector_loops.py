@@ -109,8 +109,8 @@ def of_twenty_rows(name, num_numbers, arrays):
     kinds = loops._found.ROWS[name]
     if "b" in kinds:
         values = 100, 200, 4, 3, 2, 1
-    if "q" in kinds:
-        arrays = [*arrays[: len(kinds) - 1], (np.arange(2000, dtype=np.int32) % 50).view("f")]
+    pixels = (np.arange(2000, dtype=np.int32) % 50).view("f")
+    arrays = [pixels if kind in "qj" else a for kind, a in zip(kinds, arrays)]
     sizes = {
         "i": 2000,
         "v": 20,
@@ -125,6 +125,7 @@ def of_twenty_rows(name, num_numbers, arrays):
         "g": 20,
         "b": 4000,
         "q": 2000,
+        "j": 100,
     }
     return values[:num_numbers], tuple(np.resize(a, sizes[kind]) for a, kind in zip(arrays, kinds))
 
