@@ -74,7 +74,7 @@ class Convolution2D(FunctionNode):
                 gxs.append(call(gx, x, gy) if i else call(gx, gy, W))
             elif i:
                 gxs.append(_gradient_of_weights(x, gy, W, g, target, self.widened))
-            elif _sees_a_part(g, W.shape, x.size, self.inputs[0].creator_node):
+            elif sees_a_part(g, W.shape, x.size, self.inputs[0].creator_node):
                 seen = self._gradient_of_input(gy, W, (*x.shape[:2], *gy.shape[2:]), _POINTWISE)
                 gxs.append(SpreadGradient(seen, x.shape, (g.sh, g.sw)))
             else:
@@ -99,7 +99,7 @@ def _gradient_of_weights(
     return kernels.conv_backward_weight(x, gy, W.shape, g, W.dtype, target)
 
 
-def _sees_a_part(g: ConvGeometry, W_shape: tuple[int, ...], size: int, creator: FunctionNode | None) -> bool:
+def sees_a_part(g: ConvGeometry, W_shape: tuple[int, ...], size: int, creator: FunctionNode | None) -> bool:
     """Does a 1x1 convolution look at a part of the pixels that a ReLU made, whose rule takes their gradients alone?"""
     if g.sh * g.sw == 1 or size < _LARGE or W_shape[2:] != (1, 1) or creator is None or creator.defer_sum is None:
         return False
@@ -196,7 +196,7 @@ def convolution_2d(
     window = _hashable(stride), _hashable(pad), _hashable(dilate), groups, cover_all
     x = activation(x)
     arguments = (x, W) if b is None else (x, W, b)
-    node = Convolution2D(_geometry("convolution_2d", window, *map(form, arguments)))
+    node = Convolution2D(geometry_of("convolution_2d", window, *map(form, arguments)))
     if type(W) is Parameter:
         node.kept = _kept(W)
     return node.apply(arguments)[0]
@@ -226,7 +226,7 @@ def convolution_bn_2d(
     x, added, b, *vectors = map(as_array, (x, added, b, *vectors))
     window = _hashable(stride), _hashable(pad), _hashable(dilate), groups, False
     try:
-        geometry = _geometry("convolution_2d", window, form(x), form(W))
+        geometry = geometry_of("convolution_2d", window, form(x), form(W))
     except ArgumentError:
         return None
     kept = _kept(W)  # while nobody holds the array
@@ -285,7 +285,7 @@ def deconvolution_2d(
     window = _hashable(stride), _hashable(pad), _hashable(dilate), groups, False
     x = activation(x)
     arguments = (x, W) if b is None else (x, W, b)
-    g = _geometry("deconvolution_2d", window, *map(form, arguments))
+    g = geometry_of("deconvolution_2d", window, *map(form, arguments))
     (h, w), (kh, kw) = x.shape[2:], W.shape[2:]
     if isinstance(outsize, (int, np.integer)):
         outsize = pair(outsize)
@@ -330,7 +330,7 @@ def _what_was_meant(shape: Sequence[int], num_channels: int) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _geometry(name: str, window: tuple[Any, ...], *arrays: Any) -> ConvGeometry:
+def geometry_of(name: str, window: tuple[Any, ...], *arrays: Any) -> ConvGeometry:
     """The geometry of a call; shapes and types that do not fit together are refused, in words.
 
     ``window``: stride, pad, dilate, groups, cover_all; ``arrays``: shapes and types of x, W and b. Remembered, since

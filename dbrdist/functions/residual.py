@@ -1,26 +1,53 @@
-"""The end of a residual block, relu(batch_normalization(x) + residual), as one function for devices."""
+"""Parts of residual networks as one function for devices.
+
+They are the end of a block, relu(batch_normalization(x) + residual), and a convolution with that, or with a part of it:
+the calls one after the other run the same kernels with the same operands, which takes the host longer.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from dbrdist import kernels
-from dbrdist.core.array.backend import Array
+from dbrdist.core.array.backend import Array, DType, is_floating
+from dbrdist.core.array.current_device import gpu_arrays, is_of_gpu
+from dbrdist.core.array.types import Destinations, Shape
 from dbrdist.core.tape import ops
-from dbrdist.core.tape.deferred import Deferred
-from dbrdist.core.tape.function_node import call
+from dbrdist.core.tape.checks import ArgumentError
+from dbrdist.core.tape.deferred import Deferred, write_later
+from dbrdist.core.tape.function_node import FunctionNode, call
+from dbrdist.core.tape.node import Value
 from dbrdist.core.tape.variable import Operand, Variable
+from dbrdist.functions.connection import activation
+from dbrdist.functions.convolution import (
+    Convolution2D,
+    ConvolutionData,
+    ConvolutionWeight,
+    geometry_of,
+    sees_a_part,
+)
 from dbrdist.functions.normalization import (
     BatchNormalization,
     BatchNormalizationGradient,
     batch_normalization,
     checked_axis,
     in_types_of_inputs,
+    move_running,
     of_batch,
     view_of,
 )
-from dbrdist.functions.rectified import SummedGradient, defer_sum
-from dbrdist.functions.rectifier import ReLUGradient, relu
+from dbrdist.functions.rectified import SpreadGradient, SummedGradient, defer_sum
+from dbrdist.functions.rectifier import ReLU, ReLUGradient, relu
+from dbrdist.kernels import Block, Kept
+
+_SPATIAL = (0, 2, 3)
+_FEWEST = 4096  # elements: a ReLU of fewer is a function of its own
+_form = operator.attrgetter("shape", "dtype")
+_Nothing = type(None)
+_KEPT, _FIRST = (0, 1, 2), (0,)
+_BUT_X = {4: (1, 2, 3), 5: (1, 2, 3, 4)}  # by the number of inputs
 
 
 class RectifiedSum(BatchNormalization):
@@ -86,3 +113,219 @@ def batch_normalization_add_relu(
         return relu(ops.add(y, residual))
     axis = checked_axis("batch_normalization", x, gamma, axis, beta=beta)
     return of_batch(RectifiedSum(eps, axis), (x, gamma, beta, residual), running_mean, running_var, decay)
+
+
+class Site(NamedTuple):
+    """What does not change from call to call as long as shapes and types do not."""
+
+    block: Block
+    correction: float  # of the batch's variance for the running one: n / (n - 1)
+    may_see_a_part: bool  # a 1x1 convolution that leaves pixels out
+
+
+class NormalizedConvolution(FunctionNode):
+    """y = gamma x_hat + beta of x * W and its statistics, of x, W, gamma and beta"""
+
+    writes = gives_new = True
+    reads_copy_of = 1
+    rectifies = False
+    left: Any = None  # a Kept, for backward
+    by_parts = False  # whether forward ran the kernels of the separate functions
+
+    def __init__(self, site: Site, running: tuple[Array, Array], decay: float) -> None:
+        self.site = site
+        self.moving: Any = running, decay, (1 - decay, (1 - decay) * site.correction)
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self._keep_inputs = _KEPT
+        if self.rectifies:
+            self._keep_outputs = _FIRST
+        copy, self.copy, moving, self.moving = self.copy, None, self.moving, None
+        if moving is not None:
+            made = kernels.conv_bn_forward(xs, self.site.block, copy, *moving)
+            if made is not None:
+                y, self.left = made
+                return (y,)
+        return (self._forward_by_parts(xs, moving, copy),)
+
+    def _forward_by_parts(self, xs: tuple[Array, ...], moving: Any, copy: Any) -> Array:
+        """By the functions that this one stands for, one after the other."""
+        x, W, gamma, beta = xs[:4]
+        conv, bn, block = Convolution2D(self.site.block.geometry), self._normalization(), self.site.block
+        conv.copy, bn.moving = copy, moving
+        (h,) = conv.forward((x, W))
+        if block.adds:
+            (y,) = bn.forward((h, *xs[2:]))
+        else:
+            y, bn.mean, bn.var, bn.saved = bn._normalized(h, gamma, beta, block.relu)
+        if moving is not None and not bn.has_moved:
+            (mean, var), decay, _ = moving
+            move_running(mean, var, bn.mean, bn.var, decay, h.size // (bn.mean.size or 1))
+        self.by_parts = True
+        self.left = Kept(h, bn.mean, bn.var, bn.saved, conv.laid, conv.widened)
+        return y
+
+    def _normalization(self) -> Any:
+        """The function of the normalization, with what this one left for it."""
+        block = self.site.block
+        bn = (RectifiedSum if block.adds else BatchNormalization)(block.eps, _SPATIAL)
+        if self.left is not None:
+            bn.mean, bn.var, bn.saved = self.left[1:4]
+        return bn
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Destinations = None) -> tuple[Any, ...]:
+        if self._on_variables:
+            return self._on_tape(wanted, gys[0])
+        gy, is_ours, site = gys[0], self.owns_gy, self.site
+        if isinstance(gy, Deferred):
+            if type(gy) is SummedGradient and site.block.adds:
+                gys, is_ours = (gy.a, gy.b), gy.is_ours
+            else:
+                gys, is_ours = (gy.force(),), True
+        num_inputs = len(self.inputs)
+        with_x = len(wanted) == num_inputs
+        if out is None or self.by_parts or not (with_x or wanted == _BUT_X[num_inputs]):
+            return self._by_parts(wanted, gys, out, is_ours)
+        views: Any = out[1:4] if with_x else out[:3]
+        is_part = with_x and site.may_see_a_part and _takes_parts(self.inputs[0].creator_node)
+        y = self._kept_ys[0] if self.rectifies else None
+        xs = self._kept_xs
+        made = kernels.conv_bn_backward(xs, y, self.left, gys, site.block, views, is_ours, with_x, is_part)
+        if made is None:
+            return self._by_parts(wanted, gys, out, is_ours)
+        later, grads = made
+        if later is not None:
+            write_later(*later, views[0])
+        if is_part:
+            return SpreadGradient(grads[0], xs[0].shape, site.block.geometry[:2]), *grads[1:]
+        return grads
+
+    def _by_parts(
+        self, wanted: tuple[int, ...], gys: tuple[Array, ...], out: Destinations, is_ours: bool
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """The gradients by the functions that this one stands for, one after the other."""
+        (x, W, gamma), block, bn = self._kept_xs, self.site.block, self._normalization()
+        outs = dict(zip(wanted, out)) if out is not None else {}
+        views = outs.get(2), outs.get(3)
+        h, mean, var, saved, laid, widened = self.left
+        if block.adds:
+            bn._kept_xs, bn._kept_ys, bn.owns_gy = (h, gamma), self._kept_ys, is_ours
+            gy = gys[0] if len(gys) == 1 else SummedGradient(gys[0], gys[1], ops.add, is_ours)
+            gh, *others = bn._gradients((0, 1, 2, 3), gy, (None, *views, None))
+        else:
+            gh, *others = kernels.bn_backward(
+                h, gamma, mean, var, gys[0], block.eps, saved, block.relu, _SPATIAL, *views, is_ours
+            )  # fmt: skip
+        conv, of_conv = Convolution2D(block.geometry), tuple([i for i in wanted if i < 2])
+        conv.inputs, conv._kept_xs, conv.laid, conv.widened = self.inputs[:2], (x, W), laid, widened
+        gh = ops.cast(gh, h.dtype)
+        grads = conv.derive(of_conv, (gh,), [outs.get(i) for i in of_conv])
+        return *grads, *[others[i - 2] for i in wanted if i > 1]
+
+    def _on_tape(self, wanted: tuple[int, ...], gy: Variable) -> tuple[Any, ...]:
+        """The gradients as functions of Variables."""
+        geometry, left = self.site.block.geometry, self.left
+        x, W, gamma = self.retained_inputs()
+        h = _KnownConvolution(geometry, left.h).apply((x, W))[0]
+        g = call(ReLUGradient(self._kept_ys[0]), gy) if self.rectifies else gy
+        gh, *others = BatchNormalizationGradient(self._normalization()).apply((h, gamma, g))
+        rules = {
+            0: lambda: call(ConvolutionData(geometry, x.shape), gh, W),
+            1: lambda: call(ConvolutionWeight(geometry, W.shape, W.dtype), x, gh),
+            4: lambda: g,
+        }  # fmt: skip
+        grads = [others[i - 2] if i in (2, 3) else rules[i]() for i in wanted]
+        return tuple([ops.cast(v, self.inputs[i].dtype) for i, v in zip(wanted, grads)])
+
+    def unchain(self) -> None:
+        super().unchain()
+        self.left = None
+
+
+class RectifiedConvolution(NormalizedConvolution):
+    """y = max(gamma x_hat + beta, 0) of x * W and its statistics, or of the sum with a residual, the last input"""
+
+    reads_copy_of = 1
+    rectifies = True
+    defer_sum = staticmethod(defer_sum)
+
+
+class _KnownConvolution(Convolution2D):
+    """A convolution whose result exists already."""
+
+    def __init__(self, geometry: kernels.ConvGeometry, y: Array) -> None:
+        super().__init__(geometry)
+        self.y = y
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self._keep_inputs = (0, 1)
+        return (self.y,)
+
+
+def _takes_parts(creator: FunctionNode | None) -> bool:
+    """Does the rule of a function complete gradients of a part of the pixels?"""
+    return creator is not None and creator.defer_sum is not None
+
+
+def convolution_bn_of_batch(
+    x: Operand, W: Any, vectors: tuple[Any, Any], running: tuple[Array, Array], eps: float, decay: float, relu: bool,
+    added: Any, *, stride: tuple[int, ...], pad: tuple[int, ...], dilate: tuple[int, ...], groups: int,
+) -> Variable | None:  # fmt: skip
+    """relu(bn(x * W) + added) with the statistics of the batch, for training on a device.
+
+    ``vectors`` are gamma and beta, ``running`` the mean and the variance that move towards those of the batch;
+    ``added`` may be None. The result is None where the functions have to be called one by one: where arguments do not
+    fit, about which those have the words, and where a ReLU has so few elements that it is no part of a normalization.
+    """
+    x, (gamma, beta) = activation(x), vectors
+    is_variable = isinstance(x, Value)
+    operands: tuple[Any, ...] = (x, W, gamma, beta)
+    arrays = [*running, x._array if is_variable else x, W._array, gamma._array, beta._array]
+    if added is not None:
+        operands = (*operands, added)
+        arrays.append(added._array if isinstance(added, Value) else added)
+        is_variable = is_variable and isinstance(added, Value)
+    if not gpu_arrays.issuperset(map(type, arrays)) and not _are_of_gpu(arrays):
+        return None
+    window = stride, pad, dilate, groups, False
+    site = _site(window, eps, relu, isinstance(x, Value), *map(_form, arrays))
+    if site is None:
+        return None
+    if W._kept is not None:
+        W.release()
+    node = (RectifiedConvolution if relu else NormalizedConvolution)(site, running, decay)
+    return (node.apply_there if is_variable else node.apply)(operands)[0]
+
+
+def _are_of_gpu(arrays: list[Array]) -> bool:
+    """Whether all are CuPy's, of which there may have been none until now."""
+    return all(is_of_gpu(type(a)) for a in arrays)
+
+
+@lru_cache(maxsize=1024)
+def _site(
+    window: tuple[Any, ...], eps: float, relu: bool, is_variable: bool, mean: tuple[Shape, DType],
+    var: tuple[Shape, DType], x: tuple[Shape, DType], W: tuple[Shape, DType], gamma: tuple[Shape, DType],
+    beta: tuple[Shape, DType], added: tuple[Shape, DType] | None = None,
+) -> Site | None:  # fmt: skip
+    """What is decided for operands of these shapes and types; None where they do not fit together."""
+    try:
+        geometry = geometry_of("convolution_2d", window, x, W)
+    except (ArgumentError, ValueError, TypeError):
+        return None
+    n, height, width = x[0][0], *geometry.out_hw(*x[0][2:], *W[0][2:])
+    shape, count = (n, W[0][0], height, width), n * height * width
+    size = count * W[0][0]
+    if (
+        not is_floating(x[1])
+        or not (is_variable or x[1] == W[1])
+        or any(v[0] != W[0][:1] for v in (mean, var, gamma, beta))
+    ):
+        return None
+    if count < 2 or not size or (added is None and relu and size < _FEWEST) or (added is not None and not relu):
+        return None
+    if added is not None and (added[0] != shape or added[1] != x[1]):
+        return None
+    block = Block(geometry, eps, relu, added is not None)
+    x_size = n * x[0][1] * x[0][2] * x[0][3]
+    return Site(block, count / (count - 1.0), sees_a_part(geometry, W[0], x_size, ReLU()))

@@ -6,25 +6,31 @@ None as a result means that the formula has to do; so it is for arrays of the ho
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dbrdist.core.array.backend import lies_as_images, places_of
+from dbrdist.core.array.backend import empty, lies_as_images, places_of
 from dbrdist.core.array.config import config
+from dbrdist.core.array.current_device import current_number, gpu_arrays
 from dbrdist.core.array.elementwise import hand_down_kernel
 from dbrdist.core.array.random import Draw
 from dbrdist.core.array.types import Array
 from dbrdist.kernels.geometry import ConvGeometry
-from dbrdist.kernels.table import kernel, key_of, planned, server_of
+from dbrdist.kernels.table import KEYS, composed, kernel, key_of, plan_of_provider, planned, server_of
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
     from dbrdist.core.model.weight_copies import Reader
 
 
 _form = operator.attrgetter("shape", "strides", "dtype")
+_placed_form = operator.attrgetter("shape", "strides", "dtype", "data.device_id")
+_chosen = operator.itemgetter("use_cudnn", "use_cudnn_tensor_core", "cudnn_deterministic")
+_FORMULA = "numpy"  # the provider of what no other one serves
+_SPATIAL = (0, 2, 3)
+_POINTWISE = ConvGeometry()
 
 
 def _lies(*arrays: Array | None) -> tuple[Any, ...]:
@@ -353,3 +359,141 @@ def bn_backward_of_sum(
 def by_table(x: Array, entries: Array) -> Array | None:
     """Images (N, C, H, W) of x (N, H, W, C) in uint8: each value's entry in its channel, of ``entries`` (256, C)."""
     return "by_table", type(x), *_lies(x, entries), places_of(x, entries)
+
+
+# ---- blocks: a convolution, the batch normalization of its result, an addition and a ReLU, by one plan: those of the
+# kernels that the separate calls would run, one after the other, with the same operands
+
+
+class Block(NamedTuple):
+    """What a convolution and a normalization do, whatever arrays they are given."""
+
+    geometry: ConvGeometry
+    eps: float
+    relu: bool
+    adds: bool  # something before the ReLU
+
+
+class Kept(NamedTuple):
+    """What forward leaves for backward besides operands and results."""
+
+    h: Array  # the convolution
+    mean: Array
+    var: Array
+    saved: tuple[str, Any]  # the provider of the normalization, and what that kept
+    laid: Array | None  # the weights as the convolution read them, where they are of use to backward
+    widened: Array | None  # x where it was given more channels
+
+
+def conv_bn_forward(
+    xs: tuple[Array, ...], block: Block, copy: Reader | None, running: tuple[Array, Array], *weights: Any
+) -> tuple[Array, Kept] | None:  # fmt: skip
+    """The normalization of a convolution; running statistics move as by ``bn_move`` with the ``weights``.
+
+    ``xs`` are x, W, gamma, beta and, if the block adds it, what is added before the ReLU. ``copy`` has the weights laid
+    out already, if it is not None.
+    """
+    arrays = *xs, *running
+    if not gpu_arrays.issuperset(map(type, arrays)):
+        return None
+    key = "conv_bn_forward", block, current_number(), *map(_placed_form, arrays), *_chosen(config.__dict__)
+    arguments = xs, block, copy, running, *weights
+    return composed(key, _plan_forward, arguments)(*arguments)
+
+
+def conv_bn_backward(
+    xs: tuple[Array, ...], y: Array | None, kept: Kept, gys: tuple[Array, ...], block: Block,
+    outs: tuple[Array, Array, Array], is_ours: bool, with_x: bool, sees_a_part: bool,
+) -> tuple[tuple[Any, Any] | None, tuple[Array, ...]] | None:  # fmt: skip
+    """The gradients of :func:`conv_bn_forward` of x, W, gamma, ..., whose result is y; no x unless ``with_x``.
+
+    ``gys`` are one gradient of y or, if the block adds, one or two. ``outs`` take the gradients of W, gamma and beta;
+    what comes first is None, or as ``conv_backward_weight_later`` says how that of W is written. ``is_ours``: the
+    gradient of the sum may be written over the last of ``gys``. ``sees_a_part``: the gradient of x at the pixels that a
+    1x1 convolution read is enough.
+    """
+    arrays = *xs, kept.h, *gys, *outs
+    if not gpu_arrays.issuperset(map(type, arrays)):
+        return None
+    left = kept.saved[0], kept.laid is None, kept.widened is None, with_x, sees_a_part, *_chosen(config.__dict__)
+    key = "conv_bn_backward", block, current_number(), *map(_placed_form, arrays), left
+    arguments = xs, y, kept, gys, block, outs, is_ours, with_x, sees_a_part
+    return composed(key, _plan_backward, arguments)(*arguments)
+
+
+def _plan_of(name: str, *arguments: Any) -> Any:
+    """The plan of a kernel, or None where none but NumPy's formula serves."""
+    plan = planned(KEYS[name](*arguments), arguments)
+    return None if server_of(plan) == _FORMULA else plan
+
+
+def _declined(*arguments: Any) -> None:
+    """The plan of a call that the separate kernels have to serve."""
+
+
+def _plan_forward(xs: tuple[Array, ...], block: Block, copy: Reader | None, *moved: Any) -> Callable[..., Any]:
+    (x, W, *others), (geometry, eps, relu, adds) = xs, block
+    if places_of(*xs, *moved[0]) != current_number():
+        return _declined
+    convolve = _plan_of("conv_forward_and_keep", x, W, None, geometry, copy)
+    h = empty((x.shape[0], W.shape[0], *geometry.out_hw(*x.shape[2:], *W.shape[2:])), x.dtype, x)  # as it will be
+    name, last = ("bn_add_relu", ()) if adds else ("bn_forward_and_move", (relu,))
+    normalize = _plan_of(name, h, *others, eps, _SPATIAL, *last, *moved)
+    if convolve is None or normalize is None:
+        return _declined
+    server = server_of(normalize)
+
+    def forward(xs: tuple[Array, ...], block: Block, copy: Reader | None, *moved: Any) -> tuple[Array, Kept]:
+        x, W, gamma, beta = xs
+        h, laid, widened = convolve(x, W, None, geometry, copy)
+        y, mean, var, saved = normalize(h, gamma, beta, eps, _SPATIAL, relu, *moved)
+        return y, Kept(h, mean, var, (server, saved), laid, widened)
+
+    def forward_of_sum(xs: tuple[Array, ...], block: Block, copy: Reader | None, *moved: Any) -> tuple[Array, Kept]:
+        x, W, gamma, beta, added = xs
+        h, laid, widened = convolve(x, W, None, geometry, copy)
+        y, mean, var = normalize(h, gamma, beta, added, eps, _SPATIAL, *moved)
+        return y, Kept(h, mean, var, (server, None), laid, widened)
+
+    return forward_of_sum if adds else forward
+
+
+def _plan_backward(
+    xs: tuple[Array, ...], y: Any, kept: Kept, gys: Any, block: Block, outs: Any, is_ours: bool, *parts: bool
+) -> Callable[..., Any]:  # fmt: skip
+    (geometry, eps, relu, adds), (x, W, gamma), (with_x, sees_a_part) = block, xs, parts
+    h, mean, var, (server, saved), laid, widened = kept  # h stands for its gradient, which lies as it does
+    if places_of(*xs, *gys, *outs) != current_number() or server == _FORMULA:
+        return _declined
+    if adds:
+        normalize = _plan_of("bn_backward_of_sum", h, gamma, mean, var, y, gys, eps, _SPATIAL, *outs[1:], is_ours)
+    else:
+        given = h, gamma, mean, var, gys[0], eps, saved, _SPATIAL, relu, *outs[1:], is_ours
+        normalize = plan_of_provider(server, "bn_backward", given)
+    x_shape, reads = ((*x.shape[:2], *h.shape[2:]), _POINTWISE) if sees_a_part else (x.shape, geometry)
+    arguments = ("conv_backward_data", h, W, x_shape, reads)
+    arguments = arguments if laid is None else ("conv_backward_data_as_laid", *arguments[1:], laid)
+    data = _plan_of(*arguments) if with_x else None
+    later = _plan_of("conv_backward_weight_later", x if widened is None else widened, h, W.shape, geometry, outs[0])
+    at_once = later or _plan_of("conv_backward_weight", x, h, W.shape, geometry, W.dtype, outs[0])
+    if normalize is None or at_once is None or (with_x and data is None):
+        return _declined
+    W_shape, W_dtype, reads_laid = W.shape, W.dtype, laid is not None
+
+    def backward(
+        xs: tuple[Array, ...], y: Any, kept: Kept, gys: Any, block: Block, outs: Any, is_ours: bool, *parts: bool
+    ) -> tuple[Any, Any]:  # fmt: skip
+        (x, W, gamma), (h, mean, var, (_, saved), laid, widened), (out_W, out_gamma, out_beta) = xs, kept, outs
+        if adds:
+            gh, *gs = normalize(h, gamma, mean, var, y, gys, eps, _SPATIAL, out_gamma, out_beta, is_ours)
+        else:
+            gh, *gs = normalize(h, gamma, mean, var, gys[0], eps, saved, _SPATIAL, relu, out_gamma, out_beta, is_ours)
+        gs = out_W, *gs
+        if with_x:
+            gs = data(gh, W, x_shape, reads, laid) if reads_laid else data(gh, W, x_shape, reads), *gs
+        if later is not None:
+            return later(x if widened is None else widened, gh, W_shape, geometry, out_W), gs
+        at_once(x, gh, W_shape, geometry, W_dtype, out_W)
+        return None, gs
+
+    return backward

@@ -253,7 +253,7 @@ def _bn_backward_key(name: str, arguments: tuple[Any, ...]) -> Any:
     """``name`` is the provider of the forward pass."""
     x, gamma, mean, var, gy, eps, saved, axis, relu, out_gamma, out_beta, _is_ours = arguments
     kind = None if saved is None else saved.dtype
-    layout = type(x), x.shape, x.strides, x.dtype, gy.strides
+    layout = type(x), x.shape, x.strides, x.dtype, gy.strides, gy.dtype
     places = _places(x, gamma, mean, var, gy, saved, out_gamma, out_beta)
     return "bn_backward", name, *layout, eps, axis, relu, kind, places
 

@@ -49,17 +49,26 @@ class ThreadPlans(threading.local):
             if provider is None:
                 name, plan = providers.choose(key[0], arguments)
             else:
-                name, plan = provider, _of_provider(provider, key[0], arguments)
+                name, plan = provider, plan_of_provider(provider, key[0], arguments)
             self.names[id(plan)] = name
+        self._keep(key, plan)
+        return plan
+
+    def compose(self, key: Any, planner: Callable[..., Plan], arguments: tuple[Any, ...]) -> Plan:
+        """As :meth:`find`, for what is made of the plans of others."""
+        plan = self.older.get(key) or planner(*arguments)
+        self._keep(key, plan)
+        return plan
+
+    def _keep(self, key: Any, plan: Plan) -> None:
         if len(self.plans) >= _GENERATION:
             self.older, self.plans = self.plans, {}
             kept = {id(plan), *map(id, self.older.values())}
             self.names = {i: name for i, name in self.names.items() if i in kept}
         self.plans[key] = plan
-        return plan
 
 
-def _of_provider(name: str, kernel: str, arguments: tuple[Any, ...]) -> Plan:
+def plan_of_provider(name: str, kernel: str, arguments: tuple[Any, ...]) -> Plan:
     """The plan of the provider that made what the arguments hold, so that no other can take its place."""
     try:
         plan: Plan = providers.PROVIDERS[name][kernel](*arguments)
@@ -74,6 +83,14 @@ _local = ThreadPlans()
 def planned(key: Hashable, arguments: tuple[Any, ...], provider: str | None = None) -> Plan:
     """The plan for a call, of the given provider where there is one."""
     return _local.plans.get(key) or _local.find(key, arguments, provider)
+
+
+def composed(key: Hashable, planner: Callable[..., Plan], arguments: tuple[Any, ...]) -> Plan:
+    """The plan for a call that several kernels serve: what ``planner`` makes of their plans, kept as theirs are.
+
+    ``key`` has all that decides which plans those are.
+    """
+    return _local.plans.get(key) or _local.compose(key, planner, arguments)
 
 
 def server_of(plan: Plan) -> str:

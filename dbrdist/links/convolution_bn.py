@@ -10,10 +10,12 @@ from dbrdist.core.array.backend import is_on_gpu
 from dbrdist.core.array.config import config
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.model.link_hook import thread
+from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.names.limits import Sizes, Whole
 from dbrdist.core.tape.function_node import is_observed
 from dbrdist.core.tape.variable import Operand
 from dbrdist.functions.convolution import convolution_bn_2d
+from dbrdist.functions.residual import convolution_bn_of_batch
 from dbrdist.links.convolution import Convolution2D
 from dbrdist.links.normalization import BatchNormalization
 
@@ -32,19 +34,28 @@ def conv_bn(conv: Any, bn: Any, x: Any, *, relu: bool = False, residual: Any = N
         residual: what is added before the ReLU, an array or a Variable; or a function without arguments that gives it,
             such as a call of the shortcut. None adds nothing.
 
-    In training it is nothing but these calls, one after the other, except that on a GPU normalization, addition and
-    ReLU are one function, which goes over memory twice rather than four times; float32 is rounded as by the calls. At
-    inference (``config.train`` False, within ``no_backprop_mode``) oneDNN computes them in one pass over memory on a
-    CPU, in float32 and bfloat16: ResNet-50 takes 0.87 of the time for one image. Results then differ from those of the
-    separate calls by rounding: float32 by a few units in the last place of the summands, bfloat16 is rounded once
-    rather than after each call. Where a hook looks on, and with links of other classes, such as subclasses or links
-    that are called through a function that you set on them, the calls are made one after the other there too.
+    In training it is nothing but these calls, one after the other, except that on a GPU all of it is one function: the
+    end, normalization, addition and ReLU, goes over memory twice rather than four times, and the host has less to do;
+    float32 is rounded as by the calls. At inference (``config.train`` False, within ``no_backprop_mode``) oneDNN
+    computes them in one pass over memory on a CPU, in float32 and bfloat16: ResNet-50 takes 0.87 of the time for one
+    image. Results then differ from those of the separate calls by rounding: float32 by a few units in the last place of
+    the summands, bfloat16 is rounded once rather than after each call. Where a hook looks on, and with links of other
+    classes, such as subclasses or links that are called through a function that you set on them, the calls are made one
+    after the other there too.
 
     Example:
         >>> conv, bn = L.Convolution2D(3, 4, 3, nobias=True), L.BatchNormalization(4)
         >>> L.conv_bn(conv, bn, np.ones((2, 3, 6, 6), np.float32), relu=True).shape
         (2, 4, 4, 4)
     """
+    if type(bn) is BatchNormalization and bn._gpu is not None and _is_training(conv, bn) and (relu or residual is None):
+        residual = residual() if callable(residual) else residual
+        y = convolution_bn_of_batch(
+            x, conv.W, (bn.gamma, bn.beta), (bn.avg_mean, bn.avg_var), bn.eps, bn.decay, relu, residual,
+            stride=conv.stride, pad=conv.pad, dilate=conv.dilate, groups=conv.groups,
+        )  # fmt: skip
+        if y is not None:
+            return y
     if _is_inference() and _are_plain(conv, bn):
         residual = residual() if callable(residual) else residual
         vectors = bn.gamma, bn.beta, bn.avg_mean, bn.avg_var
@@ -70,6 +81,16 @@ def _is_one_pass(bn: Any) -> bool:
     return not (bn._hooks or "forward" in bn.__dict__ or thread.hooks or is_observed())
 
 
+def _is_training(conv: Any, bn: Any) -> bool:
+    """Is this training of plain links with nothing but filters, scales and shifts, at which nobody looks on?"""
+    switches = config.__dict__
+    if not (switches["train"] and switches["enable_backprop"]) or switches["in_recomputing"] or thread.hooks:
+        return False
+    if is_observed() or not _are_plain(conv, bn) or conv.b is not None or bn.keeps_last:
+        return False
+    return type(conv.W) is type(bn.gamma) is type(bn.beta) is Parameter
+
+
 def _is_inference() -> bool:
     """Is this inference, at which nobody looks on?"""
     return not (config.train or config.enable_backprop or thread.hooks or is_observed())
@@ -79,8 +100,10 @@ def _are_plain(conv: Any, bn: Link) -> bool:
     """Are these links what their classes say, without hooks, and is there nothing left to initialise?"""
     if type(conv) is not Convolution2D or type(bn) is not BatchNormalization or conv._hooks or bn._hooks:
         return False
-    has_channels = bn.axis is None or (type(bn.axis) is tuple and bn.axis == (0, 2, 3))
-    return has_channels and bn.avg_mean is not None and not ("forward" in conv.__dict__ or "forward" in bn.__dict__)
+    axis = bn.axis
+    if axis is not None and not (type(axis) is tuple and axis == (0, 2, 3)):
+        return False
+    return bn.avg_mean is not None and "forward" not in conv.__dict__ and "forward" not in bn.__dict__
 
 
 class Conv2DBNActiv(Chain):

@@ -20,10 +20,11 @@ must still be that of the moment of the call. Hence:
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from dbrdist.core.array import declared
 
@@ -42,6 +43,9 @@ class Layout(Protocol):
     together: Callable[[list[tuple[Any, Array]]], list[Array]]  # makes copies of several weights in one launch
 
     def __call__(self, W: Array) -> Array: ...
+
+
+Reader: TypeAlias = "Callable[[Array, Layout], Array]"  # the copy of a parameter's array in a layout, for one call
 
 
 class _Wanted(NamedTuple):
@@ -97,12 +101,12 @@ class WeightCopies:
         """By which a kernel reads its copy, unless it has to lay out the weights itself."""
         if self._num_writes != self._arena.num_writes or not _is_unreachable(param):
             return None
-        return Reader(self, param, slot)
+        return functools.partial(self.read, param, slot)
 
     def read(self, param: Parameter, slot: Slot, W: Array, layout: Layout) -> Array:
         """The copy of ``W`` in a layout."""
         made, block, stream = self._made, declared.current(), _current_stream()
-        if _is_captured(stream):
+        if stream.ptr and block is None and stream.is_capturing():  # in a graph of the program
             return layout(W)
         if made is not None and made.block is block and made.num_writes == self._num_writes:
             if made.thread != get_ident() or made.stream.ptr != stream.ptr:
@@ -110,7 +114,8 @@ class WeightCopies:
         else:
             made = self._made = self._make()
         key = slot.index, layout.key
-        self._read[key] = _Wanted(param, slot, layout)
+        if key not in self._read:
+            self._read[key] = _Wanted(param, slot, layout)
         laid = made.laid.get(key)
         if laid is None:
             laid = made.laid[key] = layout(W)
@@ -127,19 +132,6 @@ class WeightCopies:
         for together, (keys, pieces) in groups.items():
             made.laid.update(zip(keys, together(pieces)))
         return made
-
-
-class Reader:
-    """The weights that one call reads."""
-
-    __slots__ = ("_copies", "_param", "_slot")
-
-    def __init__(self, copies: WeightCopies, param: Parameter, slot: Slot) -> None:
-        self._copies, self._param, self._slot = copies, param, slot
-
-    def read(self, W: Array, layout: Layout) -> Array:
-        """The copy of ``W``, the array of the parameter, in a layout."""
-        return self._copies.read(self._param, self._slot, W, layout)
 
 
 def _current_stream() -> CudaStream:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -14,7 +15,7 @@ from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config
 from dbrdist.core.array.current_device import On, current_number, elsewhere, gpu_arrays, is_of_gpu, on
 from dbrdist.core.array.elementwise import elementwise
-from dbrdist.core.array.gpu.mixed_devices import MIXED, common_device, mixed_devices
+from dbrdist.core.array.gpu.mixed_devices import MIXED, are_here, common_device, mixed_devices
 from dbrdist.core.tape import type_check
 from dbrdist.core.tape.checks import Operands
 from dbrdist.core.tape.fusion import settle_for, waiting
@@ -35,6 +36,8 @@ _COUNTS = {first: len(first) for first in _FIRST}
 _OTHERS = 1 << 30  # for indexes that are not those of the first inputs: more than there are inputs
 _ON_ONE_DEVICE = ("dbrdist.core.", "dbrdist.functions.")  # where functions take operands of one device only
 _new = Value.__new__
+_array_of, _node_of = attrgetter("_array"), attrgetter("node")
+_takes_gradient, _rank_of = attrgetter("requires_grad"), attrgetter("rank")
 _float32 = np.dtype(np.float32)
 
 hooked: list[bool] = [False]  # whether any function got hooks of its own: until then nobody looks for them
@@ -114,22 +117,23 @@ class Call(Record):
             self.wanted = tuple([i for i, node in enumerate(nodes) if node.requires_grad])
         return _recorded(self, rank, data, ys)
 
+    def apply_there(self: Any, inputs: tuple[Variable, ...]) -> tuple[Variable, ...]:
+        """:meth:`apply` where graphs are recorded, sooner for most calls on a GPU.
+
+        Args:
+            inputs: up to 7 Variables, with arrays of a GPU.
+        """
+        nodes = tuple(map(_node_of, inputs))
+        if waiting or not all(map(_takes_gradient, nodes)):
+            return self.apply(inputs)
+        data = tuple(map(_array_of, inputs))
+        ys = self._forward_there(data, inputs)
+        self.inputs, self.wanted = nodes, _FIRST[len(nodes)]
+        return _recorded(self, max(map(_rank_of, nodes)), data, ys)
+
     def _forward_there(self: Any, data: tuple[Array, ...], inputs: tuple[Operand, ...]) -> tuple[Array, ...]:
         """Forward on the device of the operands."""
-        others = () if gpu_arrays.issuperset(map(type, data)) else [a for a in data if not is_of_gpu(type(a))]
-        if others and any(isinstance(a, np.ma.MaskedArray) for a in others):
-            warn(
-                f"{self.label} takes a masked array: some functions leave masked elements out and others compute with "
-                "what is stored there; give a.filled(value), and leave examples out by their weights or labels"
-            )
-        if type(self).__module__.startswith(_ON_ONE_DEVICE):
-            number = common_device(data, self.__dict__.values())
-            if number == MIXED:
-                raise mixed_devices(self, data)
-            if number is not None and (number < 0 or number == current_number()):
-                number = None
-        else:
-            number = elsewhere(data)
+        number = None if are_here(data, self.__dict__.values()) else self._device_of(data)
         switches = config.__dict__
         is_looked_at = hooked[0] or switches["_function_hooks"] or switches["debug"]
         forward = self._forward_with_hooks if is_looked_at else self.forward
@@ -147,6 +151,21 @@ class Call(Record):
             return forward(data)
         with On(number):
             return forward(data)
+
+    def _device_of(self: Any, data: tuple[Array, ...]) -> int | None:
+        """The number of the GPU of the operands; None where that is the current one, or where there is none."""
+        others = () if gpu_arrays.issuperset(map(type, data)) else [a for a in data if not is_of_gpu(type(a))]
+        if others and any(isinstance(a, np.ma.MaskedArray) for a in others):
+            warn(
+                f"{self.label} takes a masked array: some functions leave masked elements out and others compute with "
+                "what is stored there; give a.filled(value), and leave examples out by their weights or labels"
+            )
+        if not type(self).__module__.startswith(_ON_ONE_DEVICE):
+            return elsewhere(data)
+        number = common_device(data, self.__dict__.values())
+        if number == MIXED:
+            raise mixed_devices(self, data)
+        return None if number is not None and (number < 0 or number == current_number()) else number
 
     def _check_types(self: Any, data: tuple[Array, ...]) -> None:
         """A user's checks; their error begins with the function, as in Chainer."""

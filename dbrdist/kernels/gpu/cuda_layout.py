@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from dbrdist.kernels.gpu import cuda_source
 if TYPE_CHECKING:
     from dbrdist.core.array.types import DType
 
+_address, _size, _size_of_target = attrgetter("data.ptr"), attrgetter("size"), attrgetter("target.size")
 _ALIGNMENT = 256  # bytes, as of memory of its own
 _MOST = 96  # pieces of a launch: its arguments may take 4,096 bytes
 # struct Piece and struct Pieces of layout.cu
@@ -43,14 +45,14 @@ class FilterPieces(np.ndarray[Any, Any]):
     def of(pieces: list[FilterPiece]) -> FilterPieces:
         """That of some pieces; the place where the last one ends is the number of elements."""
         made: Any = np.zeros((), _PIECES).view(FilterPieces)
-        made.sources, made.targets = [p.source for p in pieces], [p.target for p in pieces]
+        sources, targets, numbers = zip(*pieces)
+        made.sources, made.targets = list(sources), list(targets)
         count, table = len(pieces), made["pieces"]
         made["count"] = count
-        table["source"][:count] = [a.data.ptr for a in made.sources]
-        table["target"][:count] = [a.data.ptr for a in made.targets]
-        table["first"][1:count] = np.cumsum([a.size for a in made.targets[:-1]])
-        for k, name in enumerate(("inputs", "places", "width")):
-            table[name][:count] = [p.numbers[k] for p in pieces]
+        table["source"][:count] = list(map(_address, sources))
+        table["target"][:count] = list(map(_address, targets))
+        table["first"][1:count] = np.cumsum(list(map(_size, targets[:-1])))
+        table["inputs"][:count], table["places"][:count], table["width"][:count] = zip(*numbers)
         return made
 
     @property
@@ -64,17 +66,12 @@ class FilterPieces(np.ndarray[Any, Any]):
 class FilterLayout:
     """Filters (O, I, K) of one type as (O, K, P) of another one: a copy of weights in C order, on a device."""
 
-    __slots__ = ("key", "together")
+    __slots__ = ("key", "size", "together")
 
     def __init__(self, source: DType, target: DType, numbers: tuple[int, int, int, int]) -> None:
         self.key = source, target, numbers  # O, I, K and P
+        self.size = numbers[0] * numbers[2] * numbers[3]  # the number of elements of the copy
         self.together = _together(cuda_source.current_device(), source, target)
-
-    @property
-    def size(self) -> int:
-        """The number of elements of the copy."""
-        num_filters, _, places, width = self.key[2]
-        return num_filters * places * width
 
     def __call__(self, W: Array) -> Array:
         """The copy of weights, in a launch of its own."""
@@ -92,11 +89,13 @@ def _together(device: int, source: DType, target: DType) -> Callable[[list[tuple
     step = _ALIGNMENT // target.itemsize
 
     def lay(weights: list[tuple[FilterLayout, Array]]) -> list[Array]:
-        sizes = [layout.size for layout, _ in weights]
-        ends = list(itertools.accumulate([-(-size // step) * step for size in sizes]))
-        memory = cuda_source.plain((ends[-1],), target)()
-        laid = [memory[end - -(-size // step) * step :][:size] for end, size in zip(ends, sizes)]
-        pieces = [FilterPiece(W, out, layout.key[2][1:]) for (layout, W), out in zip(weights, laid)]
+        laid, pieces = [], []
+        starts = list(itertools.accumulate([-(-layout.size // step) * step for layout, _ in weights], initial=0))
+        memory = cuda_source.plain((starts.pop(),), target)()
+        for (layout, W), start in zip(weights, starts):
+            out = memory[start : start + layout.size]
+            laid.append(out)
+            pieces.append(FilterPiece(W, out, layout.key[2][1:]))
         _run_all(run, pieces)
         return laid
 
@@ -107,7 +106,7 @@ def _run_all(run: Callable[..., None], pieces: list[FilterPiece]) -> None:
     """Launch a kernel over all elements of the pieces' targets."""
     for start in range(0, len(pieces), _MOST):
         some = pieces[start : start + _MOST]
-        size = sum(p.target.size for p in some)
+        size = sum(map(_size_of_target, some))
         run(*cuda_source.over(size), (FilterPieces.of(some), size))
 
 

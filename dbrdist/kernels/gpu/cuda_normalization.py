@@ -64,9 +64,11 @@ class _Matrix:
         self.vector = cuda_source.plain((self.channels,), _F32)
         self.sizes = self.rows, np.int32(self.channels)
 
-    def dense(self, x: Array) -> Callable[[Array], Array]:
-        """A function from arrays like x to memory of this matrix, in its type."""
+    def dense(self, x: Array, has_type: bool = True) -> Callable[[Array], Array]:
+        """A function from arrays like x to memory of this matrix, in its type; without ``has_type`` of any type."""
         inner, dtype = cuda_source.aligned_images(x) if x.ndim == 4 else _rows, self.dtype
+        if has_type and x.dtype == dtype:
+            return inner
         return lambda x: inner(x if x.dtype == dtype else x.astype(dtype))
 
     def grid(self, threads: int, blocks: int, rows: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -86,20 +88,26 @@ class _Matrix:
         run, (grid, block) = self.kernel(name, relu), self.grid(threads, _SUM_BLOCKS, 1)
         shared = 4 * block[1] * (1 + 2 * block[0] * self.pack)
         parts = cuda_source.plain((2 * grid[1] * self.channels,), _F32)
-        cuda, sizes = backend.import_cupy().cuda, self.sizes
+        get_stream, sizes = backend.import_cupy().cuda.get_current_stream, self.sizes
+        known: dict[int, Array] = {}  # counters by stream: a plan belongs to one thread and one device
 
-        def reduce(arrays: tuple[Array, ...], *rest: str) -> None:
-            stream = cuda.get_current_stream().ptr
-            device = arrays[0].data.device_id
-            made = _counters.get(_keys.key)
-            if made is None:
-                made = _counters[_keys.key] = {}
-            counters = made.get((device, stream))
+        def reduce(arrays: tuple[Array, ...], *rest: Any) -> None:
+            stream = get_stream().ptr
+            counters = known.get(stream)
             if counters is None:
-                counters = made[device, stream] = backend.zeros((_COLUMNS,), np.uint32, arrays[0])
+                counters = known[stream] = _counters_of(arrays[0], stream)
             run(grid, block, (*arrays, *sizes, parts(), counters, *rest), shared_mem=shared)
 
         return reduce
+
+
+def _counters_of(x: Array, stream: int) -> Array:
+    """What this thread's kernels on a stream and the device of x count in."""
+    made = _counters.setdefault(_keys.key, {})
+    counters = made.get((x.data.device_id, stream))
+    if counters is None:
+        counters = made[x.data.device_id, stream] = backend.zeros((_COLUMNS,), np.uint32, x)
+    return counters
 
 
 def _rows(x: Array) -> Array:
@@ -268,7 +276,7 @@ def _plan_sums(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: S
     """See numpy_normalization.bn_sums."""
     matrix = _Matrix(x, axis, mean, var, gy)
     reduce, eps32, vector = matrix.reduction("bn_sums", False), np.float32(eps), matrix.vector
-    dense, dense_gradient = matrix.dense(x), matrix.dense(gy)
+    dense, dense_gradient = matrix.dense(x), matrix.dense(gy, False)
 
     def bn_sums(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: Shape) -> tuple[Array, Array]:
         ggamma, gbeta = vector(), vector()
@@ -299,6 +307,8 @@ def _plan_backward(
         saved = _address(saved)
         reduce((x, gy), mean, var, saved, ggamma, gbeta, eps32, *_NO_SUM)
         gradient(grid, block, (x, gy, gx, *sizes, mean, var, _f32(gamma), saved, ggamma, gbeta, eps32, share))
+        if ggamma is out_gamma and gbeta is out_beta:
+            return gx, ggamma, gbeta
         return gx, _delivered(ggamma, out_gamma, gamma), _delivered(gbeta, out_beta, gamma)
 
     return bn_backward
@@ -329,6 +339,8 @@ def _plan_backward_of_sum(
         gbeta = out_beta if _is_f32(out_beta) else vector()
         reduce((x, gy), mean, var, NULL, ggamma, gbeta, eps32, dense_y(y), more, g)
         gradient(grid, block, (x, g, gx, *sizes, mean, var, gamma, NULL, ggamma, gbeta, eps32, share))
+        if ggamma is out_gamma and gbeta is out_beta:
+            return gx, ggamma, gbeta, g
         return gx, _delivered(ggamma, out_gamma, gamma), _delivered(gbeta, out_beta, gamma), g
 
     return bn_backward_of_sum

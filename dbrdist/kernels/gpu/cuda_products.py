@@ -95,7 +95,7 @@ def _plan_linear(x: Array, W: Array, b: Array | None) -> Callable[..., tuple[Arr
 
     def plan(x: Array, W: Array, b: Array | None, copy: Reader | None) -> tuple[Array, Array]:
         if copy is not None and layout is not None:
-            narrow = copy.read(W, layout).reshape(W.shape)
+            narrow = copy(W, layout).reshape(W.shape)
         else:
             narrow = W if is_same else W.astype(dtype)
         y = multiply(x, narrow.T)

@@ -173,14 +173,18 @@ class Graph:
             return lambda *addresses: None
 
         pick = itemgetter(*order)  # of two operands or more
+        get_stream, alloc, raw = lib.stream, lib.alloc, handle.raw
 
         def execute(*addresses: int) -> None:
-            stream = lib.stream().ptr
+            stream = get_stream().ptr
             if stream != handle.stream:
-                lib.cudnn.set_stream(handle.raw, stream)
+                lib.cudnn.set_stream(raw, stream)
                 handle.stream = stream
-            workspace = lib.alloc(num_bytes) if num_bytes else None
-            run(list(pick(addresses)), 0 if workspace is None else workspace.ptr, handle.raw)
+            if num_bytes:
+                workspace = alloc(num_bytes)
+                run([*pick(addresses)], workspace.ptr, raw)
+            else:
+                run([*pick(addresses)], 0, raw)
 
         return execute
 

@@ -138,7 +138,7 @@ def _plan_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -
 
 def _plan_forward_and_keep(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, copy: Reader | None) -> Any:
     """See device_dispatch.conv_forward_and_keep. Weights that get more channels serve forward alone."""
-    image, inner = _plan_laid_product(x, W, b, geometry)
+    image, run, new = _plan_laid_product(x, W, b, geometry)
     channels = _padded_channels(x.shape, x.dtype, geometry)
     is_widened = channels != x.shape[1]
     is_kept = not is_widened and not _lies_well(W, x.dtype)
@@ -149,9 +149,9 @@ def _plan_forward_and_keep(x: Array, W: Array, b: Array | None, geometry: ConvGe
     def conv_forward_and_keep(
         x: Array, W: Array, b: Array | None, geometry: ConvGeometry, copy: Reader | None
     ) -> tuple[Array, Any, Any]:
-        laid = filters(W) if copy is None or not is_copied else copy.read(W, filters)
-        seen = image(x)
-        return _shifted(inner(seen, laid), b), laid if is_kept else None, seen if is_widened else None
+        laid, seen, y = filters(W) if copy is None or not is_copied else copy(W, filters), image(x), new()
+        run(seen.data.ptr, laid.data.ptr, y.data.ptr)
+        return y if b is None else _shifted(y, b), laid if is_kept else None, seen if is_widened else None
 
     return conv_forward_and_keep
 
@@ -168,39 +168,33 @@ def _plan_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry,
 
 def _plan_product(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Callable[[Array, Array, Any], Array]:
     """x * W, of weights that are turned at each call, or of those in ``kept``."""
-    image, inner = _plan_laid_product(x, W, b, geometry)
+    image, run, new = _plan_laid_product(x, W, b, geometry)
     filters = _filters(W, x.dtype, _padded_channels(x.shape, x.dtype, geometry) // geometry.groups)
 
     def product(x: Array, W: Array, kept: Any) -> Array:
-        if kept is None:
-            return inner(image(x), filters(W))
-        maker, weights = kept.made
+        maker, weights = (None, None) if kept is None else kept.made
         if maker is not filters:
             weights = filters(W)
-            kept.made = filters, weights
-        return inner(image(x), weights)
+            if kept is not None:
+                kept.made = filters, weights
+        seen, y = image(x), new()
+        run(seen.data.ptr, weights.data.ptr, y.data.ptr)
+        return y
 
     return product
 
 
 def _plan_laid_product(
     x: Array, W: Array, b: Array | None, geometry: ConvGeometry
-) -> tuple[Callable[[Array], Array], Callable[[Array, Array], Array]]:
-    """How images are laid out, and their product with weights as ``_filters`` lays them out."""
+) -> tuple[Callable[[Array], Array], Callable[..., None], Callable[[], Array]]:
+    """How images are laid out, their product with weights as ``_filters`` lays them out, and what makes room for it."""
     _require(W.shape, x)
     cuda_source.require(W, b)
     dtype, channels = x.dtype, _padded_channels(x.shape, x.dtype, geometry)
     y_shape = (x.shape[0], W.shape[0], *geometry.out_hw(*x.shape[2:], *W.shape[2:]))
     x_shape, W_shape = (x.shape[0], channels, *x.shape[2:]), (W.shape[0], channels // geometry.groups, *W.shape[2:])
     run = _build("forward", dtype, x_shape, W_shape, y_shape, geometry)
-    image, new = _images(x, channels), cuda_source.images(y_shape, dtype)
-
-    def product(seen: Array, weights: Array) -> Array:
-        y = new()
-        run(seen.data.ptr, weights.data.ptr, y.data.ptr)
-        return y
-
-    return image, product
+    return _images(x, channels), run, cuda_source.images(y_shape, dtype)
 
 
 def _shifted(y: Array, b: Array | None) -> Array:

@@ -61,6 +61,13 @@ def common_device(data: tuple[Array, ...], held: Iterable[Operand | Number | str
     return first
 
 
+def are_here(data: tuple[Array, ...], held: Iterable[Operand | Number | str | None]) -> bool:
+    """Whether all operands are on this thread's current GPU and what a function holds is no array, as nearly always."""
+    if not gpu_arrays.issuperset(map(type, data)) or not _NUMBERS.issuperset(map(type, held)):
+        return False
+    return {sys.modules["cupy"].cuda.runtime.getDevice()}.issuperset(map(_number, data))
+
+
 def mixed_devices(call: FunctionNode, data: tuple[Array, ...]) -> MixedDevicesError:
     """The error, with each array's place."""
     places = [f"{i} on {_place(x)}" for i, x in enumerate(data) if is_array(x)]
