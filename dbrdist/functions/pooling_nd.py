@@ -14,7 +14,7 @@ import numpy as np
 from dbrdist import kernels
 from dbrdist.core.array import array_operations
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, zeros_as
-from dbrdist.core.array.elementwise import elementwise
+from dbrdist.core.array.elementwise import KERNEL_ELEMENTS, elementwise
 from dbrdist.core.array.types import PerAxis
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected
@@ -114,7 +114,7 @@ class SpreadAlong(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         window = self.window
-        if self.chosen is not None and self.chosen.flags.c_contiguous:
+        if self.chosen is not None and self.chosen.size >= KERNEL_ELEMENTS and self.chosen.flags.c_contiguous:
             made = window.by_loop("spread_along", (self.chosen.view(np.float32), xs[0]))
             if made is not None:
                 return (made[0].reshape(window.on(xs[0].shape, window.size)),)
@@ -150,7 +150,7 @@ class LargestAlong(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         x, window, xp = xs[0], self.window, get_array_module(xs[0])
-        made = window.by_loop("largest_along", (x,))
+        made = window.by_loop("largest_along", (x,)) if x.size >= KERNEL_ELEMENTS else None
         if made is not None:
             y, self.chosen = (v.reshape(window.on(x.shape, window.num)) for v in (made[0], made[1].view(np.int32)))
             return (y,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from functools import lru_cache
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -82,6 +83,7 @@ _FEW = 8  # turns that are no matter
 Turns = list[tuple[int | slice, ...]]
 
 
+@lru_cache(maxsize=64)
 def _turns(shape: tuple[int, ...], strides: tuple[int, ...]) -> Turns | None:
     """Indices of the result, none of which reads an element twice, and in which terms of an element come in C order.
 
