@@ -65,9 +65,9 @@ def of_one_rank():
 
 
 STEPS = {
-    "alone": (lambda: small_step(lambda: optimizers.MomentumSGD(0.01)), 85),
+    "alone": (lambda: small_step(lambda: optimizers.MomentumSGD(0.01)), 86),
     "one rank": (lambda: small_step(of_one_rank), 92),
-    "with weight decay": (lambda: small_step(of_one_rank, [optimizers.WeightDecay(1e-4)]), 107),
+    "with weight decay": (lambda: small_step(of_one_rank, [optimizers.WeightDecay(1e-4)]), 108),
 }
 
 
