@@ -23,11 +23,14 @@ def restore_environment() -> None:
         return
     try:
         with open("/proc/self/environ", "rb") as file:
-            given = file.read().split(b"\0")
+            entries = file.read().split(b"\0")
     except OSError:
         return
-    if not any(entry.startswith(b"LC_CTYPE=") for entry in given):
+    given = next((entry for entry in entries if entry.startswith(b"LC_CTYPE=")), None)
+    if given is None:
         del os.environ["LC_CTYPE"]
+    else:  # such as "C", or a locale that this machine does not have
+        os.environb[b"LC_CTYPE"] = given.partition(b"=")[2]
 
 
 def _was_ignored(number: int) -> bool:

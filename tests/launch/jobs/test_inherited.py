@@ -98,6 +98,7 @@ def test_a_rank_inherits_what_plain_mpiexec_hands_it(tmp_path, state):
         "odd names": {b"BASH_FUNC_x%%": b"() { echo; }", b"a-b.c": b"1", b"1x": b"2", b"sp ace": b"3"},
         "a locale": {b"LC_ALL": b"C"},
         "a locale that Python would choose itself": {b"LC_CTYPE": b"C.UTF-8"},
+        "a locale that Python puts its own in the place of": {b"LC_CTYPE": b"C"},
         "many": {b"V%d" % number: b"y" * 50 for number in range(3000)},
     },
 )
