@@ -47,6 +47,25 @@ def test_words_of_srun(monkeypatch, bind, words):
     assert pmix.label == "srun --mpi=pmix_v4" and pmi.hosts({}) == ()
 
 
+@pytest.mark.parametrize(
+    ("environment", "extra", "words"),
+    [
+        ({}, (), []), ({"SLURM_CPUS_PER_TASK": "4"}, (), ["--cpus-per-task=4"]),
+        ({"SLURM_CPUS_PER_TASK": "4"}, ("-z",), ["--cpus-per-task=4"]),
+        ({"SLURM_CPUS_PER_TASK": "4"}, ("-c2",), []), ({"SLURM_CPUS_PER_TASK": "4"}, ("--cpus-per-task=2",), []),
+        ({"SLURM_CPUS_PER_TASK": "4", "SRUN_CPUS_PER_TASK": "2"}, (), []),
+    ],
+)  # fmt: skip
+def test_a_task_gets_the_cores_of_the_batch_job(monkeypatch, environment, extra, words):
+    """Since 22.05 srun does not take them from there itself."""
+    for name in ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    found = slurm.Srun("pmi2").command(ALONE._replace(bind="none", extra=extra), ["p"])
+    assert found[1:] == ["--mpi=pmi2", "-n", "3", *words, "--kill-on-bad-exit=0", "--export", "NONE", *extra, "p"]
+
+
 def test_what_slurm_gives_is_read_or_refused():
     inside = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-3]"}
     one, two = (Host("n1", 1), Host("n2", 1), Host("n3", 1)), (Host("n1", 2), Host("n2", 1), Host("n3", 1))

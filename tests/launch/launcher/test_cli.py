@@ -23,6 +23,14 @@ def test_what_options_take():
     assert context.params["ssh_option"] == ("a=b", "c=d") and context.params["quiet"] is False
 
 
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_seconds_are_finite(value):
+    """No clock can be compared with NaN."""
+    with pytest.raises(click.BadParameter, match=f"{value!r} is not a finite number"):
+        option("backoff").type.convert(value, None, None)
+    assert option("backoff").type.convert("1.5", None, None) == 1.5
+
+
 def test_the_help_shows_options_in_groups_with_defaults():
     context = click.Context(cli.launch, terminal_width=200, max_content_width=200)
     text = " ".join(cli.launch.get_help(context).split())

@@ -204,6 +204,16 @@ def test_abort_under_srun_is_read_from_the_rank_that_waits_before_it():
     assert report.find_abort(ranks, [], 7) == (1, 7)
 
 
+def test_a_beat_of_a_moment_ago_or_of_a_clock_that_is_ahead():
+    ranks = [Rank(number, "a", None) for number in range(3)]
+    for rank, beat in zip(ranks, (99.75, 100.0, 100.5)):
+        rank.beat_at = beat
+    failure = Failure("exit", 0, "a", 1, "m")
+    report.complete(failure, ranks, 100.0, 50.0, False)
+    assert failure.last_beat_seconds == 0.25
+    assert [other["last_beat_seconds"] for other in failure.others] == [0.0, 0.0]
+
+
 def test_times_in_a_report_are_in_milliseconds():
     ranks = [Rank(number, "a", None) for number in (0, 1)]
     for rank in ranks:

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 from dbrdist_launch import limits
-from dbrdist_launch.launcher.streams.input import InputReader, Rank0, has_input
+from dbrdist_launch.launcher.streams.input import InputReader, Rank0, StarterPipe, has_input
 from dbrdist_launch.loop import Loop
 from dbrdist_launch.messages import In, Taken
 
@@ -160,3 +160,12 @@ def test_an_empty_device_is_no_input(stdin):
     assert not has_input()
     for descriptor in (null, end, write):
         os.close(descriptor)
+
+
+def test_a_starter_that_reads_no_more_is_not_written_to_again(monkeypatch):
+    read, write = os.pipe()
+    os.close(read)
+    pipe, tried, real = StarterPipe(write), [], os.write
+    monkeypatch.setattr(os, "write", lambda target, data: tried.append(target) or real(target, data))
+    pipe.send(b"lost")
+    assert pipe.room() == pipe.room() == 0 and tried == [write]

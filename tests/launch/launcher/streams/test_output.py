@@ -287,7 +287,7 @@ def test_a_copy_of_the_screen_goes_into_a_file(tmp_path, capfd):
     ("number", "descriptor", "said"),
     [
         (errno.EPIPE, 1, []),
-        (errno.ENOSPC, 1, [b"dbrdist-launch: output is cut short here: No space left on device\n"]),
+        (errno.ENOSPC, 1, [(2, b"dbrdist-launch: output is cut short here: No space left on device\n")]),
         (errno.ENOSPC, 2, []),
     ],
 )
@@ -298,7 +298,7 @@ def test_a_reader_that_has_gone_is_not_written_to_again(monkeypatch, number, des
         tries.append(target)
         if target == descriptor:
             raise OSError(number, os.strerror(number))
-        wrote.append(bytes(data))
+        wrote.append((target, bytes(data)))
         return len(data)
 
     output = Output()

@@ -112,6 +112,13 @@ def test_the_hooks_of_exceptions_stand_where_pythons_own_stood():
     assert one.out == "mine\n" and one.of("exception")["message"] == "ZeroDivisionError: division by zero"
 
 
+def test_an_exception_is_told_when_it_comes_and_not_at_the_end():
+    """Until then the program may hang, or end itself in another way."""
+    one = Told("import atexit, os\natexit.register(os._exit, 5)\n1 / 0")
+    assert one.kinds == ["hooks", "exception"] and one.code == 5
+    assert one.of("exception")["message"] == "ZeroDivisionError: division by zero"
+
+
 def test_nothing_of_the_hooks_is_seen_by_the_program():
     program = (
         "import faulthandler, os, pickle, sys\n"
