@@ -26,14 +26,16 @@ def test_linear_and_embed_id():
     np.testing.assert_array_equal(embed(ids).array, np.where(ids[:, None] == 1, 0, W.T[ids]))
 
 
+@pytest.mark.parametrize("options", [{}, {"stride": 2, "pad": 1}], ids=["by default", "with options"])
 @pytest.mark.parametrize("kind", ["Convolution2D", "ConvolutionND"])
-def test_convolutions_by_windows(kind):
+def test_convolutions_by_windows(kind, options):
     W, b, x = drawn(2, 3, 3, 2), drawn(2), drawn(1, 3, 6, 5)
-    y = getattr(L, kind).from_params(W, b, stride=2, pad=1)(x).array
-    wide = np.pad(x[0], ((0, 0), (1, 1), (1, 1)))
+    y = getattr(L, kind).from_params(W, b, **options)(x).array
+    stride, pad = options.get("stride", 1), options.get("pad", 0)
+    wide = np.pad(x[0], ((0, 0), (pad, pad), (pad, pad)))
     for k in range(2):
         plane = sum((sliding_window_view(wide[c], (3, 2)) * W[k, c]).sum((2, 3)) for c in range(3)) + b[k]
-        np.testing.assert_allclose(y[0, k], plane[::2, ::2], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(y[0, k], plane[::stride, ::stride], rtol=1e-4, atol=1e-5)
 
 
 def test_other_numbers_of_axes_and_groups():

@@ -37,6 +37,24 @@ def test_functions_become_extensions_with_what_they_say():
         trainer.get_extension("third")
 
 
+def test_functions_of_an_extension_are_called_at_the_start_at_an_error_and_at_the_end():
+    said = []
+
+    @training.make_extension(
+        initializer=lambda trainer: said.append("start"),
+        finalizer=lambda: said.append("end"),
+        on_error=lambda trainer, error, traceback: said.append((trainer, str(error), traceback is not None)),
+    )
+    def fail(trainer):
+        raise OSError("no power")
+
+    trainer = made()
+    trainer.extend(fail)
+    with pytest.raises(OSError, match="no power"):
+        trainer.run()
+    assert said == ["start", (trainer, "no power", True), "end"]
+
+
 def test_extensions_are_called_as_python_calls_them():
     """Of the class that they have now, whatever hangs on the object itself."""
 

@@ -200,6 +200,22 @@ def test_a_run_reports_each_copy_and_resumes(tmp_path):
         np.testing.assert_array_equal(ours[key], theirs[key], key)
 
 
+@each(auto=[True, False])
+def test_the_optimizer_counts_epochs_where_it_is_to(auto):
+    told = []
+
+    class Counting(optimizers.SGD):
+        def new_epoch(self, auto=False):
+            told.append(auto)
+            super().new_epoch(auto)
+
+    _, updater = trained(
+        lambda i, o: ParallelUpdater(i, o, devices=devices(2), auto_new_epoch=auto), lambda: Counting(0.5)
+    )
+    assert updater.epoch == 2
+    assert told == [True, True] * auto and updater.get_optimizer("main").epoch == 2 * auto
+
+
 def test_batch_normalization_sees_its_block():
     class WithBN(dbrdist.Chain):
         def __init__(self):

@@ -31,7 +31,8 @@ def test_parts_of_an_updater_by_name():
     trainer = made(device="@numpy", loss_scale=4.0)
     updater = trainer.updater
     optimizer = updater.get_optimizer("main")
-    assert str(updater.device) == "@numpy" == str(updater.input_device) and optimizer._loss_scale == 4.0
+    assert str(updater.device) == "@numpy" == str(updater.input_device)
+    assert updater.loss_scale == optimizer._loss_scale == 4.0
     assert updater.get_all_optimizers() == {"main": optimizer} and not updater.is_new_epoch
     updater.update()
     updater.update()

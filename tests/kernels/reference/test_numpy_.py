@@ -106,6 +106,13 @@ def test_window_in_the_padding_alone_is_minus_infinity():
     assert numpy_.pool_backward(np.ones_like(y), (1, 1, 6, 6), saved, geometry).sum() == 4
 
 
+def test_images_that_need_no_frame_are_not_copied():
+    x = backend.channels_last(np.random.default_rng(0).standard_normal((2, 3, 4, 5)))
+    columns = numpy_._columns(x, ConvGeometry(), (1, 1), (4, 5))
+    assert np.shares_memory(columns, x)
+    np.testing.assert_array_equal(columns[0], x.transpose(0, 2, 3, 1).reshape(-1, 3))
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_narrow_types_are_summed_in_float32(dtype):
     from dbrdist.core.array import backend

@@ -77,6 +77,17 @@ def test_the_horizontal_axis_is_chosen(tmp_path, figures, x_key, xs):
 
 
 @draws_slowly
+@pytest.mark.parametrize("x_key", ["epoch", "iteration"])
+def test_numbers_that_count_are_marked_where_they_are_whole(tmp_path, figures, x_key):
+    seen, clock = Curves(), at(tmp_path, Clock(1))
+    extension = extensions.PlotReport("a", x_key, (1, "iteration"), seen)
+    for _ in range(2):
+        extension(clock.tick(a=0.0))
+    marks = seen.axes.get_xticks()
+    assert len(marks) and marks.tolist() == np.round(marks).tolist()
+
+
+@draws_slowly
 def test_nothing_observed_draws_nothing(tmp_path):
     extension, clock = extensions.PlotReport(["a"], trigger=(1, "iteration")), at(tmp_path, Clock())
     extension(clock.tick(b=1.0))

@@ -11,6 +11,7 @@ import pytest
 
 from dbrdist import links as L
 from dbrdist import optimizers, serializers
+from dbrdist.core.array.pages import CopySpace
 from dbrdist.errors import CheckpointError
 from dbrdist.training import extensions, make_extension
 from dbrdist.training.extensions import snapshot_writers, snapshots
@@ -131,6 +132,21 @@ def test_an_error_at_the_last_snapshot_is_raised_too(tmp_path, kind, capsys):
     with pytest.raises(CheckpointError, match="no space left"):
         trainer.run()
     assert finalized == [True] and files(tmp_path) == ["log.jsonl"]
+
+
+def test_memory_that_is_still_being_reserved_does_not_hold_up_the_end_of_the_program(monkeypatch):
+    began, gate, seen = threading.Event(), threading.Event(), []
+
+    def reserve(space, num_bytes):
+        seen.append((threading.current_thread().daemon, num_bytes))
+        began.set()
+        gate.wait(30)
+
+    monkeypatch.setattr(CopySpace, "reserve", reserve)
+    ThreadWriter().prepare(4096)
+    assert began.wait(30)
+    gate.set()
+    assert seen == [(True, 4096)]
 
 
 @pytest.mark.parametrize("kind", IN_THREADS)

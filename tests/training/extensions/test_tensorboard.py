@@ -101,6 +101,15 @@ def test_scalars(tmp_path):
     assert Path(file.path).name.startswith("events.out.tfevents.")
 
 
+def test_what_was_added_is_in_the_file_while_it_grows(tmp_path):
+    file = EventFile(str(tmp_path))
+    assert len(events(file.path)) == 1  # the version
+    for step in (1, 2):
+        file.add(step, {"loss": 0.5})
+        assert [event.get(2) for event in events(file.path)[1:]] == [*range(1, step + 1)]
+    file.close()
+
+
 def test_files_of_one_second_do_not_meet(tmp_path):
     files = [EventFile(str(tmp_path)) for _ in range(3)]
     assert len({file.path for file in files}) == 3
