@@ -26,6 +26,7 @@ from dbrdist_launch.launcher.restarting.pool import HostPool
 from dbrdist_launch.launcher.restarting.requeue import requeue
 from dbrdist_launch.launcher.running.plan import Outcome
 from dbrdist_launch.launcher.session import Session, parse_ranks
+from dbrdist_launch.launcher.streams.input import KeptInput
 
 HYDRA = Hydra(Starter("mpich", "5.0.2", "/m"))
 PAIR = (Host("a", 2), Host("b", 3))
@@ -47,6 +48,7 @@ def session(backend=HYDRA, found=(), **values):
     made.settings = LaunchSettings(("python", "x.py"), **values)
     made.program = SimpleNamespace(command=("/usr/bin/python", "x.py"), interpreter=None)
     made.backend, made.hosts, made.folder, made.deadline, made.notes = backend, found, None, None, []
+    made.kept_input = KeptInput()
     made.added, made.named, made.shown = {"A": "1"}, [], None
     return made
 
