@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+import pickletools
 import warnings
 from pathlib import Path
 
@@ -53,6 +54,37 @@ def test_an_optimizer_keeps_what_is_set_for_one_parameter_and_its_loss_scale(ins
     assert (layer.W.update_rule.hyperparam.lr, layer.b.update_rule.hyperparam.lr) == (0.5, 0.1)
     assert list(layer.W.update_rule.hooks.pre) == ["Lasso"] and layer.b.update_rule.hooks is None
     assert optimizer.has_dynamic_loss_scale and optimizer.loss_scale == 2.0
+
+
+@each(in_fp32=[True, False])
+def test_an_optimizer_goes_on_updating_16_bit_parameters_in_float32(in_fp32, installed):
+    """Also those of a model that it is set up with later."""
+    optimizer = pickle.loads(with_fp32_update(objects()["momentum"]) if in_fp32 else objects()["momentum"])
+    link = L.Scale(1, (3,))
+    link.W = dbrdist.Parameter(np.ones(3, np.float16))
+    optimizer.hyperparam.lr, optimizer.hyperparam.momentum = 1e-4, 0.0
+    optimizer.setup(link)
+    for _ in range(100):
+        link.W.grad = np.ones(3, np.float16)
+        optimizer.update()
+    assert float(link.W.array[0]) == pytest.approx(0.99 if in_fp32 else 1.0, rel=2**-11)
+
+
+def with_fp32_update(pickled):
+    """A pickle as Chainer writes it after ``use_fp32_update()``: the flag is True wherever it stands."""
+    is_next, name, flags = False, None, []
+    for op, value, place in pickletools.genops(pickled):
+        if op.name == "NEWFALSE" and is_next:
+            flags.append(place)
+        if op.name.endswith("PUT"):
+            name = value if is_next else name
+        else:
+            is_next = value == ("_use_fp32_update" if op.name == "BINUNICODE" else name) and value is not None
+    assert len(flags) == 3  # of the optimizer and of two rules
+    changed = bytearray(pickled)
+    for place in flags:
+        changed[place] = pickle.NEWTRUE[0]
+    return bytes(changed)
 
 
 def test_parameters_variables_and_lists(installed):

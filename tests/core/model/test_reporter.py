@@ -156,6 +156,15 @@ def test_summaries_resume():
     assert second.make_statistics() == straight.make_statistics()
 
 
+def test_a_summary_goes_on_from_chainers_sums():
+    values, later = [1.5, 4.0, -1.0], 7.0
+    summary = Summary()
+    summary.serialize(NpzDeserializer({"_x": np.sum(values), "_x2": np.sum(np.square(values)), "_n": np.array(3)}))
+    assert summary.make_statistics() == pytest.approx((np.mean(values), np.std(values)), rel=1e-14)
+    summary.add(later)
+    assert summary.make_statistics() == pytest.approx((np.mean([*values, later]), np.std([*values, later])), rel=1e-14)
+
+
 def test_sums_tell_names_in_another_order_apart():
     """Rows of floats wait under their names, and are added when others come."""
     rows = [{"a": 1.0, "b": 10.0}, {"b": 20.0, "a": 2.0}, {"a": 4.0}, {"c": 7.0, "a": 5.0}, {}, {"a": 8.0, "b": 30.0}]
