@@ -26,6 +26,7 @@ from dbrdist.core.tape import function_node, fusion, ops
 from dbrdist.functions import rectified
 from dbrdist.functions.rectifier import ReLU
 from dbrdist.optimizers import SGD
+from tests.each import each
 
 SHAPE = (4, 16, 8, 8)  # large enough to wait
 AXIS, COUNT, EPS = (0, 2, 3), 256, 2e-5
@@ -260,6 +261,23 @@ def test_gradients_do_not_depend_on_who_reads(read, expects):
         np.testing.assert_allclose(actual, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
     for a in seen:
         close(a, normalized(leaf.array, link.gamma.array, link.beta.array))
+
+
+@pytest.mark.usefixtures("nothing_left")
+@each(had_gradient=[False, True])
+def test_an_output_that_became_a_leaf_has_the_masked_gradient(had_gradient):
+    link, leaf = make_link(), Variable(draw(3))
+    h = link(leaf * 1.0)
+    y = F.relu(h)
+    assert y.creator.masks_later
+    h.unchain()
+    before = draw(5) if had_gradient else None
+    h.grad = None if before is None else before.copy()
+    y.grad = gy = draw(4)
+    y.backward()
+    wanted = gy * (normalized(leaf.array, link.gamma.array, link.beta.array) > 0)
+    np.testing.assert_array_equal(h.grad, wanted if before is None else before + wanted.astype("f"))
+    assert leaf.grad is None
 
 
 @pytest.mark.usefixtures("nothing_left")

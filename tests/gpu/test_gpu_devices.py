@@ -67,6 +67,16 @@ def test_a_gradient_comes_back_to_the_device_of_its_input(device, second, rng):
     assert_same(device, x.grad, np.full((2, 3), 2.0))
 
 
+def test_gradients_of_several_passes_add_up_on_the_device_of_their_input(device, second, rng):
+    x = Variable(second.send(rng.standard_normal((2, 3))))
+    for _ in range(2):
+        y = F.copy(x, device)
+        y.grad = device.xp.full((2, 3), 2.0)
+        y.backward()
+        assert backend.current_device() == device
+    assert_same(second, x.grad, np.full((2, 3), 4.0))
+
+
 def test_a_network_trains_on_the_second_device(device, second, rng):
     def train(where):
         dbrdist.random.set_seed(0)
