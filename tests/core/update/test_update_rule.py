@@ -58,6 +58,25 @@ def test_a_rule_updates_one_parameter_unless_it_is_off():
     assert late.W.update_rule.t == 0
 
 
+@each(shape=[None, (2,)])
+def test_hooks_of_a_rule_that_initializes_its_parameter(shape):
+    """Both are called around the update, whether the parameter has a shape or not."""
+    called = []
+
+    class Initializing(dbrdist.UpdateRule):
+        def update_core(self, param):
+            called.append("update")
+            if not param.is_initialized:
+                param.initialize((2,))
+
+    param, rule = Parameter(0.5, shape), Initializing()
+    for timing in ("post", "pre"):
+        rule.add_hook(lambda rule, param, timing=timing: called.append((timing, param)), timing, timing)
+    rule.update(param)
+    assert called == [("pre", param), "update", ("post", param)] and rule.t == 1
+    np.testing.assert_array_equal(param.array, [0.5, 0.5])
+
+
 def test_a_rule_without_a_formula_says_so():
     rule = dbrdist.UpdateRule()
     p = Parameter(ones(2))
