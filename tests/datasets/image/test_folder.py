@@ -192,6 +192,10 @@ def test_image_lists_keep_channels(root):
     labeled = LabeledImageDataset(str(root / "pairs.txt"), root)
     assert [(float(x[0, 0, 0]), int(y), y.dtype) for x, y in labeled] == [(10, 3, np.int32), (40, 5, np.int32)]
     assert LabeledImageDataset([("gray.png", 2)], root)[0][1] == 2
+    write(root / "a gray one.png", 90, channels=1)
+    (root / "pairs.txt").write_text("a gray one.png 7\n bee/d.png \t -1 \n")
+    labeled = LabeledImageDataset(str(root / "pairs.txt"), root)
+    assert [(float(x[0, 0, 0]), int(y)) for x, y in labeled] == [(90, 7), (40, -1)]
     (root / "pairs.txt").write_text("ant/a.png 3\nbee/d.png\n")
     with pytest.raises(
         ValueError, match=r"pairs\.txt:2: expected a path, a blank and an integer label, got 'bee/d.png'"

@@ -8,6 +8,7 @@ import pytest
 
 from dbrdist.cli import data
 from dbrdist.datasets import open_images
+from dbrdist.datasets.image.folder import DatasetError
 from dbrdist.datasets.public import imagenet, imagenet_labels, imagenet_plan, imagenet_shards, matlab
 from tests.datasets.public.imagenet_helpers import (
     CLASS_TARS,
@@ -291,6 +292,8 @@ def test_official_tars_have_known_sizes_and_checksums(tars, capsys, monkeypatch)
     monkeypatch.setattr(imagenet, "VAL_FILE", (sizes["val.tar"], "0" * 32))
     assert data.run(words) == 2
     assert f"expected the MD5 {'0' * 32}, got" in capsys.readouterr().err
+    with pytest.raises(DatasetError, match=f"expected the MD5 {'0' * 32}, got"):
+        imagenet.extract(*paths, str(tars / "labels.txt"))
     assert data.run([*words, "--no-checksums"]) == 2
     assert "expected 1,000 classes, got 3" in capsys.readouterr().err
 
