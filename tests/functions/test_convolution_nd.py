@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dbrdist import Variable
+from dbrdist import Variable, kernels
 from dbrdist import functions as F
 from tests.each import each
 from tests.functions.image_helpers import draw
@@ -57,6 +57,21 @@ ONES = np.ones
 def test_wrong_windows_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@each(stride=[1, 3], pad=[0, 2], dilate=[1, 2])
+def test_one_axis_is_an_image_of_one_row_without_a_stride_over_rows(stride, pad, dilate, monkeypatch):
+    """Pointwise convolutions with a stride take a slower way."""
+    seen, conv_forward = [], kernels.conv_forward
+
+    def watched(x, W, b, geometry):
+        seen.append((x.shape, W.shape, geometry))
+        return conv_forward(x, W, b, geometry)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kernels, "conv_forward", watched)
+        F.convolution_1d(draw(0, 2, 4, 9), draw(1, 6, 4, 1), None, stride, pad, dilate=dilate)
+    assert seen == [((2, 4, 1, 9), (6, 4, 1, 1), kernels.ConvGeometry(1, stride, 0, pad, 1, dilate))]
 
 
 @pytest.mark.parametrize("shape, window", [((2, 3, 6), (4, 3, 2)), ((2, 3, 4, 4, 4), (4, 3, 2, 2, 2))])

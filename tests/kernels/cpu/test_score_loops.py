@@ -55,6 +55,27 @@ def test_losses_of_labels_are_near_those_of_float64(shape, smoothing):
 
 
 @compiled
+@each(**{"dtype, num_classes, options, is_by_loop": [
+    ("f", 10, {}, True), ("f", 10, {"label_smoothing": 0.1}, True), ("f", 10, {"class_weight": np.ones(10, "f")}, True),
+    ("d", 10, {}, False), ("f", 10, {"label_smoothing": 0.1, "class_weight": np.ones(10, "f")}, False),
+]})  # fmt: skip
+def test_losses_of_float32_take_the_loop(dtype, num_classes, options, is_by_loop, monkeypatch):
+    called, of_rows = [], kernels.of_rows
+
+    def watched(name, *arguments):
+        made = of_rows(name, *arguments)
+        called.append((name, made is not None))
+        return made
+
+    x, t, _ = scores((900, num_classes))
+    with monkeypatch.context() as patched:
+        patched.setattr(kernels, "of_rows", watched)
+        step(lambda v: F.softmax_cross_entropy(v, t, reduce="no", **options), x.astype(dtype))
+    names = "cross_entropy", "cross_entropy_gradient"
+    assert [entry for entry in called if entry[0] in names] == [(name, True) for name in names if is_by_loop]
+
+
+@compiled
 @each(shape=SHAPES)
 def test_losses_of_weighted_labels_are_near_those_of_float64(shape):
     x, t, _ = scores(shape)

@@ -212,3 +212,20 @@ def test_the_slope_of_a_reciprocal_has_the_bits_of_numpys_formula(dtype):
         ours = step(), step(2)
         with kernels.use("columns"):
             assert (step(), step(2)) == ours
+
+
+@compiled
+@each(exponent=[-1, 0.5, 2, 0.625, 1.5, 3], dtype=[np.float32, np.float64])
+def test_powers_by_loops_and_by_others_are_near_those_of_float64(exponent, dtype):
+    x, gy = np.random.default_rng(0).uniform(0.1, 4, (2, 20_000)).astype(dtype)
+    found = kernels.provider_of("row", "pow_number", ("x",), (x,), (exponent,))
+    assert (found == "loops") == (exponent == 0.5)
+    found = kernels.provider_of("row", ("pow_number", 0), ("x", "gy"), (x, gy), (exponent,))
+    assert (found == "loops") == (exponent in (-1, 0.5) or (exponent == 2 and dtype == np.float32))
+    v = dbrdist.Variable(x)
+    y = v**exponent
+    y.grad = gy
+    y.backward()
+    rtol = 8 * np.finfo(dtype).eps
+    np.testing.assert_allclose(y.array, x.astype("d") ** exponent, rtol)
+    np.testing.assert_allclose(v.grad, exponent * x.astype("d") ** (exponent - 1) * gy, rtol)
