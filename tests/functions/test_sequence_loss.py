@@ -139,6 +139,10 @@ ONES = np.ones
     (lambda: F.connectionist_temporal_classification(X, T, 0, np.array([7, 1])), r"input_length: expected 2 integers"),
     (lambda: F.negative_sampling(ONES((2, 3)), T[:, 0], ONES((4, 2)), None, 1), r"W: expected shape \(V, 3\)"),
     (lambda: F.negative_sampling(ONES((2, 3)), T[:, 0], ONES((2, 3)), None, 1), r"t: expected words from 0 to 1"),
+    (lambda: F.negative_sampling(ONES((2, 3)), T[:, 0], ONES((4, 3)), None, 1, samples=np.array([[1, 0], [4, 0]])),
+     r"^negative_sampling: samples: expected labels from -1 to 3, got labels from 1 to 4"),
+    (lambda: F.negative_sampling(ONES((2, 3)), T[:, 0], ONES((4, 3)), None, 1, samples=np.array([[1, 0], [1, -1]])),
+     r"^negative_sampling: samples: expected labels from 0 to 3, got labels from -1 to 0"),
     (lambda: F.black_out(ONES((2, 3)), T[:, 0], ONES((4, 3)), T[:1]), r"samples: expected integers of shape \(2, S\)"),
     (lambda: F.black_out(ONES((2, 3)), T[:, 0], ONES((4, 3)), T, "sum"), r"black_out: reduce: expected"),
 ])  # fmt: skip
