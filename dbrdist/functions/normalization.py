@@ -39,6 +39,7 @@ from dbrdist.functions.rectifier import ReLU
 
 Share = Callable[[Array], Array]
 _LARGE = 4096  # elements; below, a ReLU costs less than looking for it
+_OF_IMAGES, _OF_ROWS = (0, 2, 3), (0,)  # axes; as one expression, tuples of two lengths are an error for Cython
 _add, _multiply = np.add, np.multiply
 
 
@@ -296,7 +297,8 @@ class FixedBatchNormalization(Normalization):
     def _by_rows(self, x: Array, gy: Array, mean: Array, scale: Array) -> tuple[Array | None, Array | None]:
         """gy scale and gy (x - mean) by a compiled loop over rows of channels; None where there is none."""
         are_images = x.ndim == 4 and lies_as_images(x)
-        if self.axis != ((0, 2, 3) if are_images else (0,)) or type(x) is not ndarray or type(gy) is not ndarray:
+        axis = _OF_IMAGES if are_images else _OF_ROWS
+        if self.axis != axis or type(x) is not ndarray or type(gy) is not ndarray:
             return None, None
         rows = [v.transpose(0, 2, 3, 1) for v in (x, gy)] if are_images else [x, gy]
         made = kernels.of_rows("fixed_normalization_backward", (*rows, mean.ravel(), scale.ravel()), mean.size)

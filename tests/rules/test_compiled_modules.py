@@ -1,5 +1,6 @@
 """What an installation compiles is there: pyproject.toml names modules, and C types lie beside them."""
 
+import ast
 import tomllib
 from pathlib import Path
 
@@ -21,3 +22,29 @@ def test_types_lie_beside_modules_that_are_compiled():
 def test_each_module_in_cython_is_compiled():
     found = {path.relative_to(ROOT).as_posix() for path in (ROOT / "dbrdist").rglob("*.pyx")}
     assert found == {path for path in HOOK["custom"]["modules"] if not path.endswith(".py")} != set()
+
+
+def choices_between_tuples(source):
+    """Lines with a choice between tuples of different lengths, which Cython refuses as C types that differ."""
+    choices = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.IfExp)]
+    return [
+        choice.lineno
+        for choice in choices
+        if isinstance(choice.body, ast.Tuple)
+        and isinstance(choice.orelse, ast.Tuple)
+        and 0 < len(choice.body.elts) != len(choice.orelse.elts) > 0
+        and all(isinstance(v, ast.Constant) for v in (*choice.body.elts, *choice.orelse.elts))
+    ]
+
+
+def test_choices_between_tuples_are_found():
+    assert choices_between_tuples("a = 1\nb = (0, 2) if a else (0,)\nc = (1,) if a else ()") == [2]
+
+
+def test_no_compiled_module_chooses_between_tuples_of_different_lengths():
+    found = {
+        path: choices_between_tuples((ROOT / path).read_text())
+        for path in HOOK["custom"]["modules"]
+        if path.endswith(".py")
+    }
+    assert {path: lines for path, lines in found.items() if lines} == {}
