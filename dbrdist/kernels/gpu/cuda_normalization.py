@@ -89,13 +89,9 @@ class _Matrix:
         shared = 4 * block[1] * (1 + 2 * block[0] * self.pack)
         parts = cuda_source.plain((2 * grid[1] * self.channels,), _F32)
         get_stream, sizes = backend.import_cupy().cuda.get_current_stream, self.sizes
-        known: dict[int, Array] = {}  # counters by stream: a plan belongs to one thread and one device
 
         def reduce(arrays: tuple[Array, ...], *rest: Any) -> None:
-            stream = get_stream().ptr
-            counters = known.get(stream)
-            if counters is None:
-                counters = known[stream] = _counters_of(arrays[0], stream)
+            counters = _counters_of(arrays[0], get_stream().ptr)
             run(grid, block, (*arrays, *sizes, parts(), counters, *rest), shared_mem=shared)
 
         return reduce

@@ -204,7 +204,7 @@ def lies_as_nhwc(a):
 def test_the_gradient_of_pixels_that_are_seen_is_kept_apart(filters, geometry, is_large, expected):
     size, shape = convolution._LARGE - (not is_large), (8, 4, *filters)
     after = [F.relu(Variable(np.ones(1))).creator_node, F.tanh(Variable(np.ones(1))).creator_node, None]
-    found = [convolution._sees_a_part(ConvGeometry(*geometry), shape, size, creator) for creator in after]
+    found = [convolution.sees_a_part(ConvGeometry(*geometry), shape, size, creator) for creator in after]
     assert found == [expected, False, False]
 
 
