@@ -40,7 +40,7 @@ from dbrdist.functions.normalization import (
 )
 from dbrdist.functions.rectified import SpreadGradient, SummedGradient, defer_sum
 from dbrdist.functions.rectifier import ReLU, ReLUGradient, relu
-from dbrdist.kernels import Block, BlockState
+from dbrdist.kernels import Block, InBlock
 
 _SPATIAL = (0, 2, 3)
 _FEWEST = 4096  # elements: a ReLU of fewer is a function of its own
@@ -129,7 +129,7 @@ class NormalizedConvolution(FunctionNode):
     writes = gives_new = True
     reads_copy_of = 1
     rectifies = False
-    left: Any = None  # a BlockState, for backward
+    left: Any = None  # a InBlock, for backward
     by_parts = False  # whether forward ran the kernels of the separate functions
 
     def __init__(self, site: Site, running: tuple[Array, Array], decay: float) -> None:
@@ -162,7 +162,7 @@ class NormalizedConvolution(FunctionNode):
             (mean, var), decay, _ = moving
             move_running(mean, var, bn.mean, bn.var, decay, h.size // (bn.mean.size or 1))
         self.by_parts = True
-        self.left = BlockState(h, bn.mean, bn.var, bn.saved, conv.laid, conv.widened)
+        self.left = InBlock(h, bn.mean, bn.var, bn.saved, conv.laid, conv.widened)
         return y
 
     def _normalization(self) -> Any:

@@ -374,7 +374,7 @@ class Block(NamedTuple):
     adds: bool  # something before the ReLU
 
 
-class BlockState(NamedTuple):
+class InBlock(NamedTuple):
     """What forward leaves for backward besides operands and results."""
 
     h: Array  # the convolution
@@ -387,7 +387,7 @@ class BlockState(NamedTuple):
 
 def conv_bn_forward(
     xs: tuple[Array, ...], block: Block, copy: Reader | None, running: tuple[Array, Array], *weights: Any
-) -> tuple[Array, BlockState] | None:  # fmt: skip
+) -> tuple[Array, InBlock] | None:  # fmt: skip
     """The normalization of a convolution; running statistics move as by ``bn_move`` with the ``weights``.
 
     ``xs`` are x, W, gamma, beta and, if the block adds it, what is added before the ReLU. ``copy`` has the weights laid
@@ -402,7 +402,7 @@ def conv_bn_forward(
 
 
 def conv_bn_backward(
-    xs: tuple[Array, ...], y: Array | None, kept: BlockState, gys: tuple[Array, ...], block: Block,
+    xs: tuple[Array, ...], y: Array | None, kept: InBlock, gys: tuple[Array, ...], block: Block,
     outs: tuple[Array, Array, Array], is_ours: bool, with_x: bool, sees_a_part: bool,
 ) -> tuple[tuple[Any, Any] | None, tuple[Array, ...]] | None:  # fmt: skip
     """The gradients of :func:`conv_bn_forward` of x, W, gamma, ..., whose result is y; no x unless ``with_x``.
@@ -443,25 +443,23 @@ def _plan_forward(xs: tuple[Array, ...], block: Block, copy: Reader | None, *mov
         return _declined
     server = server_of(normalize)
 
-    def forward(xs: tuple[Array, ...], block: Block, copy: Reader | None, *moved: Any) -> tuple[Array, BlockState]:
+    def forward(xs: tuple[Array, ...], block: Block, copy: Reader | None, *moved: Any) -> tuple[Array, InBlock]:
         x, W, gamma, beta = xs
         h, laid, widened = convolve(x, W, None, geometry, copy)
         y, mean, var, saved = normalize(h, gamma, beta, eps, _SPATIAL, relu, *moved)
-        return y, BlockState(h, mean, var, (server, saved), laid, widened)
+        return y, InBlock(h, mean, var, (server, saved), laid, widened)
 
-    def forward_of_sum(
-        xs: tuple[Array, ...], block: Block, copy: Reader | None, *moved: Any
-    ) -> tuple[Array, BlockState]:
+    def forward_of_sum(xs: tuple[Array, ...], block: Block, copy: Reader | None, *moved: Any) -> tuple[Array, InBlock]:
         x, W, gamma, beta, added = xs
         h, laid, widened = convolve(x, W, None, geometry, copy)
         y, mean, var = normalize(h, gamma, beta, added, eps, _SPATIAL, *moved)
-        return y, BlockState(h, mean, var, (server, None), laid, widened)
+        return y, InBlock(h, mean, var, (server, None), laid, widened)
 
     return forward_of_sum if adds else forward
 
 
 def _plan_backward(
-    xs: tuple[Array, ...], y: Any, kept: BlockState, gys: Any, block: Block, outs: Any, is_ours: bool, *parts: bool
+    xs: tuple[Array, ...], y: Any, kept: InBlock, gys: Any, block: Block, outs: Any, is_ours: bool, *parts: bool
 ) -> Callable[..., Any]:  # fmt: skip
     (geometry, eps, relu, adds), (x, W, gamma), (with_x, sees_a_part) = block, xs, parts
     h, mean, var, (server, saved), laid, widened = kept  # h stands for its gradient, which lies as it does
@@ -483,7 +481,7 @@ def _plan_backward(
     W_shape, W_dtype, reads_laid = W.shape, W.dtype, laid is not None
 
     def backward(
-        xs: tuple[Array, ...], y: Any, kept: BlockState, gys: Any, block: Block, outs: Any, is_ours: bool, *parts: bool
+        xs: tuple[Array, ...], y: Any, kept: InBlock, gys: Any, block: Block, outs: Any, is_ours: bool, *parts: bool
     ) -> tuple[Any, Any]:  # fmt: skip
         (x, W, gamma), (h, mean, var, (_, saved), laid, widened), (out_W, out_gamma, out_beta) = xs, kept, outs
         if adds:
