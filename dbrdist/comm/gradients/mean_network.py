@@ -21,7 +21,7 @@ from dbrdist.comm.transport.disagreement import name_ranks
 from dbrdist.core.array.backend import is_array
 from dbrdist.core.array.memory import accumulation_dtype
 from dbrdist.core.array.types import Array
-from dbrdist.core.usage.apart import joined
+from dbrdist.core.model.apart import joined
 
 if TYPE_CHECKING:
     from dbrdist.comm.communicators.communicator import CommunicatorBase

@@ -19,6 +19,7 @@ from dbrdist.comm.transport import message
 from dbrdist.comm.transport.disagreement import name_ranks
 from dbrdist.core.array.backend import device_of, fill, get_array_module, is_array, on, to_device
 from dbrdist.core.array.types import Array, HostArray
+from dbrdist.core.model.apart import join_params
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape.node import note_assignment
 from dbrdist.core.tape.variable import Variable
@@ -77,6 +78,7 @@ def bcast_named(comm: CommunicatorBase, named: Sequence[tuple[str, Parameter]], 
     if not _bcast_in_place(comm, there, root):
         for p in there:
             _take_values(p, comm.bcast(p.lend(), root=root))
+    join_params(there)
     for name, p in named:
         if not p.is_initialized:
             p.on_initialize = Broadcast(comm, name, root)

@@ -12,9 +12,9 @@ from dbrdist.core.array.backend import DeviceSpec, get_device, using_device
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import no_backprop_mode, using_config
 from dbrdist.core.files import standard_streams
+from dbrdist.core.model.apart import owner
 from dbrdist.core.model.reporter import DictSummary, Reporter, report, report_scope, warn_of_no_numbers
 from dbrdist.core.update.targets import explain_call
-from dbrdist.core.usage.apart import owner
 from dbrdist.core.usage.foreign_names import refuse_unknown
 from dbrdist.core.usage.mistakes import given_a_class, warn
 from dbrdist.datasets.loading.convert import call_converter, concat_examples, refuse_losses

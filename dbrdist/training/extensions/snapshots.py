@@ -23,9 +23,9 @@ from dbrdist.core.files.serializer import (
     saved_state,
     write_atomically,
 )
+from dbrdist.core.model.apart import owner
 from dbrdist.core.model.link import Link
 from dbrdist.core.names.limits import count_or_all
-from dbrdist.core.usage.apart import owner
 from dbrdist.core.usage.mistakes import warn
 from dbrdist.errors import CheckpointError
 from dbrdist.training.extension import Extension
@@ -182,7 +182,7 @@ class Snapshot(Extension):
         """Save ``trainer`` now; returns the file's path. A background writer may still be working on it."""
         name = self.filename(trainer) if callable(self.filename) else self.filename.format(trainer)
         path, target = os.path.join(trainer.out, name), trainer if self.target is None else self.target
-        if owner(_networks(target)) == 0:  # another rank that saves its own has a file for each rank
+        if owner(_networks(target)) == 0 and not self._is_of_rank_0(name, trainer.out):
             warn(
                 "snapshot: rank 0's own network is saved, which differs from the others' between two averages of "
                 "local_steps, and the other ranks' are lost; write dbrdist.comm.snapshots.SharedSnapshot or "
@@ -196,6 +196,11 @@ class Snapshot(Extension):
             self._last = path
         self._remove_oldest(path)
         return path
+
+    def _is_of_rank_0(self, name: str, out: str) -> bool:
+        """Whether its number is in the name of the file or the folder, as where each rank saves its own."""
+        fixed = re.sub(r"{[^}]*}", "", self.filename) if isinstance(self.filename, str) else name
+        return any(re.search(r"(?<!\d)0+(?!\d)", place) for place in (fixed, os.path.basename(os.path.normpath(out))))
 
     def _remove_oldest(self, just_written: str) -> None:
         if self._num_kept > 0 and isinstance(self.filename, str):

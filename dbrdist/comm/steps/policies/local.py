@@ -5,7 +5,7 @@ from __future__ import annotations
 from dbrdist.comm.gradients.mean_network import goes_apart
 from dbrdist.comm.steps.policies.all_ranks import AllRanks
 from dbrdist.comm.steps.policies.policy import Work
-from dbrdist.core.usage.apart import go_apart, join
+from dbrdist.core.model.apart import go_apart, join
 from dbrdist.errors import CommunicatorError
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from dbrdist import comm as dc
-from dbrdist import iterators, links, optimizers, training
+from dbrdist import iterators, links, optimizers, serializers, training
 from dbrdist.comm.run.snapshots import LocalState, SharedSnapshot
-from dbrdist.core.usage import apart
+from dbrdist.core.model import apart
 from dbrdist.errors import UsageWarning
 from dbrdist.training import extensions
 
@@ -25,7 +25,7 @@ def run(tmp_path, extend, num_steps, num_ranks=2, local_steps=3):
         optimizer = dc.create_multi_node_optimizer(optimizers.SGD(0.1), comm, local_steps=local_steps).setup(model)
         iterator = iterators.SerialIterator(EXAMPLES[comm.rank :: comm.size], 2)
         updater = training.StandardUpdater(iterator, optimizer)
-        trainer = training.Trainer(updater, (num_steps, "iteration"), out=str(tmp_path))
+        trainer = training.Trainer(updater, (num_steps, "iteration"), out=str(tmp_path / "run"))
         extend(comm, trainer, model, iterator)
         trainer.run()
         return optimizer.num_local_steps
@@ -121,3 +121,58 @@ def test_links_are_apart_until_they_are_joined_and_not_within_a_block_of_all():
     assert apart.owner([links.Classifier(one)]) == 3
     apart.join(one)
     assert apart.owner([one]) is None
+
+
+def load_the_same(comm, model, folder):
+    serializers.load_npz(folder / "saved.npz", model)
+
+
+def average(comm, model, folder):
+    for p in model.params():
+        p.array = comm.allreduce(p.array) / comm.size
+
+
+def bcast_a_part(comm, model, folder):
+    comm.bcast_data(model.predictor)
+
+
+def train_jointly(comm, model, folder):
+    optimizer = dc.create_multi_node_optimizer(optimizers.SGD(0.1), comm).setup(model)
+    optimizer.update(model, np.ones((2, 3), "f"), np.zeros(2, "i"))
+
+
+def begin_to_train_apart(comm, model, folder):
+    optimizer = dc.create_multi_node_optimizer(optimizers.SGD(0.1), comm, local_steps=3).setup(model)
+    optimizer.update(model, np.ones((2, 3), "f"), np.zeros(2, "i"))
+
+
+@pytest.mark.parametrize("give", [load_the_same, average, bcast_a_part, train_jointly, begin_to_train_apart])
+def test_ranks_that_have_been_given_the_same_network_hear_nothing_until_they_part_again(tmp_path, give):
+    serializers.save_npz(tmp_path / "saved.npz", links.Classifier(links.Linear(3, 2)))
+
+    def steps(comm, model, count):
+        optimizer = dc.create_multi_node_optimizer(optimizers.SGD(0.1), comm, local_steps=3).setup(model)
+        for _ in range(count):
+            optimizer.update(model, np.full((2, 3), comm.rank + 1, "f"), np.zeros(2, "i"))
+        return optimizer.num_local_steps, apart.owner([model])
+
+    def train(comm):
+        model = links.Classifier(links.Linear(3, 2))
+        assert steps(comm, model, 6) == (2, comm.rank)
+        give(comm, model, tmp_path)
+        found = apart.owner([model])
+        assert steps(comm, model, 4) == (0, None)
+        return found, steps(comm, model, 2)
+
+    assert dc.run_threads(2, train, timeout_seconds=60) == [(None, (1, 0)), (None, (1, 1))]
+
+
+@pytest.mark.parametrize(
+    "out, name", [("run/rank{}", "{{.updater.iteration}}"), ("run", "of_{}_{{.updater.iteration}}")]
+)
+def test_ranks_that_save_a_file_each_hear_nothing(tmp_path, out, name):
+    def save_on_each_rank(comm, trainer, model, iterator):
+        trainer.out = str(tmp_path / out.format(comm.rank))
+        trainer.extend(extensions.snapshot(filename=name.format(comm.rank)), trigger=(1, "iteration"))
+
+    assert run(tmp_path, save_on_each_rank, num_steps=6) == (2, [])
