@@ -14,7 +14,7 @@ import yaml
 from PIL import Image
 
 import dbrdist
-from dbrdist.cli.builders import weights
+from dbrdist.cli.builders import build, weights
 from dbrdist.cli.configuration import document, load
 from dbrdist.core.files import safetensors, serializer
 from dbrdist.models import ResNet50
@@ -353,6 +353,26 @@ def pixels(dtype="uint8", three=True):
 def iterated():
     examples, _ = pixels()
     return examples, iter(examples)
+
+class Counted:
+    # Its examples depend on how many were read before, as those that draw from numpy.random do.
+    def __init__(self, size):
+        self.size, self.reads = size, 0
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, i):
+        if i >= self.size:
+            raise IndexError(i)
+        self.reads += 1
+        return np.full((3, 4, 4), self.reads % 7, "f"), np.int32(i % 3)
+
+made = []
+
+def counted():
+    made[:] = Counted(18), None
+    return tuple(made)
 """
 
 
@@ -365,6 +385,17 @@ def test_images_of_integers_of_an_own_dataset_need_no_transform(run, folder, dty
     (folder / "run.yaml").write_text(text)
     code, _, err = run("run.yaml", "model={name: mlp, units: [4], num_classes: 3}", "--overwrite")
     assert code == 0, err
+
+
+def test_examples_of_an_own_dataset_are_not_read_before_their_turn(run, folder, monkeypatch):
+    """One that draws as it is read, or counts, would give others."""
+    (folder / "own_counted.py").write_text(OWN_DATA)
+    monkeypatch.syspath_prepend(folder)
+    import own_counted
+
+    (folder / "run.yaml").write_text(DIGITS.replace("digits", "own_counted:counted"))
+    build.data(*load.load("run.yaml", ["model={name: mlp, units: [4], num_classes: 3}"]))
+    assert own_counted.made[0].reads == 0
 
 
 def test_test_data_without_a_length_are_refused_in_one_line(run, folder):

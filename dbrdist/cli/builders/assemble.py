@@ -56,7 +56,7 @@ def parts(config: Config, origin: Origin, intra_rank: int, size: int, find: buil
     batch_norm.prepare(task, config.batch_norm)
     if device is not None:
         task.to_device(device)
-    convert = build.converter(config.dtype)
+    convert = build.converter_for(config)
     initialize(Look(config, origin, "train", data.train, convert, device), task)
     if config.init_from is not None:
         weights.begin_with(config.init_from, task.predictor, origin, {**recipe, "classes": data.classes})

@@ -196,26 +196,19 @@ def _transformed(
     dataset: Any, config: Config, origin: Origin, part: str
 ) -> AugmentedDataset | TupleDataset | list[tuple[Array, Array]]:
     settings = getattr(config.transforms, part)
-    if dataset is None or not (settings or _are_whole_numbers(dataset, not isinstance(config.model, Custom))):
+    if dataset is None or not (settings or _are_whole_numbers(dataset)):
         return dataset
     return datasets.AugmentedDataset(dataset, T.Compose([_ToHWC(), *transforms(settings, part, origin)]))
 
 
-def _are_whole_numbers(dataset: Any, for_built_in: bool) -> bool:
-    """Whether the inputs are images of integers, which the network gets as float32 without any transform too.
+def _are_whole_numbers(dataset: Any) -> bool:
+    """Whether the inputs are images of integers, which the network gets as float32 without any transform too."""
+    columns = getattr(dataset, "columns", None) or (None,)
+    return _are_images_of_integers(columns[0])
 
-    A network of the program's own may take integers of a dataset of its own as they are.
-    """
-    columns = getattr(dataset, "columns", None)
-    if columns:
-        return getattr(columns[0], "ndim", 0) >= 4 and columns[0].dtype.kind in "biu"
-    if not for_built_in:
-        return False
-    try:
-        x = dataset[0][0]
-    except Exception:  # a look at the examples comes later, and tells
-        return False
-    return isinstance(x, np.ndarray) and x.ndim == 3 and x.dtype.kind in "biu"
+
+def _are_images_of_integers(x: Any) -> bool:
+    return getattr(x, "ndim", 0) >= 4 and x.dtype.kind in "biu"
 
 
 class _ToHWC(T.Transform):
@@ -282,6 +275,21 @@ def _custom_data(config: Config, settings: Custom, origin: Origin) -> Data:
             raise ConfigError(f"{origin.where(('transforms', part))}: transforms.{part}: there is no {part} data")
     made_of = (_transformed(train, config, origin, "train"), _transformed(test, config, origin, "test"))
     return Data(*made_of, num_classes, list(names) if is_named and names else None)
+
+
+def converter_for(config: Config) -> Callable[[Any, Any], Any]:
+    """The converter of a run: a network of the program's own may take images of integers as they are."""
+    convert = converter(config.dtype)
+    if isinstance(config.model, Custom):
+        return convert
+
+    def convert_images(batch: Any, device: DeviceSpec | None = None) -> Any:
+        arrays = convert(batch, device)
+        if isinstance(arrays, tuple) and arrays and _are_images_of_integers(arrays[0]):
+            return arrays[0].astype(get_dtype(config.dtype)), *arrays[1:]
+        return arrays
+
+    return convert_images
 
 
 def converter(dtype: DTypeLike) -> Callable[[Any, Any], Any]:

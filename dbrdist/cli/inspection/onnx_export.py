@@ -68,7 +68,7 @@ def _example(config: Config, origin: Origin) -> Any:
     try:
         data = build.data(config, origin)
         part = "train" if data.test is None else "test"
-        look = Look(config, origin, part, getattr(data, part), build.converter(config.dtype), None)
+        look = Look(config, origin, part, getattr(data, part), build.converter_for(config), None)
         arguments = look.arguments(2)
     except ConfigError as error:
         words = "without the data, give the shape of an example: --export RUN FILE.onnx 3x224x224"
