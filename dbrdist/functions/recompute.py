@@ -130,7 +130,7 @@ def _sample(y: Any) -> Any:
     """Some elements of an array on the host, with the roundings that are allowed them."""
     if type(y) is not np.ndarray or y.dtype.kind not in "fV" or not y.size:  # V: bfloat16
         return None
-    return y.flat[:: -(-y.size // _SAMPLED)].astype(np.float64), (1e-1, 3e-2) if y.itemsize < 4 else (1e-2, 1e-3)
+    return y.flat[:: -(-y.size // _SAMPLED)].astype(np.float64), (1e-1, 3e-2) if y.dtype.kind == "V" else (1e-2, 1e-3)
 
 
 def _are_close(before: Any, now: Any) -> bool:

@@ -474,6 +474,15 @@ def test_a_loops_variable_that_has_moved_on_is_warned_of(dtype):
         F.sum(z).backward()
 
 
+@each(dtype=[np.float16, np.float32])
+def test_values_that_differ_by_a_twentieth_are_warned_of(dtype):
+    """A hundred roundings of float16: only bfloat16, of eight bits, may differ so much."""
+    scales = iter((1.0, 1.05))
+    y = F.forget(lambda a: a * next(scales), Variable(np.random.default_rng(0).normal(size=(6, 4)).astype(dtype)))
+    with pytest.warns(UsageWarning, match="func gave other values"):
+        F.sum(y).backward()
+
+
 COUNTER = itertools.count(1)
 
 
