@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import time
 
@@ -34,7 +35,8 @@ class Outputs:
         self._flow = 0.0  # pieces sent lately: one is forgotten every GATHER_SECONDS
         self._moment = limits.GATHER_SECONDS
         self._ended = False
-        self._piece = memoryview(bytearray(limits.READ_BYTES))
+        # Its pages come to be as they are written: most ranks never fill it.
+        self._piece = memoryview(mmap.mmap(-1, limits.READ_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         self._rooms = {pipe: fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) for pipe in pipes}  # bytes that fit into each
         for pipe in pipes:
             os.set_blocking(pipe, False)  # our end of it alone

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:De
     [
         (FileNotFoundError(2, "No such file or directory"), 127, "'x': No such file or directory: 'x'"),
         (FileNotFoundError(2, "No such file or directory", "/gone"), 127, "'x': No such file or directory: '/gone'"),
-        (PermissionError(13, "Permission denied", b"/y\xff"), 126, "'x': Permission denied: '/y\\udcff'"),
+        (PermissionError(13, "Permission denied", "/y\udcff"), 126, "'x': Permission denied: '/y\\udcff'"),
         (OSError(8, "Exec format error"), 127, "'x': Exec format error: 'x'"),
     ],
 )
@@ -34,15 +34,53 @@ def test_a_program_that_cannot_start_says_why(monkeypatch, capsys, error, code, 
         done.append(args)
         raise error
 
-    monkeypatch.setattr(child.os, "execvpe", cannot)
+    monkeypatch.setattr(child, "_execute", cannot)
     monkeypatch.setattr(child, "_is_binary", lambda path: True)
     monkeypatch.setattr(child.os, "chdir", lambda path: done.append(path))
     monkeypatch.setattr(child.os, "_exit", lambda status: done.append(status))
     for directory in (None, "/d"):
         done.clear()
         child._run(["x", "y"], {"A": "1"}, directory, SimpleNamespace(hand_on=lambda: None))
-        assert done == [*([directory] if directory else []), ("x", ["x", "y"], {"A": "1"}), code]
+        assert done == [*([directory] if directory else []), (["x", "y"], {"A": "1"}), code]
         assert capsys.readouterr().err == f"cannot run {said}\n"
+
+
+@pytest.fixture
+def places(tmp_path):
+    """Folders of a PATH, with programs of one name that can be run and that cannot."""
+    for name, mode in (("runs", 0o755), ("refused", 0o644), ("empty", None)):
+        (tmp_path / name).mkdir()
+        if mode is not None:
+            program = tmp_path / name / "program"
+            program.write_text(f'#!/bin/sh\nexit "${{1:-0}}{len(name)}"\n')
+            program.chmod(mode)
+    (tmp_path / "file").write_text("")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "path", ["runs", "empty:file:runs", "refused:runs", "refused:empty", "empty:file", "", ":", None]
+)
+@pytest.mark.parametrize("name", ["program", "runs/program", "refused/program", "gone/program"])
+def test_a_program_is_found_as_python_itself_finds_it(places, path, name):
+    """In the process of its own of each there is what the other made of it, in words or as an exit code."""
+    environment = {} if path is None else {"PATH": ":".join(p and str(places / p) for p in path.split(":"))}
+
+    def outcome(execute, said):
+        def act():
+            os.chdir(places)
+            try:
+                execute()
+            except OSError as error:
+                said.write_text(f"{type(error).__name__} {os.fsdecode(error.filename)} {error.errno}")
+            return 55
+
+        code = in_child(act)
+        return code, said.read_text() if said.exists() else ""
+
+    expected = outcome(lambda: os.execvpe(name, [name, "1"], environment), places / "expected")
+    assert outcome(lambda: child._execute([name, "1"], environment), places / "found") == expected
+    assert expected[0] == (14 if name == "runs/program" or (name == "program" and "runs" in (path or "")) else 55)
 
 
 def test_the_signal_for_stacks_is_one_of_those_that_nobody_uses():
