@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
+
+from . import wire
 
 _FALLBACK = f"/tmp/dbrdist-{os.getuid()}"
 
@@ -33,15 +34,17 @@ def get(key: str) -> dict[str, Any] | None:
     if not _is_ours():
         return None
     try:
-        with open(_path()) as file:
-            found = json.load(file).get(key)
-    except (OSError, ValueError, AttributeError):
+        with open(_path(), "rb") as file:
+            found = wire.loads(file.read()).get(key)
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
 
 def put(key: str, fact: dict[str, Any]) -> None:
     """Store a fact; a cache that cannot be written costs time at the next start, nothing else."""
+    import json  # seldom needed, and it costs each launcher's start 5 million instructions
+
     try:
         os.makedirs(directory(), mode=0o755 if directory() != _FALLBACK else 0o700, exist_ok=True)
         if not _is_ours():

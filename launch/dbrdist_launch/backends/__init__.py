@@ -23,8 +23,9 @@ def _found() -> list[ModuleType]:
     return sorted((one for one in modules if hasattr(one, "ORDER")), key=lambda one: one.ORDER)
 
 
-_KNOWN: dict[str, Callable[[Place], Backend | None]] = {one.NAMES[0]: one.choose for one in _found()}
-_ASKED = {name: one.NAMES[0] for one in _found() for name in one.NAMES}
+_MODULES = _found()
+_KNOWN: dict[str, Callable[[Place], Backend | None]] = {one.NAMES[0]: one.choose for one in _MODULES}
+_ASKED = {name: one.NAMES[0] for one in _MODULES for name in one.NAMES}
 NAMES = ("auto", *_KNOWN, *(name for name in _ASKED if name not in _KNOWN))
 
 

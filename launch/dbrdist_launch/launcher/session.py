@@ -324,8 +324,9 @@ class Session:
             run.say(f"--show-ranks {self.settings.show}: the job has no rank above {job.ranks - 1}")
         for note in self.notes:
             run.say(note)
-        hidden = environment.secrets(os.environ, (*job.forward, *self.added))
-        if (job.hosts or self.backend.places_ranks) and hidden:
+        travels = job.hosts or self.backend.places_ranks
+        hidden = environment.secrets(os.environ, (*job.forward, *self.added)) if travels else []
+        if hidden:
             run.say(f"not passed on, because they look like secrets: {' '.join(hidden)} (--env NAME passes one)")
 
     def _next_job(self, job: Job, pool: HostPool, output: Output) -> tuple[Job, bool, str]:

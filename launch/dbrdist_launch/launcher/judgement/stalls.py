@@ -13,6 +13,7 @@ from ...rank.stacks import IN_LOOP
 from .ranks import Rank
 from .report import Failure, innermost
 
+# Patterns are compiled at their first use, which most jobs never see: all of them take 4 % of a launcher's start.
 # Calls that wait for other ranks: of MPI, by mpi4py's two spellings, and of the libraries above it.
 _VERBS = (
     "I?all_?reduce I?reduce(_scatter(_block|_tensor|_base)?)? I?bcast(_data|_obj)? broadcast(_object_list)? I?barrier "
@@ -21,30 +22,28 @@ _VERBS = (
     "finali[sz]e wait(all|any|some)? synchronize fence multi_node_mean(_grad)? all_?reduce_(grad|coalesced) "
     "Neighbor_(all_?gather|all_?to_?all)[vw]?"
 )
-_CALL = re.compile(r"(?i)(?<!\w)(?P<owner>[\w\])]+\.)?(?P<verb>" + "|".join(_VERBS.split()) + r")\s*\(")
-_ANY_CALL = re.compile(r"(?<!\w)(?P<owner>[\w\])]+\.)?(?P<verb>\w+)\s*\(")
+_CALL = r"(?i)(?<!\w)(?P<owner>[\w\])]+\.)?(?P<verb>" + "|".join(_VERBS.split()) + r")\s*\("
+_ANY_CALL = r"(?<!\w)(?P<owner>[\w\])]+\.)?(?P<verb>\w+)\s*\("
 _HARMLESS = ("sleep", "open", "read", "write", "print", "range", "len", "while", "if")
-_EXACT = re.compile(r"\.(I?Scan|Spawn(_multiple)?|Disconnect|Accept|Connect|Complete)\(")
+_EXACT = r"\.(I?Scan|Spawn(_multiple)?|Disconnect|Accept|Connect|Complete)\("
 # Of other things than ranks: processes, threads, sockets, arrays.
-_OTHERS = re.compile(
+_OTHERS = (
     r"(?i)sock|conn|queue|proc|popen|thread|pipe|child|client|server|future|executor|pool|http|redis|zmq|asyncio"
     r"|^(os|s|q|signal|select|functools|operator|np|numpy|xp|cp|cupy|torch|tf)\.$"
 )
-_BARE = re.compile(r"(?i)^(wait|send|recv|reduce|gather|scatter|probe|broadcast|finali[sz]e)$")
-_FUNCTIONS = re.compile(r"(?i)^(all_?reduce|all_?gather|all_?to_?all|bcast|broadcast|barrier|reduce_scatter)\w*$")
-_PACKAGES = re.compile(
-    r"[/\\](mpi4py|horovod|chainermn|deepspeed[/\\]comm|torch[/\\]distributed|dbrdist[/\\]comm)[/\\]"
-)
-_STDLIB = re.compile(
+_BARE = r"(?i)^(wait|send|recv|reduce|gather|scatter|probe|broadcast|finali[sz]e)$"
+_FUNCTIONS = r"(?i)^(all_?reduce|all_?gather|all_?to_?all|bcast|broadcast|barrier|reduce_scatter)\w*$"
+_PACKAGES = r"[/\\](mpi4py|horovod|chainermn|deepspeed[/\\]comm|torch[/\\]distributed|dbrdist[/\\]comm)[/\\]"
+_STDLIB = (
     r"[/\\]lib(64)?[/\\]python\d[\d.]*t?[/\\](?!site-packages|dist-packages)|^<frozen"
     r"|^(threading|queue|_base|thread|selectors|socket|ssl|subprocess|connection|synchronize|queues|popen_\w+)\.py$"
 )
-_WAITS_FOR_A_THREAD = re.compile(r"[/\\]?(threading|queue|_base|thread|connection|selectors|synchronize|queues)\.py$")
-_FRAME = re.compile(
+_WAITS_FOR_A_THREAD = r"[/\\]?(threading|queue|_base|thread|connection|selectors|synchronize|queues)\.py$"
+_FRAME = (
     r'(?m)^ *(File "(?P<file>.+)", line (?P<line>\d+),? in (?P<name>.+)|'
     r"(?P<spied>\S.*) \((?P<short>[^()]+):(?P<at>\d+)\))$"
 )
-_THREAD = re.compile(r"(?m)^(Current thread|Thread) .*$")
+_THREAD = r"(?m)^(Current thread|Thread) .*$"
 _DEBUGGER = r'(?m)^  File ".*[/\\](pdb|bdb|pudb|ipdb|debugpy|pydevd)\b.*", line'
 
 
@@ -79,14 +78,15 @@ def in_debugger(ranks: list[Rank]) -> list[int]:
 def threads(stacks: str | None) -> list[list[Frame]]:
     """The frames of each thread, the innermost first; the main thread first, which both tools write last or mark."""
     text = stacks or ""
-    starts = [match.start() for match in _THREAD.finditer(text)]
+    starts = [match.start() for match in re.finditer(_THREAD, text)]
     found: list[list[Frame]] = []
     marked: list[list[Frame]] = []
     for begin, end in zip(starts, [*starts[1:], len(text)]):
         part = text[begin:end]
         head, _, body = part.partition("\n")
         frames = [
-            Frame(m["file"] or m["short"], m["line"] or m["at"], m["name"] or m["spied"]) for m in _FRAME.finditer(body)
+            Frame(m["file"] or m["short"], m["line"] or m["at"], m["name"] or m["spied"])
+            for m in re.finditer(_FRAME, body)
         ]
         if frames:
             is_main = head.startswith("Current thread") or "MainThread" in head
@@ -105,7 +105,7 @@ def waits(rank: Rank) -> bool | None:
     main, *others = stacks
     if _communicates(main, rank.sources):
         return True
-    if not _WAITS_FOR_A_THREAD.search(main[0].file):
+    if not re.search(_WAITS_FOR_A_THREAD, main[0].file):
         return False
     if any(_communicates(frames, rank.sources) for frames in others):
         return True
@@ -120,19 +120,21 @@ def _runs_without_frames(frames: list[Frame]) -> bool:
 
 def _communicates(frames: list[Frame], sources: Mapping[str, str]) -> bool:
     """Whether a thread stands in a call that waits for other ranks: its own, or below a package of such calls."""
-    own = next((frame for frame in frames if not _STDLIB.search(frame.file)), None)
+    own = next((frame for frame in frames if not re.search(_STDLIB, frame.file)), None)
     if own is None:
         return False
-    if _PACKAGES.search(own.file.replace("\\", "/")) or any(_PACKAGES.search(f.file) for f in frames[:6]):
+    if re.search(_PACKAGES, own.file.replace("\\", "/")) or any(re.search(_PACKAGES, f.file) for f in frames[:6]):
         return True
     if own is not frames[0]:
         return False  # it has called something of Python's own library: a lock, a queue, a socket, a sleep
     line, _, asked = _line(own, sources).partition(IN_LOOP)
     if asked:
-        return not _OTHERS.search(asked)
-    if _FUNCTIONS.match(own.name) and (not line or any(_may_be_of_ranks(match) for match in _ANY_CALL.finditer(line))):
+        return not re.search(_OTHERS, asked)
+    if re.match(_FUNCTIONS, own.name) and (
+        not line or any(_may_be_of_ranks(match) for match in re.finditer(_ANY_CALL, line))
+    ):
         return True
-    return bool(_EXACT.search(line)) or any(_is_of_ranks(match) for match in _CALL.finditer(line))
+    return bool(re.search(_EXACT, line)) or any(_is_of_ranks(match) for match in re.finditer(_CALL, line))
 
 
 def _line(frame: Frame, sources: Mapping[str, str]) -> str:
@@ -142,14 +144,14 @@ def _line(frame: Frame, sources: Mapping[str, str]) -> str:
 
 def _may_be_of_ranks(call: re.Match[str]) -> bool:
     """Of a call in a function like `allreduce_flat`: one of a library that is not known, but not a sleep or a file."""
-    return call["verb"] not in _HARMLESS and not (call["owner"] and _OTHERS.search(call["owner"]))
+    return call["verb"] not in _HARMLESS and not (call["owner"] and re.search(_OTHERS, call["owner"]))
 
 
 def _is_of_ranks(call: re.Match[str]) -> bool:
     owner, verb = call["owner"], call["verb"]
     if owner is None:
-        return not _BARE.match(verb)
-    return not _OTHERS.search(owner)
+        return not re.match(_BARE, verb)
+    return not re.search(_OTHERS, owner)
 
 
 def suspected(ranks: list[Rank], late: list[int], now: float, heartbeat_seconds: float) -> list[Rank]:

@@ -12,18 +12,17 @@ from collections.abc import Iterable, Mapping
 
 from ...errors import LaunchError
 
+# Patterns are compiled at their first use: a job on this machine alone needs few of them.
 # Never forwarded by themselves; --env NAME passes such a value on purpose.
-_SECRET = re.compile(
-    r"SECRET|TOKEN|PASSW|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|AUTH(_|$)|COOKIE", re.I
-)
+_SECRET = r"(?i)SECRET|TOKEN|PASSW|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|AUTH(_|$)|COOKIE"
 # Facts about this machine, this terminal or this login: they would be lies elsewhere.
-_MACHINE = re.compile(
+_MACHINE = (
     r"^(HOSTNAME|HOSTTYPE|HOST|PWD|OLDPWD|SHLVL|_|TERM.*|COLUMNS|LINES|DISPLAY|WAYLAND_.*|XAUTHORITY|TTY|WINDOWID"
     r"|SSH_.*|XDG_(RUNTIME_DIR|SESSION_.*|SEAT|VTNR)|DBUS_.*|GPG_AGENT_INFO|INVOCATION_ID|JOURNAL_STREAM|MAIL"
     r"|STY|TMUX.*|KRB5CCNAME|BASH_.*|KUBERNETES_.*|NOTIFY_SOCKET)$"
 )
 # Facts about the process that the launcher itself is, as a rank or a batch script of some job.
-_OWN = re.compile(
+_OWN = (
     r"^(PMI_|PMI2_|PMIX_(RANK|NAMESPACE|SERVER|ID|MCA_mca_base)|OMPI_COMM_WORLD_|OMPI_UNIVERSE|OMPI_APP_CTX|MPI_LOCAL"
     r"|SLURM|SBATCH_|SRUN_|PBS_|LSB_|LS_|FLUX_|HYDRA_|HYDI_|MPIR_CVAR_CH3_PORT|PRTE_(LAUNCHED|JOBID)"
     r"|DBRDIST_(LAUNCH|HEARTBEAT|RESTART)|(LOCAL_)?RANK$|(LOCAL_)?WORLD_SIZE$)"
@@ -47,13 +46,15 @@ def _travels(name: str, patterns: list[str], only: bool) -> bool:
     if not _NAME.match(name) or _STALE.match(name):
         return False  # a shell's functions are no variables
     if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
-        return name in patterns or not _SECRET.search(name)
-    return not only and not _SECRET.search(name) and not _MACHINE.match(name) and not _OWN.match(name)
+        return name in patterns or not re.search(_SECRET, name)
+    return not only and not re.search(_SECRET, name) and not re.match(_MACHINE, name) and not re.match(_OWN, name)
 
 
 def secrets(environment: Mapping[str, str], names: Iterable[str]) -> list[str]:
     """The names that look like secrets and are not passed on."""
-    return sorted(name for name in environment if _SECRET.search(name) and not _OWN.match(name) and name not in names)
+    return sorted(
+        name for name in environment if re.search(_SECRET, name) and not re.match(_OWN, name) and name not in names
+    )
 
 
 def without_stale(environment: Mapping[str, str]) -> dict[str, str]:

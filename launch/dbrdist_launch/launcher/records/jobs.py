@@ -6,7 +6,6 @@ Each launcher has a folder of its user's alone, with a socket and job.json; it g
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import socket
@@ -14,11 +13,10 @@ import stat
 import time
 from typing import Any
 
-from ... import limits
+from ... import limits, wire
 from ...channel import Channel
 from ...errors import LaunchError
 from ...messages import Answer, Ask
-from .runs import write_json
 
 _MOST_PATH_BYTES = 107  # of a Unix socket, on Linux
 
@@ -66,9 +64,9 @@ class JobFolder:
         self._lock = os.open(new, os.O_RDONLY | os.O_CLOEXEC)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         content = {"job": name, "pid": os.getpid(), "command": command, "token": token, "started": time.time()}
-        write_json(os.path.join(new, "job.json"), content)
-        with open(os.path.join(new, "token"), "w") as file:
-            file.write(token)
+        for file_name, text in (("job.json", wire.dumps(wire.valid(content))), ("token", token)):
+            with open(os.path.join(new, file_name), "w") as file:
+                file.write(text)
         os.rename(new, self.folder)
 
     def ssh_with(self, agent: str, options: tuple[str, ...]) -> str:
@@ -127,8 +125,8 @@ def _running_in(place: str) -> list[dict[str, Any]]:
             if _is_abandoned(folder):
                 shutil.rmtree(folder, ignore_errors=True)
                 continue
-            with open(os.path.join(folder, "job.json")) as file:
-                job = json.load(file)
+            with open(os.path.join(folder, "job.json"), "rb") as file:
+                job = wire.loads(file.read())
             job = {**job, "job": str(job["job"]), "pid": int(job["pid"]), "command": list(map(str, job["command"]))}
             found.append({**job, "id": name, "socket": os.path.join(folder, "socket")})
         except (OSError, ValueError, KeyError, TypeError):

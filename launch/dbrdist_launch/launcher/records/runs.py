@@ -10,7 +10,6 @@ A disk that fails costs a warning.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import time
 from collections.abc import Callable
@@ -134,6 +133,8 @@ def _link(target: str, path: str) -> None:
 
 def write_json(path: str, content: object) -> None:
     """Write beside the target and rename; what cannot be renamed onto (a pipe, /dev/stdout) is written to."""
+    import json  # for jobs with --log-dir or --record alone
+
     if os.path.exists(path) and not os.path.isfile(path):
         with open(path, "w") as file:
             json.dump(wire.valid(content), file, indent=2)

@@ -6,7 +6,6 @@ rank_ended, warning, stop_asked, failure, attempt_ended, waiting, job_ended.
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import threading
@@ -28,7 +27,7 @@ class Events:
         if self.path is None:
             return
         told = {"time": round(time.time(), 3), "event": event, "job": self.job, **fields}
-        self._queue.put(json.dumps(wire.valid(told)).encode() + b"\n")
+        self._queue.put(wire.dumps(wire.valid(told)).encode() + b"\n")
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, args=(self.path,), daemon=True)
             self._thread.start()

@@ -24,7 +24,7 @@ from .pieces import SPAWNED, Echo, Folder, Item, Piece, Shown
 from .view import columns
 
 _ENDS = re.compile(rb"((?>\r\n|\n|\r))(?!\Z)")
-_CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]")  # what a terminal echoes as ^A
+_CONTROL = rb"[\x00-\x08\x0b-\x1f\x7f]"  # what a terminal echoes as ^A
 
 
 class Screen:
@@ -259,7 +259,7 @@ class Output:
                 text = self._screens[descriptor].feed((item.rank, item.stream), front, item.data)
                 self._hand_to_tee(text, item)
             elif isinstance(item, Echo):
-                descriptor, shown = 1, _CONTROL.sub(lambda match: b"^%c" % (match[0][0] ^ 64), item.data)
+                descriptor, shown = 1, re.sub(_CONTROL, lambda match: b"^%c" % (match[0][0] ^ 64), item.data)
                 front = b"%s[0 %s] " % (stamp, self._host.encode())
                 text = self._screens[1].feed((0, "out"), front, shown) if self.shows(0) else b""
                 self._echoed += _rows(shown)

@@ -16,13 +16,13 @@ from ...loop import Loop
 from .pieces import SPAWNED, Piece
 
 # Of MPICH and Intel MPI, Open MPI, Slurm and Flux.
-_OWN = re.compile(
+_OWN = (
     rb"\[(mpiexec|proxy)[@:]|srun: |slurmstepd(-|: )|flux-job: |\[[\w.-]+:\d+\] |dbrdist-launch: "
     rb"|YOUR APPLICATION TERMINATED WITH |This typically refers to a problem with your application|"
     rb"Please see the FAQ page for debugging suggestions"
 )
-_RULE = re.compile(rb"(=|-){60,}\s*$")
-_IN_BOX = re.compile(rb"=   |\s*$")
+_RULE = rb"(=|-){60,}\s*$"
+_IN_BOX = rb"=   |\s*$"
 
 
 class StarterOutput:
@@ -61,18 +61,18 @@ class StarterOutput:
             self._pass_on(blank)
             self._blank = line
             return
-        elif not _RULE.match(line):
+        elif not re.match(_RULE, line):
             self._pass_on(blank)
         if self._in_line:
             self._pass_on(line)
             self._in_line = False
-        elif _RULE.match(line):
+        elif re.match(_RULE, line):
             self._on_rule(line)
         elif self._box is not None:
             self._box.append(line)
-            if len(self._box) > limits.STARTER_BOX_LINES or (self._box[0][:1] == b"=" and not _IN_BOX.match(line)):
+            if len(self._box) > limits.STARTER_BOX_LINES or (self._box[0][:1] == b"=" and not re.match(_IN_BOX, line)):
                 self._release()
-        elif _OWN.match(line):
+        elif re.match(_OWN, line):
             self._say(line)
         else:
             self._pass_on(line)
