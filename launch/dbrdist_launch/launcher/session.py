@@ -17,6 +17,7 @@ from ..channel import new_token
 from ..errors import LaunchError
 from ..inherited import Inherited
 from ..loop import Loop, Signals
+from ..rank import bundle
 from ..rank.surroundings import ADDRESS, TOKEN
 from ..signals import PASSED_ON, REAL_TIME, STOPS
 from ..wire import whole
@@ -249,6 +250,8 @@ class Session:
         token = new_token()
         self.folder = JobFolder(name, list(self.settings.words), token)
         try:
+            if job.ranks >= bundle.FEWEST_RANKS and self._is_here(job):
+                self.folder.add_modules(bundle.pack())
             if self._has_spaces():
                 agent, options = self._ssh()
                 job = job._replace(ssh=agent, ssh_options=options)

@@ -5,15 +5,25 @@ when a rank calls MPI_Abort). The inner one, in a session of its own, sees that,
 reports how it really ended, and leaves nothing behind. If the inner one is killed, the kernel kills the program.
 
 What to run comes from the launcher: among mpiexec's own words a `:` would begin another program. The words after the
-address are for people who look at the list of processes.
+address are for people who look at the list of processes. Python compiles this file at each start, so it is short.
 """
 
 import os
 import sys
 
 if __name__ == "__main__" and not __package__:  # run by its path: `python -I -S rank/main.py` starts fastest
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     __package__ = "dbrdist_launch.rank"
+    from _frozen_importlib_external import MAGIC_NUMBER
+    from marshal import loads
+
+    try:  # see bundle.py; without a bundle of this very Python the modules come from their files
+        with open(os.path.dirname(sys.argv[2]).removeprefix("unix:") + "/modules", "rb", 0) as file:
+            packed = loads(file.read()) if file.read(len(MAGIC_NUMBER)) == MAGIC_NUMBER else ()
+    except (OSError, IndexError):
+        packed = ()
+    if packed:
+        exec(*packed)
 
 from dbrdist_launch.rank.outer import main
 

@@ -5,6 +5,7 @@ Each launcher has a folder of its user's alone, with a socket and job.json; it g
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -68,6 +69,18 @@ class JobFolder:
             with open(os.path.join(new, file_name), "w") as file:
                 file.write(text)
         os.rename(new, self.folder)
+
+    def add_modules(self, bundle: bytes) -> None:
+        """What ranks on this machine load first; where it cannot be written they do without."""
+        if self.folder is None:
+            return
+        path = os.path.join(self.folder, "modules")
+        try:
+            with open(path, "xb") as file:
+                file.write(bundle)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
     def ssh_with(self, agent: str, options: tuple[str, ...]) -> str:
         """A program that calls ssh with options that hold spaces, which mpiexec would take for several words."""

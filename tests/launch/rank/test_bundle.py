@@ -1,0 +1,102 @@
+"""The bundle of a supervisor's modules: used where it is of this Python, and missed nowhere."""
+
+import importlib.util
+import marshal
+import os
+import subprocess
+import sys
+
+import pytest
+from dbrdist_launch.launcher.records import jobs
+from dbrdist_launch.rank import bundle
+from support import ROOT, launch
+
+MAIN = ROOT / "launch" / "dbrdist_launch" / "rank" / "main.py"
+LEADS = len(importlib.util.MAGIC_NUMBER)
+
+
+def started(folder):
+    """(what a rank looked for as a file, how it ended, its words): no launcher listens in the folder."""
+    words = [sys.executable, "-I", "-S", "-X", "importtime", MAIN, "hydra", f"unix:{folder}/socket"]
+    environment = {"PMI_RANK": "3", "PMI_SIZE": "4"}
+    child = subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    lines = child.stderr.splitlines()
+    times = [line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")]
+    return times, child.returncode, [line for line in lines if not line.startswith("import time:")]
+
+
+def test_a_rank_takes_all_of_its_modules_from_the_bundle(tmp_path):
+    """And is none without it, or with one of another Python: it says and does the same."""
+    (tmp_path / "token").write_text("t")
+    files, *ended = started(tmp_path)
+    own = {f"dbrdist_launch.{name}" for name in bundle._MODULES}
+    assert own | {*bundle._PACKAGES, *bundle._LIBRARY} <= set(files)
+    assert {name for name in files if name.startswith("dbrdist_launch")} == own | {*bundle._PACKAGES}  # no more of them
+    assert ended[0] == 71 and len(ended[1]) == 1 and "rank 3: FileNotFoundError" in ended[1][0]
+    packed = bundle.pack()
+    (tmp_path / "modules").write_bytes(packed)
+    found, *same = started(tmp_path)
+    at_start = files.index("os") + 1  # what comes before is Python's own start
+    assert same == ended and found[:at_start] == files[:at_start]
+    assert set(found[at_start:]) & set(files[at_start:]) <= set(sys.builtin_module_names)
+    for other in (b"\0" * LEADS + packed[LEADS:], b"", packed[: LEADS - 1]):
+        (tmp_path / "modules").write_bytes(other)
+        assert started(tmp_path) == (files, *ended)
+
+
+def test_modules_of_a_bundle_know_their_files_and_lines():
+    _, names = marshal.loads(bundle.pack()[LEADS:])
+    for name, given, code in names["modules"]:
+        path = importlib.util.find_spec(name).origin
+        assert given["__file__"] == code.co_filename == path
+        with open(path, encoding="utf-8") as file:
+            assert list(code.co_lines()) == list(compile(file.read(), path, "exec", dont_inherit=True).co_lines())
+        module = importlib.import_module(name)
+        assert given["__package__"] == module.__package__ and given.get("__path__") == getattr(module, "__path__", None)
+
+
+def test_modules_without_files_of_their_own_make_no_bundle(monkeypatch):
+    monkeypatch.setattr(bundle, "_LIBRARY", ("in_an_archive",))
+    assert bundle.pack() == b""
+
+
+PROGRAM = """
+import os
+words = open(f"/proc/{os.getppid()}/cmdline").read().split("\\0")
+folder = os.path.dirname(next(word for word in words if word.startswith("unix:"))[5:])
+print(*sorted(os.listdir(folder)), folder)
+"""
+
+
+@pytest.mark.mpiexec
+@pytest.mark.parametrize("ranks", [bundle.FEWEST_RANKS - 1, bundle.FEWEST_RANKS])
+def test_a_large_job_has_a_bundle_while_it_runs(ranks):
+    result = launch("-n", ranks, sys.executable, "-c", PROGRAM)
+    assert result.returncode == 0, result.stderr
+    lines = [line.split("] ")[1].split() for line in result.stdout.splitlines()]
+    there = ["job.json", *(["modules"] if ranks >= bundle.FEWEST_RANKS else []), "socket", "token"]
+    assert [line[:-1] for line in lines] == [there] * ranks
+    assert not os.path.exists(lines[0][-1])
+
+
+def test_a_bundle_that_cannot_be_written_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "bases", lambda: [str(tmp_path / "jobs")])
+    folder = jobs.JobFolder("n", ["x"], "t")
+    folder.add_modules(b"some")
+    path = os.path.join(folder.folder, "modules")
+    with open(path, "rb") as file:
+        assert file.read() == b"some"
+    os.unlink(path)
+
+    def full(*arguments):
+        with open(path, "wb") as file:
+            file.write(b"so")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "open", full, raising=False)
+        folder.add_modules(b"some")
+    assert sorted(os.listdir(folder.folder)) == ["job.json", "token"]
+    folder.close()
+    folder.folder = None
+    folder.add_modules(b"some")  # no place for one
