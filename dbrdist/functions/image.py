@@ -235,6 +235,9 @@ def im2col(
 # ---- resizing -------------------------------------------------------------------------------------------------------
 
 
+_MOST_ELEMENTS = 1 << 31  # whose numbers the loop reads as 32-bit integers
+
+
 class Interpolation(FunctionNode):
     """y_i = (1 - w_i) x_{low_i} + w_i x_{high_i} along an axis"""
 
@@ -269,7 +272,9 @@ class Interpolation(FunctionNode):
 
     def _by_loop(self, x: Array, axis: int) -> Array | None:
         """By a compiled loop, with the same bits; None where there is none."""
-        if type(x) is not np.ndarray or x.size < KERNEL_ELEMENTS or not x.flags.c_contiguous:
+        if type(x) is not np.ndarray or x.dtype != np.float32 or not KERNEL_ELEMENTS <= x.size < _MOST_ELEMENTS:
+            return None
+        if not x.flags.c_contiguous:
             return None
         inner = prod(x.shape[axis + 1 :])
         low, high = (

@@ -21,6 +21,9 @@ from dbrdist.core.tape.function_node import FunctionNode, call
 from dbrdist.core.tape.variable import Operand, Variable, as_array
 
 
+_MOST_PIXELS = 1 << 31  # whose numbers the loops read as 32-bit integers
+
+
 class Pixels(NamedTuple):
     """Which pixels are around each place."""
 
@@ -35,7 +38,7 @@ class Pixels(NamedTuple):
 
     def by_loop(self, name: str, num_channels: int, *arrays: Array) -> Array | None:
         """What a compiled loop makes of arrays, flat; None where there is none for them."""
-        if type(arrays[0]) is not np.ndarray:
+        if type(arrays[0]) is not np.ndarray or self.size >= _MOST_PIXELS:
             return None
         n, last = num_channels * self.numbers.shape[2], np.ascontiguousarray(self.numbers, np.int32).view(np.float32)
         arrays = (*map(np.ascontiguousarray, arrays), last)

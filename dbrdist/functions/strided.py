@@ -79,11 +79,12 @@ def _are_apart(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 _LEAST = 64  # elements that are added at once, on average; fewer are added by their indices
 _FEW = 8  # turns that are no matter
+_MANY = 1 << 16  # turns that take too long to find, and too much memory to remember
 
 Turns = list[tuple[int | slice, ...]]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _turns(shape: tuple[int, ...], strides: tuple[int, ...]) -> Turns | None:
     """Indices of the result, none of which reads an element twice, and in which terms of an element come in C order.
 
@@ -91,7 +92,7 @@ def _turns(shape: tuple[int, ...], strides: tuple[int, ...]) -> Turns | None:
     """
     if _are_apart(shape, strides) or 0 in shape:
         return [()]
-    most = max(prod(shape) // _LEAST, _FEW)
+    most = min(max(prod(shape) // _LEAST, _FEW), _MANY)
     ends = [(i, k) for i in range(len(shape)) for k in range(i + 1, len(shape) + 1)]
     for first, end in sorted(ends, key=lambda axes: prod(shape[axes[0] : axes[1]])):
         if prod(shape[first:end]) > most:

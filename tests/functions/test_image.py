@@ -87,3 +87,12 @@ def test_loops_resize_with_the_bits_of_numpys_formula(size, mode, align_corners)
                 found.append(F.resize_images(layout(x), size, mode=mode, align_corners=align_corners).array)
         np.testing.assert_array_equal(*found)
         assert found[0].strides == found[1].strides
+
+
+def test_numbers_of_elements_are_made_for_the_types_of_the_loop_alone(monkeypatch):
+    """They took a third of the time that float64 takes for one image."""
+    asked = []
+    monkeypatch.setattr(kernels, "of_rows", lambda name, arrays, *_: asked.append(arrays[0].dtype.char))
+    for dtype in "def":
+        F.resize_images(np.ones((1, 1, 100, 100), dtype), (90, 90))
+    assert set(asked) == {"f"}

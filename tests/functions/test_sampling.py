@@ -7,6 +7,7 @@ import dbrdist
 import dbrdist.functions as F
 from dbrdist import Variable, kernels
 from dbrdist.core.array import backend
+from dbrdist.functions.sampling import Pixels
 from tests.each import each
 from tests.kernels.cpu.test_loops import compiled
 
@@ -117,3 +118,9 @@ def test_derivatives_of_gradients_are_those_of_differences():
             arrays[i] = a + sign * step * moved
             ends.append(float(gradients(*arrays)[1].array))
         np.testing.assert_allclose((found[i] * moved).sum(), (ends[0] - ends[1]) / (2 * step), rtol=1e-5, atol=1e-6)
+
+
+def test_loops_are_not_asked_for_more_pixels_than_their_numbers_reach(monkeypatch):
+    monkeypatch.setattr(kernels, "of_rows", lambda *_: pytest.fail("numbers of 32 bits were asked for"))
+    x, w = np.zeros((1, 4, 3), "f"), np.zeros((1, 4, 5), "f")
+    assert Pixels(np.zeros((1, 4, 5), int), 1 << 31).by_loop("mix_pixels", 3, x, w) is None

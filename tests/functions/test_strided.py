@@ -4,6 +4,7 @@ import numpy as np
 
 import dbrdist.functions as F
 from dbrdist import Variable
+from dbrdist.functions import strided
 from tests.each import each
 
 
@@ -68,3 +69,9 @@ def test_sums_of_half_precision_are_narrowed_once():
     y.grad = np.tile(np.array([1.0, 2.0**-11, 2.0**-11, 2.0**-11], np.float16), (5, 1))
     y.backward()
     assert x.grad.dtype == np.float16 and (x.grad == np.float16(1 + 3 * 2.0**-11)).all()  # one by one: 1
+
+
+def test_no_long_list_of_turns_is_remembered():
+    """A million of them took a second at the first call, and 100 MB from then on."""
+    assert strided._turns((1_000_000, 64), (0, 1)) is None
+    assert len(strided._turns((4000, 64), (0, 1))) == 4000

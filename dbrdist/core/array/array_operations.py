@@ -242,10 +242,9 @@ def _in_rounds(y: RealArray, rows: IntArray, values: RealArray) -> tuple[IntArra
     turn[order] = along - np.maximum.accumulate(np.where(is_first, along, 0))
     for k in range(min(int(turn.max()) + 1, _SCATTER_ROUNDS)):
         taken = np.flatnonzero(turn == k)
-        if k:
-            y[rows[taken]] += values[taken]
-        else:
-            y[rows[taken]] = values[taken]
+        sums = values[taken]
+        sums += y[rows[taken]] if k else 0  # which makes 0.0 of -0.0, as additions do
+        y[rows[taken]] = sums
     left = np.flatnonzero(turn >= _SCATTER_ROUNDS)
     return rows[left], values[left]
 

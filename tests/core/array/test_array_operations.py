@@ -158,3 +158,12 @@ def test_powers_of_negative_numbers(c, dtype):
     np.testing.assert_array_equal(np.signbit(found[:4]), np.signbit(exact[:4]))
     for y in (found, few):
         np.testing.assert_allclose(y, exact.astype(dtype), rtol=4 * np.finfo(dtype).eps)
+
+
+@each(width=[1, 8, 64, 100])
+def test_negative_zeros_that_are_added_to_zeros_are_zeros(width):
+    """As np.add.at adds them, however wide rows are."""
+    rows = np.arange(9000) % 9
+    rows[rows == 8] = 7
+    y = array_operations.scattered(np.full((9000, width), -0.0, "f"), (rows,), (9, width), False)
+    assert not np.signbit(y).any()
