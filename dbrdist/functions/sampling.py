@@ -20,7 +20,6 @@ from dbrdist.core.tape import ops
 from dbrdist.core.tape.function_node import FunctionNode, call
 from dbrdist.core.tape.variable import Operand, Variable, as_array
 
-
 _MOST_PIXELS = 1 << 31  # whose numbers the loops read as 32-bit integers
 
 
