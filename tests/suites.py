@@ -41,7 +41,8 @@ ON_HOST = ("gpu_all_kernels", "gpu_cudnn", "gpu_mixed", "host_cudnn", "host_ops"
 # Complete steps of these under the tape.
 ON_WHOLE = ("gpu_whole", "gpu_models", "gpu_waits", "gpu_layout", "gpu_links", "gpu_optimizers", "gpu_capture",
             "gpu_memory", "gpu_graphs", "gpu_cli", "gpu_data", "gpu_products",
-            "gpu_late_writes", "gpu_transformer", "gpu_weight_copies", "gpu_blocks")  # fmt: skip
+            "gpu_late_writes", "gpu_transformer", "gpu_weight_copies", "gpu_blocks",
+            "gpu_block_states")  # fmt: skip
 OF_WHEEL = ("cli", "comm", "contracts", "core", "functions", "kernels", "links", "models", "optimizers", "training")
 # As root, and with more ranks than cores, Open MPI wants these.
 OPENMPI = {

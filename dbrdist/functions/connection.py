@@ -94,6 +94,9 @@ class LinearFunction(FunctionNode):
                 grads.append(_in_type(_row_sum(gy, b, target), b.dtype))
         return tuple(grads)
 
+    def _drop_copies(self) -> None:
+        self.laid = None
+
     def _gradients_of_weights(
         self, wanted: tuple[int, ...], gy: Array, x: Array, out: Destinations
     ) -> tuple[Array, Array] | None:

@@ -81,6 +81,9 @@ class Convolution2D(FunctionNode):
                 gxs.append(self._gradient_of_input(gy, W, x.shape, g))
         return tuple(gxs)
 
+    def _drop_copies(self) -> None:
+        self.laid = self.widened = None
+
     def _gradient_of_input(self, gy: Array, W: Array, x_shape: tuple[int, ...], g: ConvGeometry) -> Array:
         if self.laid is not None and gy.dtype == self.laid.dtype:
             return kernels.conv_backward_data_as_laid(gy, W, x_shape, g, self.laid)

@@ -237,6 +237,9 @@ class NormalizedConvolution(FunctionNode):
         grads = [others[i - 2] if i in (2, 3) else rules[i]() for i in wanted]
         return tuple([ops.cast(v, self.inputs[i].dtype) for i, v in zip(wanted, grads)])
 
+    def _drop_copies(self) -> None:
+        self.left = self.left._replace(laid=None, widened=None)
+
     def unchain(self) -> None:
         super().unchain()
         self.left = None

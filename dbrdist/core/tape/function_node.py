@@ -463,6 +463,10 @@ class FunctionNode(Call):
         if parameter is not None and parameter.array is not None and parameter.array.shape == kept[place].shape:
             kept[place] = parameter.array
             self._kept_xs = tuple(kept)
+            self._drop_copies()
+
+    def _drop_copies(self) -> None:
+        """Drop what forward made of retained inputs for the rule, one of which was assigned new values since."""
 
 
 def _comes_first(name: str, other: str, cls: type) -> bool:
