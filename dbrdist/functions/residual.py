@@ -291,7 +291,10 @@ def convolution_bn_of_batch(
     if not gpu_arrays.issuperset(map(type, arrays)) and not _are_of_gpu(arrays):
         return None
     window = stride, pad, dilate, groups, False
-    site = _site(window, eps, relu, isinstance(x, Value), *map(_form, arrays))
+    try:
+        site = _site(window, eps, relu, isinstance(x, Value), *map(_form, arrays))
+    except TypeError:  # a stride or an eps that is no number and cannot be hashed
+        return None
     if site is None:
         return None
     if W._kept is not None:

@@ -34,22 +34,24 @@ def conv_bn(conv: Any, bn: Any, x: Any, *, relu: bool = False, residual: Any = N
         residual: what is added before the ReLU, an array or a Variable; or a function without arguments that gives it,
             such as a call of the shortcut. None adds nothing.
 
-    In training it is nothing but these calls, one after the other, except that on a GPU all of it is one function: the
-    end, normalization, addition and ReLU, goes over memory twice rather than four times, and the host has less to do;
-    float32 is rounded as by the calls. At inference (``config.train`` False, within ``no_backprop_mode``) oneDNN
-    computes them in one pass over memory on a CPU, in float32 and bfloat16: ResNet-50 takes 0.87 of the time for one
-    image. Results then differ from those of the separate calls by rounding: float32 by a few units in the last place of
-    the summands, bfloat16 is rounded once rather than after each call. Where a hook looks on, and with links of other
-    classes, such as subclasses or links that are called through a function that you set on them, the calls are made one
-    after the other there too.
+    In training it is nothing but these calls, one after the other, except that on a GPU all of it is one function, or
+    two where a function gives the residual: the end, normalization, addition and ReLU, goes over memory twice rather
+    than four times, and the host has less to do; float32 is rounded as by the calls. At inference (``config.train``
+    False, within ``no_backprop_mode``) oneDNN computes them in one pass over memory on a CPU, in float32 and bfloat16:
+    ResNet-50 takes 0.87 of the time for one image. Results then differ from those of the separate calls by rounding:
+    float32 by a few units in the last place of the summands, bfloat16 is rounded once rather than after each call.
+    Where a hook looks on, and with links of other classes, such as subclasses or links that are called through a
+    function that you set on them, the calls are made one after the other there too.
 
     Example:
         >>> conv, bn = L.Convolution2D(3, 4, 3, nobias=True), L.BatchNormalization(4)
         >>> L.conv_bn(conv, bn, np.ones((2, 3, 6, 6), np.float32), relu=True).shape
         (2, 4, 4, 4)
     """
-    if type(bn) is BatchNormalization and bn._gpu is not None and _is_training(conv, bn) and (relu or residual is None):
-        residual = residual() if callable(residual) else residual
+    # A function that gives the residual is called after the convolution: where that fails, no statistics of a shortcut
+    # may have moved.
+    is_whole = residual is None or (relu and not callable(residual))
+    if type(bn) is BatchNormalization and bn._gpu is not None and is_whole and _is_training(conv, bn):
         y = convolution_bn_of_batch(
             x, conv.W, (bn.gamma, bn.beta), (bn.avg_mean, bn.avg_var), bn.eps, bn.decay, relu, residual,
             stride=conv.stride, pad=conv.pad, dilate=conv.dilate, groups=conv.groups,

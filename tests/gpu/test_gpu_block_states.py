@@ -76,6 +76,56 @@ def test_backward_has_the_values_that_were_assigned(kind, dtype, device):
     assert_close(*found, dtype)
 
 
+# ---- failures
+
+
+def test_a_shortcut_does_not_move_where_the_convolution_before_it_fails(sides):
+    results = []
+    for side in sides("float32"):
+        side.step()
+        h = drawn(side.device, "float32", (4, 15, 12, 14))  # one channel less than weights have
+        with pytest.raises(ValueError, match="x: expected shape"):
+            L.conv_bn(
+                side.net.two, side.net.bn2, h, relu=True,
+                residual=lambda side=side: L.conv_bn(side.net.one, side.net.bn1, side.x),
+            )  # fmt: skip
+        results.append(side.found())
+    assert_same_bits(*results)
+
+
+def test_a_shortcut_does_not_move_without_memory_for_the_convolution_before_it(device):
+    import whole
+
+    before, shortcut = [L.Convolution2D(64, 64, k, pad=k // 2, nobias=True).to_device(device) for k in (3, 1)]
+    bn, bn_of_shortcut = [L.BatchNormalization(64).to_device(device) for _ in range(2)]
+    x = drawn(device, "float32", (1, 64, 2, 2))
+
+    def step():
+        with_shortcut = lambda: L.conv_bn(shortcut, bn_of_shortcut, x)  # noqa: E731
+        return L.conv_bn(before, bn, x, relu=True, residual=with_shortcut)
+
+    step()
+    found = [backend.to_cpu(v).copy() for v in (bn.avg_mean, bn_of_shortcut.avg_mean)]
+    gc.collect()
+    whole.limit.num_bytes = whole.used_bytes() + before.W.array.nbytes // 2
+    try:
+        with pytest.raises(MemoryError):
+            step()
+    finally:
+        whole.limit.num_bytes = None
+    for v, old in zip((bn.avg_mean, bn_of_shortcut.avg_mean), found):
+        np.testing.assert_array_equal(backend.to_cpu(v), old)
+
+
+def test_settings_that_cannot_be_hashed(sides):
+    """Convolutions take pairs in lists, too."""
+    results = []
+    for side in sides("float32"):
+        side.net.one.pad, side.net.three.stride = [1, 1], [1, 1]
+        results.append(side.step())
+    assert_same_bits(*results)
+
+
 # ---- plans
 
 
