@@ -16,6 +16,10 @@ import pytest
 
 BIN = Path(sys.executable).parent
 HUNG = "hung"  # in the place of an exit code
+# Variables of the tests themselves, and of a batch job or a launcher that they run in.
+NOT_HANDED_ON = (
+    "PMI_", "PMIX_", "HYDRA_", "OMPI_", "SLURM_", "PBS_", "LSB_", "FLUX_", "PE_", "PYTEST_", "DBRDIST_", "PYTHONPATH",
+)  # fmt: skip
 
 
 def pytest_configure(config):
@@ -40,7 +44,7 @@ class Start:
 
     def popen(self, *words, environ=(), **options):
         """What was started; its two streams are one unless other ones are given."""
-        env = {n: v for n, v in os.environ.items() if not n.startswith(("PMI_", "PYTEST_", "DBRDIST_", "PYTHONPATH"))}
+        env = {n: v for n, v in os.environ.items() if not n.startswith(NOT_HANDED_ON)}
         env |= {"PATH": f"{BIN}{os.pathsep}{env['PATH']}", "OMP_NUM_THREADS": "1", **dict(environ)}
         usual = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         process = subprocess.Popen(

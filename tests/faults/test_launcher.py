@@ -145,16 +145,16 @@ def test_a_job_that_is_suspended_as_a_whole_goes_on(start):
 import os, time
 from dbrdist_launch import heartbeat
 print("up", os.getpid(), flush=True)
-for step in range(80):
+for step in range(50):
     heartbeat.beat(step); time.sleep(0.05)
 """)  # fmt: skip
-    process = start.popen("dbrdist-launch", "-n", "2", "--heartbeat-timeout", "4", "python", "beats.py")
+    process = start.popen("dbrdist-launch", "-n", "2", "--heartbeat-timeout", "3", "python", "beats.py")
     ranks = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
     time.sleep(1.0)  # beats are read once a second
     others = [process.pid, *(pid for pid in below(process.pid) if pid not in ranks)]
     for pid in (*others, *ranks):
         os.kill(pid, signal.SIGSTOP)
-    time.sleep(7.0)  # the suspension itself
+    time.sleep(5.0)  # the suspension itself
     for pid in others:
         os.kill(pid, signal.SIGCONT)
     time.sleep(0.3)  # on a busy machine, which does not continue all at once
@@ -398,13 +398,15 @@ def test_jobs_of_other_logins_are_listed(start, runtime):
     assert name in text, text
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
 def test_jobs_in_a_folder_of_another_user_are_not_listed(start, runtime):
     environ = {"XDG_RUNTIME_DIR": runtime}
     process = running(start, "strange", **environ)
     assert "strange" in start.launch("ps", **environ)[1]
     for name in os.listdir(runtime):
-        os.chown(os.path.join(runtime, name), 4321, 4321)
+        try:
+            os.chown(os.path.join(runtime, name), 4321, 4321)
+        except PermissionError:
+            pytest.skip("only root can give a folder to another user, and not in every container")
     _, text = start.launch("ps", **environ)
     process.communicate("", timeout=40)
     assert "strange" not in text, text

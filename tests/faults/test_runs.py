@@ -190,8 +190,8 @@ def test_weights_of_torchvision_compute_what_they_compute_there(start):
     content = np.full(end // 4, 0.01, np.float32).tobytes()
     (start.folder / "tv.safetensors").write_bytes(len(words).to_bytes(8, "little") + words + content)
     images(start, size=32)
-    text = FOLDERS.replace("{name: mlp, units: [6]}", "resnet50").replace("batch: 9", "batch: 3")
-    run(start, text + "init_from: tv.safetensors\n", "iterations=1", "optimizer.lr=1e-9")
+    text = "model: resnet50\ndata: {name: image_folder, root: images, test: null}\nbatch: 3\nepochs: 1\nout: run\n"
+    run(start, text + "optimizer: {name: sgd, lr: 1.0e-9}\ninit_from: tv.safetensors\n", "iterations=1")
     program = (
         "import dbrdist, dbrdist.links as L\n"
         "print('eps', {x.eps for x in dbrdist.load('run').links() if isinstance(x, L.BatchNormalization)})\n"

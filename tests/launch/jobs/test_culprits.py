@@ -3,7 +3,6 @@
 import os
 import signal
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -41,31 +40,12 @@ def name_of(pid):
 @pytest.mark.programs
 @pytest.mark.mpiexec
 class TestJobs:
-    @pytest.mark.parametrize("ranks", [2, 3])
-    @pytest.mark.parametrize("by", ["file", "-c"])
+    @pytest.mark.parametrize(("ranks", "by"), [(2, "file"), (3, "-c")])
     def test_the_rank_that_hangs_is_named(self, tmp_path, ranks, by):
         (tmp_path / "program.py").write_text(textwrap.dedent(STALL))
         words = ["program.py"] if by == "file" else ["-c", textwrap.dedent(STALL)]
         result = launch("-n", ranks, "--heartbeat-timeout", 3, "python", *words, cwd=tmp_path)
         assert result.returncode == 124 and f"rank {ranks - 1} on" in result.stderr.splitlines()[0], result.stderr
-
-    def test_a_job_that_is_suspended_as_a_whole_goes_on(self, tmp_path):
-        (tmp_path / "program.py").write_text(
-            "import time\nfrom dbrdist_launch import heartbeat\nprint('up', flush=True)\n"
-            "for step in range(80):\n    heartbeat.beat(step); time.sleep(0.05)\n"
-        )
-        process = popen("-n", 2, "--heartbeat-timeout", 4, "python", "program.py", cwd=tmp_path)
-        for _ in range(2):
-            assert "up" in process.stdout.readline()
-        time.sleep(1.0)  # for beats to be known: they are read once a second
-        pids = [process.pid, *linux.descendants(process.pid)]
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        time.sleep(7.0)  # the suspension itself
-        for pid in reversed(pids):
-            os.kill(pid, signal.SIGCONT)
-        _, err = process.communicate(timeout=40)
-        assert process.returncode == 0, err
 
     @pytest.mark.parametrize("who", ["supervisor", "proxy"])
     def test_who_was_killed_is_named(self, who):

@@ -245,17 +245,6 @@ def test_a_lone_colon_is_an_argument_like_others(tmp_path):
     assert result.returncode == 2 and "takes the argument ':'" in result.stderr
 
 
-def test_more_ranks_than_files_that_may_be_open():
-    program = "import resource; print('limit', resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-
-    def few():
-        resource.setrlimit(resource.RLIMIT_NOFILE, (20, before[1]))
-
-    result = launch("-n", 12, "python", "-c", program, preexec_fn=few)
-    assert result.returncode == 0 and result.stdout.count("limit 20\n") == 12, result.stderr
-
-
 def test_a_supervisor_that_cannot_start_says_why():
     def few():
         resource.setrlimit(resource.RLIMIT_NOFILE, (26, 26))
