@@ -65,6 +65,18 @@ def test_a_function_gives_the_same_in_onnxruntime(case, tmp_path):
             assert y.dtype == w.dtype
 
 
+def test_images_are_sampled_at_fixed_places(tmp_path):
+    x, grid = random(2, 3, 6, 7), np.tanh(random(2, 2, 5, 4, seed=1)) * 1.3
+    W, offset = random(4, 3, 3, 3, seed=2), random(2, 18, 4, 5, seed=3)
+    for function in (
+        lambda x: F.spatial_transformer_sampler(x, grid),
+        lambda x: F.deformable_convolution_2d_sampler(x, offset, W),
+    ):
+        export(function, (x,), tmp_path / "f.onnx", input_names=["x"])
+        (y,) = run(tmp_path / "f.onnx", x=x)
+        np.testing.assert_allclose(y, function(dbrdist.Variable(x)).array, rtol=1e-5, atol=1e-5)
+
+
 @each(case=[case for case in CASES if case.name in REFUSED])
 def test_a_function_without_operators_is_refused_by_name(case, tmp_path):
     if case.needs:

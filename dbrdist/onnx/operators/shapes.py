@@ -266,6 +266,23 @@ def _interpolation(g: OnnxGraph, c: Conversion) -> str:
     return g.op("Add", low, g.op("Mul", g.constant(weight), step))
 
 
+@converts("Mixed")
+def _mixed(g: OnnxGraph, c: Conversion) -> str:
+    """Four pixels around each place, times their weights: y (N, P, C) of x (N, S, C) and w (N, 4, P).
+
+    Which pixels is fixed: where it depends on values, so do the weights, which are refused before.
+    """
+    (n, size, num_channels), (_, num_taps, num_places) = _fixed_shapes(c)
+    numbers = np.asarray(c.node.pixels.numbers, np.int64) + (np.arange(n) * size).reshape(-1, 1, 1)
+    pixels = g.reshape(c.names[0], (n * size, num_channels))
+    y = ""
+    for k in range(num_taps):
+        weight = g.reshape(g.part(c.names[1], 1, k, k + 1), (n, num_places, 1))
+        part = g.op("Mul", g.op("Gather", pixels, g.constant(numbers[:, k]), axis=0), weight)
+        y = g.op("Add", part, y) if y else part
+    return y
+
+
 @converts("EinSum")
 def _einsum(g: OnnxGraph, c: Conversion) -> str:
     return g.op("Einsum", *c.names, equation=f"{','.join(c.node.terms)}->{c.node.out}")
