@@ -20,6 +20,7 @@ from dbrdist.comm import run_threads
 from dbrdist.comm.links import create_mnbn_model
 from dbrdist.core.array import backend
 from dbrdist.core.array.current_device import is_of_gpu
+from dbrdist.core.tape import backprop
 from dbrdist.functions.residual import NormalizedConvolution
 from dbrdist.kernels import Block, ConvGeometry, table
 from dbrdist.kernels.gpu import cudnn
@@ -465,3 +466,36 @@ def test_captured_steps(mode, device, monkeypatch):
     ]
     test_gpu_graphs.assert_same(captured, eager)
     assert updater._captured.num_graphs >= 1
+
+
+class Listener:
+    """Which gradients were announced, with their values at that moment."""
+
+    def __init__(self, net):
+        self.names = {p.node: name for name, p in net.namedparams()}
+        self.params = dict(net.namedparams())
+        self.expected, self.heard = set(), {}
+
+    def expect(self, used):
+        self.expected = {self.names[node] for node in used}
+
+    def ready(self, node):
+        name = self.names[node]
+        assert name not in self.heard
+        self.heard[name] = backend.to_cpu(self.params[name].grad).copy()
+
+
+@pytest.mark.parametrize("mode", ["float32", "mixed16"])
+def test_gradients_are_complete_when_they_are_announced(mode, sides):
+    found = []
+    for side in sides(mode):
+        side.step()
+        y, listener = side.forward(), Listener(side.net)
+        side.net.cleargrads()
+        backprop.backward([F.sum(y * y)], listener=listener)
+        assert listener.heard.keys() == listener.expected == listener.params.keys()
+        for name, value in listener.heard.items():
+            np.testing.assert_array_equal(value, backend.to_cpu(listener.params[name].grad))
+        found.append(list(listener.heard))
+    links = [[name.split("/")[1] for name in found[0][k : k + 3]] for k in (0, 9)]
+    assert [{*some} for some in links] == [{"bn4", "three"}, {"bn1", "one"}]
