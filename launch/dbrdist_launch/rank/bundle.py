@@ -29,7 +29,10 @@ import sys
 from _frozen_importlib import ModuleSpec, _load
 from _frozen_importlib_external import ExtensionFileLoader
 for name, path in compiled:
-    _load(ModuleSpec(name, ExtensionFileLoader(name, path), origin=path))
+    try:
+        _load(ModuleSpec(name, ExtensionFileLoader(name, path), origin=path))
+    except ImportError:
+        pass  # a library is missing, or this is another Python: who needs the module looks for it, or does without
 for name, given, code in modules:
     module = sys.modules[name] = type(sys)(name)
     module.__dict__.update(given)
@@ -43,7 +46,8 @@ for name, given, code in modules:
 def pack() -> bytes:
     """Python's magic number, and marshalled: what loads modules, and of each its name, what it is given, its code.
 
-    b"" where they are not in files of their own, such as a Python in an archive: then ranks look for them.
+    b"" where they are not in files of their own, such as a Python in an archive, or where somebody is just editing
+    them: then ranks look for them.
     """
     library, own = os.path.dirname(os.__file__), os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     try:
@@ -55,7 +59,7 @@ def pack() -> bytes:
             full = f"{_PACKAGES[0]}.{name}"
             path = os.path.join(own, *name.split(".")) + ".py"
             found.append(_entry(full, path, {"__package__": full.rpartition(".")[0]}))
-    except OSError:
+    except (OSError, SyntaxError, ValueError):  # Python 3.11 calls a zero byte in a source a ValueError
         return b""
     specs = [(name, find_spec(name)) for name in _COMPILED]
     places = [(name, one.origin) for name, one in specs if one and isinstance(one.loader, ExtensionFileLoader)]

@@ -17,11 +17,13 @@ if __name__ == "__main__" and not __package__:  # run by its path: `python -I -S
     from _frozen_importlib_external import MAGIC_NUMBER
     from marshal import loads
 
-    try:  # see bundle.py; without a bundle of this very Python the modules come from their files
-        with open(os.path.dirname(sys.argv[2]).removeprefix("unix:") + "/modules", "rb", 0) as file:
-            packed = loads(file.read()) if file.read(len(MAGIC_NUMBER)) == MAGIC_NUMBER else ()
-    except (OSError, IndexError):
-        packed = ()
+    packed = ()  # see bundle.py; without a whole bundle of this very Python the modules come from their files
+    if sys.argv[2:] and sys.argv[2].startswith("unix:"):
+        try:
+            with open(os.path.dirname(sys.argv[2][5:]) + "/modules", "rb", 0) as file:
+                packed = loads(file.read()) if file.read(len(MAGIC_NUMBER)) == MAGIC_NUMBER else ()
+        except (OSError, EOFError, ValueError, TypeError):
+            pass
     if packed:
         exec(*packed)
 

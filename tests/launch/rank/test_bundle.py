@@ -39,9 +39,36 @@ def test_a_rank_takes_all_of_its_modules_from_the_bundle(tmp_path):
     at_start = files.index("os") + 1  # what comes before is Python's own start
     assert same == ended and found[:at_start] == files[:at_start]
     assert set(found[at_start:]) & set(files[at_start:]) <= set(sys.builtin_module_names)
-    for other in (b"\0" * LEADS + packed[LEADS:], b"", packed[: LEADS - 1]):
+    for other in (b"\0" * LEADS + packed[LEADS:], b"", packed[: LEADS - 1], packed[:LEADS], packed[:1000]):
         (tmp_path / "modules").write_bytes(other)
         assert started(tmp_path) == (files, *ended)
+
+
+def test_a_module_in_c_that_cannot_be_loaded_is_left_to_who_needs_it(tmp_path):
+    """Such as `_ctypes` without its library: ranks without a bundle do without it."""
+    (tmp_path / "token").write_text("t")
+    loading, names = marshal.loads(bundle.pack()[LEADS:])
+    names["compiled"] = [(name, str(tmp_path / "gone.so")) for name in bundle._COMPILED]
+    (tmp_path / "modules").write_bytes(importlib.util.MAGIC_NUMBER + marshal.dumps((loading, names)))
+    files, code, words = started(tmp_path)
+    assert code == 71 and len(words) == 1 and "rank 3: FileNotFoundError" in words[0]
+    assert "_ctypes" in files and "dbrdist_launch.linux" not in files
+
+
+OPENED = """
+import os, runpy, sys
+sys.addaudithook(lambda event, given: event == "open" and os.write(1, b"%r\\n" % (given[0],)))
+sys.argv[:] = ["main.py", "hydra", *sys.argv[2:]]
+runpy.run_path(MAIN, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("address", ["-", "", "host/x"])
+def test_a_rank_that_is_told_no_folder_looks_for_no_bundle(address):
+    words = [sys.executable, "-I", "-S", "-c", OPENED.replace("MAIN", repr(str(MAIN))), "-", address]
+    child = subprocess.run(words, env={}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    opened = child.stdout.splitlines()
+    assert any("outer.cpython" in path for path in opened) and not any("/modules" in path for path in opened)
 
 
 def test_modules_of_a_bundle_know_their_files_and_lines():
@@ -57,6 +84,14 @@ def test_modules_of_a_bundle_know_their_files_and_lines():
 
 def test_modules_without_files_of_their_own_make_no_bundle(monkeypatch):
     monkeypatch.setattr(bundle, "_LIBRARY", ("in_an_archive",))
+    assert bundle.pack() == b""
+
+
+@pytest.mark.parametrize("source", [b"def half(", b"\xff = 1", b"\0"])
+def test_modules_that_are_just_being_edited_make_no_bundle(tmp_path, monkeypatch, source):
+    (tmp_path / "edited.py").write_bytes(source)
+    monkeypatch.setattr(bundle.os, "__file__", str(tmp_path / "os.py"))
+    monkeypatch.setattr(bundle, "_LIBRARY", ("edited",))
     assert bundle.pack() == b""
 
 
