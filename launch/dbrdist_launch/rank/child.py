@@ -77,7 +77,7 @@ def _run(command: list[str], environment: dict[str, str], directory: str | None,
             os.chdir(directory)
         inherited.hand_on()
         try:
-            _execute(command, environment)
+            os.execve(command[0], command, environment)  # an absolute path: see launcher/preparation/program.py
         except OSError as error:
             if error.errno != errno.ENOEXEC or _is_binary(command[0]):
                 raise
@@ -87,21 +87,6 @@ def _run(command: list[str], environment: dict[str, str], directory: str | None,
         print(f"cannot run {command[0]!r}: {error.strerror}: {subject!r}", file=sys.stderr, flush=True)
         found = isinstance(error, PermissionError)
         os._exit(codes.COMMAND_NOT_RUNNABLE if found else codes.COMMAND_NOT_FOUND)
-
-
-def _execute(command: list[str], environment: dict[str, str]) -> None:
-    """What `os.execvpe` does, without the module `warnings` that it imports: in each rank's child, for 1 ms."""
-    if os.path.dirname(command[0]):
-        os.execve(command[0], command, environment)
-    refused: OSError | None = None  # the first that was found, and could not be run
-    for folder in environment.get("PATH", os.defpath).split(os.pathsep):
-        try:
-            os.execve(os.path.join(folder, command[0]), command, environment)
-        except (FileNotFoundError, NotADirectoryError) as error:
-            missing = error
-        except OSError as error:
-            refused = refused or error
-    raise refused or missing
 
 
 def _is_binary(path: str) -> bool:

@@ -137,7 +137,7 @@ def test_a_program_and_its_children_have_the_connection_under_its_number(tmp_pat
     text = "import os, sys; n = int(os.environ['PMI_FD']); os.write(n, b'hello'); print(os.read(n, 10).decode())"
     environment = {"PMI_FD": str(inherited.fileno()), "SLURM_STEP_ID": "0", "PATH": os.environ["PATH"]}
     relay, loop = PmiRelay(environment), Loop()
-    words = ["sh", "-c", '"$@"; exit $?', "-", sys.executable, "-S", "-c", text]
+    words = ["/bin/sh", "-c", '"$@"; exit $?', "-", sys.executable, "-S", "-c", text]
     child = Child(words, environment, None, page, set(), Inherited(), relay.in_child)
     relay.begin(loop, Channel(), lambda: None)
     while not (heard := _maybe(server)):

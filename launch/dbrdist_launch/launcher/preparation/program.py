@@ -34,7 +34,8 @@ def resolve(command: tuple[str, ...]) -> Program:
     else:
         # A script of the environment that the launcher belongs to, even when it is not activated.
         search = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", os.defpath)
-        path = shutil.which(name, path=search) or ""
+        found = shutil.which(name, path=search)
+        path = os.path.abspath(found) if found else ""  # PATH may name folders of this one
     _check(name, path)
     return Program((path, *command[1:]), path if _PYTHON.match(os.path.basename(path)) else _interpreter_of(path))
 

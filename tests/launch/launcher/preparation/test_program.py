@@ -27,6 +27,13 @@ def test_commands_become_absolute(tools, monkeypatch):
     tool = tools("tool", "#!/bin/sh\n")
     for word in ("tool", "./tool", tool):
         assert program.resolve((word, "-x")) == ((tool, "-x"), None)
+    os.mkdir("below")
+    os.rename("tool", "below/tool")
+    for folder, path in ((".", "below"), ("below", "/none:"), ("below", ".")):  # also folders given from this one
+        monkeypatch.chdir(os.path.join(os.path.dirname(tool), folder))
+        monkeypatch.setenv("PATH", path)
+        assert program.resolve(("tool", "-x")).command == (os.path.join(os.path.dirname(tool), "below", "tool"), "-x")
+    os.rename("tool", tool)
     monkeypatch.delenv("PATH")
     monkeypatch.setattr(program.os, "defpath", os.path.dirname(tool))
     assert program.resolve(("tool",)).command == (tool,)
