@@ -52,7 +52,7 @@ def put(key: str, fact: dict[str, Any]) -> None:
         try:
             with open(_path()) as file:
                 content = json.load(file)
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             content = {}
         content = content if isinstance(content, dict) else {}
         content[key] = fact

@@ -52,7 +52,7 @@ def loads(data: bytes) -> Any:
         return json.loads(text)
     try:
         value, end = _scan(text.lstrip(" \t\r\n"), 0)
-    except StopIteration:
+    except (StopIteration, SystemError):  # without json.decoder the scanner of Python 3.11 has no exception to raise
         raise ValueError("no JSON") from None
     if end < len(text.lstrip(" \t\r\n").rstrip(" \t\r\n")):
         raise ValueError("more than one JSON text")
