@@ -14,15 +14,15 @@ import sys
 if __name__ == "__main__" and not __package__:  # run by its path: `python -I -S rank/main.py` starts fastest
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     __package__ = "dbrdist_launch.rank"
-    from _frozen_importlib_external import MAGIC_NUMBER
-    from marshal import loads
-
     packed = ()  # see bundle.py; without a whole bundle of this very Python the modules come from their files
     if sys.argv[2:] and sys.argv[2].startswith("unix:"):
         try:
+            from _frozen_importlib_external import MAGIC_NUMBER  # of CPython
+            from marshal import loads
+
             with open(os.path.dirname(sys.argv[2][5:]) + "/modules", "rb", 0) as file:
                 packed = loads(file.read()) if file.read(len(MAGIC_NUMBER)) == MAGIC_NUMBER else ()
-        except (OSError, EOFError, ValueError, TypeError):
+        except (ImportError, OSError, EOFError, ValueError, TypeError):
             pass
     if packed:
         exec(*packed)

@@ -71,6 +71,16 @@ def test_a_rank_that_is_told_no_folder_looks_for_no_bundle(address):
     assert any("outer.cpython" in path for path in opened) and not any("/modules" in path for path in opened)
 
 
+def test_another_python_than_cpython_looks_for_the_modules(tmp_path):
+    (tmp_path / "token").write_text("t")
+    (tmp_path / "modules").write_bytes(bundle.pack())
+    without = OPENED.replace("import os, runpy, sys", "import os, runpy, sys; sys.modules[HIDDEN] = None")
+    text = without.replace("MAIN", repr(str(MAIN))).replace("HIDDEN", repr("_frozen_importlib_external"))
+    words = [sys.executable, "-I", "-S", "-c", text, "-", f"unix:{tmp_path}/socket"]
+    child = subprocess.run(words, env={}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    assert child.returncode == 71 and "no rank in the environment" in child.stderr and "outer.cpython" in child.stdout
+
+
 def test_modules_of_a_bundle_know_their_files_and_lines():
     _, names = marshal.loads(bundle.pack()[LEADS:])
     for name, given, code in names["modules"]:
