@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 from support import ROOT
 
 CUT_OFF = r"""
@@ -21,6 +22,7 @@ assert wire.loads(whole) == {"a": [1, -2.5, None, True, {"b": "c\"\u00e9\n"}], "
 """
 
 
+@pytest.mark.programs
 def test_what_is_no_json_is_a_value_error_before_json_is_loaded():
     """`_json` finds its own exception in `json.decoder` alone, up to Python 3.11: a page that is just being written,
     a line of somebody else or a damaged cache was an internal error."""

@@ -25,6 +25,7 @@ def started(folder):
     return times, child.returncode, [line for line in lines if not line.startswith("import time:")]
 
 
+@pytest.mark.programs
 def test_a_rank_takes_all_of_its_modules_from_the_bundle(tmp_path):
     """And is none without it, or with one of another Python: it says and does the same."""
     (tmp_path / "token").write_text("t")
@@ -44,6 +45,7 @@ def test_a_rank_takes_all_of_its_modules_from_the_bundle(tmp_path):
         assert started(tmp_path) == (files, *ended)
 
 
+@pytest.mark.programs
 def test_a_module_in_c_that_cannot_be_loaded_is_left_to_who_needs_it(tmp_path):
     """Such as `_ctypes` without its library: ranks without a bundle do without it."""
     (tmp_path / "token").write_text("t")
@@ -63,7 +65,8 @@ runpy.run_path(MAIN, run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("address", ["-", "", "host/x"])
+@pytest.mark.programs
+@pytest.mark.parametrize("address", ["-", ""])
 def test_a_rank_that_is_told_no_folder_looks_for_no_bundle(address):
     words = [sys.executable, "-I", "-S", "-c", OPENED.replace("MAIN", repr(str(MAIN))), "-", address]
     child = subprocess.run(words, env={}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
@@ -71,6 +74,7 @@ def test_a_rank_that_is_told_no_folder_looks_for_no_bundle(address):
     assert any("outer.cpython" in path for path in opened) and not any("/modules" in path for path in opened)
 
 
+@pytest.mark.programs
 def test_another_python_than_cpython_looks_for_the_modules(tmp_path):
     (tmp_path / "token").write_text("t")
     (tmp_path / "modules").write_bytes(bundle.pack())
