@@ -133,7 +133,7 @@ PLANTS = {
         "rank/inject/sitecustomize.py", 'os.environ["PYTHONPATH"] = os.pathsep.join(entries)', "pass"),
     "filters-cut": ("limits.py", "FILTER_SECONDS = 60.0", "FILTER_SECONDS = 0.05"),
     "words-lost": (
-        "rank/child.py", "os.execvpe(command[0], command,", "os.execvpe(command[0], [w for w in command if w],"),
+        "rank/child.py", "os.execve(command[0], command,", "os.execve(command[0], [w for w in command if w],"),
     "size-signal-ignored": ("inherited.py", "kept = number == signal.SIGXFSZ and self.ignores_size", "kept = True"),
     "spawned-lost": (
         "launcher/streams/starter_output.py", 'self.show(Piece(SPAWNED,', 'print if 1 else (Piece(SPAWNED,'),
