@@ -7,18 +7,18 @@ the calls one after the other run the same kernels with the same operands, which
 from __future__ import annotations
 
 import operator
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from dbrdist import kernels
 from dbrdist.core.array.backend import Array, DType, is_floating
-from dbrdist.core.array.current_device import gpu_arrays, is_of_gpu
+from dbrdist.core.array.current_device import On, elsewhere, gpu_arrays, is_of_gpu
 from dbrdist.core.array.types import Destinations, Shape
 from dbrdist.core.tape import ops
+from dbrdist.core.tape.call import revive
 from dbrdist.core.tape.checks import ArgumentError
 from dbrdist.core.tape.deferred import Deferred, write_later
 from dbrdist.core.tape.function_node import FunctionNode, call
-from dbrdist.core.tape.node import Value
+from dbrdist.core.tape.node import Value, assignments
 from dbrdist.core.tape.variable import Operand, Variable
 from dbrdist.functions.connection import activation
 from dbrdist.functions.convolution import (
@@ -41,11 +41,12 @@ from dbrdist.functions.normalization import (
 from dbrdist.functions.rectified import SpreadGradient, SummedGradient, defer_sum
 from dbrdist.functions.rectifier import ReLU, ReLUGradient, relu
 from dbrdist.kernels import Block, InBlock
+from dbrdist.kernels.table import composed
 
 _SPATIAL = (0, 2, 3)
 _FEWEST = 4096  # elements: a ReLU of fewer is a function of its own
 _form = operator.attrgetter("shape", "dtype")
-_Nothing = type(None)
+_NEITHER = None, None  # plan nor running statistics that move: for a second call of forward
 _KEPT, _FIRST = (0, 1, 2), (0,)
 _BUT_X = {4: (1, 2, 3), 5: (1, 2, 3, 4)}  # by the number of inputs
 
@@ -131,29 +132,32 @@ class NormalizedConvolution(FunctionNode):
     rectifies = False
     left: Any = None  # a InBlock, for backward
     by_parts = False  # whether forward ran the kernels of the separate functions
+    convolved: Any = None  # h, laid and widened as in InBlock where a call of its own has convolved, until forward
 
-    def __init__(self, site: Site, running: tuple[Array, Array], decay: float) -> None:
+    def __init__(self, site: Site, running: tuple[Array, Array], decay: float, plan: Any = None) -> None:
         self.site = site
-        self.moving: Any = running, decay, (1 - decay, (1 - decay) * site.correction)
+        self.planned: Any = plan, _moved(site, running, decay)
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self._keep_inputs = _KEPT
         if self.rectifies:
             self._keep_outputs = _FIRST
-        copy, self.copy, moving, self.moving = self.copy, None, self.moving, None
-        if moving is not None:
-            made = kernels.conv_bn_forward(xs, self.site.block, copy, *moving)
-            if made is not None:
-                y, self.left = made
-                return (y,)
-        return (self._forward_by_parts(xs, moving, copy),)
+        copy, self.copy, (plan, moved), self.planned = self.copy, None, self.planned, _NEITHER
+        if plan is None:
+            return (self._forward_by_parts(xs, moved, copy),)
+        convolved, self.convolved = self.convolved, None
+        y, self.left = plan(xs, copy, convolved, *moved)
+        return (y,)
 
     def _forward_by_parts(self, xs: tuple[Array, ...], moving: Any, copy: Any) -> Array:
         """By the functions that this one stands for, one after the other."""
         x, W, gamma, beta = xs[:4]
         conv, bn, block = Convolution2D(self.site.block.geometry), self._normalization(), self.site.block
         conv.copy, bn.moving = copy, moving
-        (h,) = conv.forward((x, W))
+        if self.convolved is None:
+            (h,) = conv.forward((x, W))
+        else:
+            (h, conv.laid, conv.widened), self.convolved = self.convolved, None
         if block.adds:
             (y,) = bn.forward((h, *xs[2:]))
         else:
@@ -281,34 +285,80 @@ def convolution_bn_of_batch(
     fit, about which those have the words, and where a ReLU has so few elements that it is no part of a normalization.
     """
     x, (gamma, beta) = activation(x), vectors
-    is_variable = isinstance(x, Value)
+    is_variable = are_variables = isinstance(x, Value)
     operands: tuple[Any, ...] = (x, W, gamma, beta)
-    arrays = [*running, x._array if is_variable else x, W._array, gamma._array, beta._array]
+    arrays: tuple[Array, ...] = (x._array if is_variable else x, W._array, gamma._array, beta._array)
     if added is not None:
         operands = (*operands, added)
-        arrays.append(added._array if isinstance(added, Value) else added)
-        is_variable = is_variable and isinstance(added, Value)
-    if not gpu_arrays.issuperset(map(type, arrays)) and not _are_of_gpu(arrays):
-        return None
-    window = stride, pad, dilate, groups, False
-    try:
-        site = _site(window, eps, relu, isinstance(x, Value), *map(_form, arrays))
-    except TypeError:  # a stride or an eps that is no number and cannot be hashed
-        return None
+        are_variables = is_variable and isinstance(added, Value)
+        arrays = (*arrays, added._array if isinstance(added, Value) else added)
+    site, plan = _decided((stride, pad, dilate, groups, False), eps, relu, is_variable, arrays, running, decay)
     if site is None:
         return None
+    number = elsewhere(arrays) if plan is None else None
+    if number is not None:
+        with On(number):
+            return convolution_bn_of_batch(
+                x, W, vectors, running, eps, decay, relu, added, stride=stride, pad=pad, dilate=dilate, groups=groups
+            )
     if W._kept is not None:
         W.release()
-    node = (RectifiedConvolution if relu else NormalizedConvolution)(site, running, decay)
-    return (node.apply_there if is_variable else node.apply)(operands)[0]
+    node = (RectifiedConvolution if relu else NormalizedConvolution)(site, running, decay, plan)
+    if plan is None or not are_variables:
+        return node.apply(operands)[0]
+    return node.apply_here(operands, arrays)[0]
 
 
-def _are_of_gpu(arrays: list[Array]) -> bool:
-    """Whether all are CuPy's, of which there may have been none until now."""
-    return all(is_of_gpu(type(a)) for a in arrays)
+def bn_of_batch_with_convolution(
+    h: Variable, W: Any, vectors: tuple[Any, Any], running: tuple[Array, Array], eps: float, decay: float, added: Any
+) -> Variable | None:
+    """relu(bn(h) + added) for h = x * W of a call before, which becomes part of the function: see
+    :func:`convolution_bn_of_batch`. Nobody else may have ``h``.
+    """
+    conv = h.node.creator_node
+    if type(conv) is not Convolution2D or len(conv.inputs) != 2 or conv.recorded_at != assignments[0]:
+        return None
+    (x, _), (gamma, beta), g = conv._kept_xs, vectors, conv.geometry
+    x_operand = revive(conv.inputs[0], x) if conv.inputs[0].requires_grad else x
+    operands = x_operand, W, gamma, beta, added
+    arrays = x, W._array, gamma._array, beta._array, added._array if isinstance(added, Value) else added
+    window = (g.sh, g.sw), (g.ph, g.pw), (g.dh, g.dw), g.groups, False
+    site, plan = _decided(window, eps, True, True, arrays, running, decay)
+    if site is None or site.block.geometry != g or conv.inputs[1] is not W.node:
+        return None
+    node = RectifiedConvolution(site, running, decay, plan)
+    node.convolved = h._array, conv.laid, conv.widened
+    return node.apply(operands)[0]
 
 
-@lru_cache(maxsize=1024)
+def _moved(site: Site, running: tuple[Array, Array], decay: float) -> tuple[Any, ...]:
+    """How running statistics move: arguments of ``bn_forward_and_move``."""
+    return running, decay, (1 - decay, (1 - decay) * site.correction)
+
+
+def _decided(
+    window: tuple[Any, ...], eps: float, relu: bool, is_variable: bool, arrays: tuple[Array, ...],
+    running: tuple[Array, Array], decay: float,
+) -> tuple[Site | None, Any]:  # fmt: skip
+    """What is decided for a call, and the plan of its kernels if the current device has them."""
+    placed = *running, *arrays
+    if not gpu_arrays.issuperset(map(type, placed)) and not all(is_of_gpu(type(a)) for a in placed):
+        return None, None
+    key = "conv_bn", window, eps, relu, is_variable, kernels.conv_bn_key(*placed)
+    try:
+        return composed(key, _decide, (window, eps, relu, is_variable, arrays, running, decay))
+    except TypeError:  # a stride or an eps that is no number and cannot be hashed
+        return None, None
+
+
+def _decide(
+    window: tuple[Any, ...], eps: float, relu: bool, is_variable: bool, arrays: tuple[Array, ...],
+    running: tuple[Array, Array], decay: float,
+) -> tuple[Site | None, Any]:  # fmt: skip
+    site = _site(window, eps, relu, is_variable, *map(_form, (*running, *arrays)))
+    return site, None if site is None else kernels.plan_conv_bn(arrays, site.block, *_moved(site, running, decay))
+
+
 def _site(
     window: tuple[Any, ...], eps: float, relu: bool, is_variable: bool, mean: tuple[Shape, DType],
     var: tuple[Shape, DType], x: tuple[Shape, DType], W: tuple[Shape, DType], gamma: tuple[Shape, DType],

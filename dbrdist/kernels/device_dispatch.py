@@ -385,27 +385,16 @@ class InBlock(NamedTuple):
     widened: Array | None  # x where it was given more channels
 
 
-def conv_bn_forward(
-    xs: tuple[Array, ...], block: Block, copy: Reader | None, running: tuple[Array, Array], *weights: Any
-) -> tuple[Array, InBlock] | None:  # fmt: skip
-    """The normalization of a convolution; running statistics move as by ``bn_move`` with the ``weights``.
-
-    ``xs`` are x, W, gamma, beta and, if the block adds it, what is added before the ReLU. ``copy`` has the weights laid
-    out already, if it is not None.
-    """
-    arrays = *xs, *running
-    if not gpu_arrays.issuperset(map(type, arrays)):
-        return None
-    key = "conv_bn_forward", block, current_number(), *map(_placed_form, arrays), *_chosen(config.__dict__)
-    arguments = xs, block, copy, running, *weights
-    return composed(key, _plan_forward, arguments)(*arguments)
+def conv_bn_key(*arrays: Array) -> tuple[Any, ...]:
+    """What a plan of a block depends on besides the block."""
+    return current_number(), *map(_placed_form, arrays), *_chosen(config.__dict__)
 
 
 def conv_bn_backward(
     xs: tuple[Array, ...], y: Array | None, kept: InBlock, gys: tuple[Array, ...], block: Block,
     outs: tuple[Array, Array, Array], is_ours: bool, with_x: bool, sees_a_part: bool,
 ) -> tuple[tuple[Any, Any] | None, tuple[Array, ...]] | None:  # fmt: skip
-    """The gradients of :func:`conv_bn_forward` of x, W, gamma, ..., whose result is y; no x unless ``with_x``.
+    """The gradients of what :func:`plan_conv_bn` plans of x, W, gamma, ..., whose result is y; no x unless ``with_x``.
 
     ``gys`` are one gradient of y or, if the block adds, one or two. ``outs`` take the gradients of W, gamma and beta;
     what comes first is None, or as ``conv_backward_weight_later`` says how that of W is written. ``is_ours``: the
@@ -431,27 +420,35 @@ def _declined(*arguments: Any) -> None:
     """The plan of a call that the separate kernels have to serve."""
 
 
-def _plan_forward(xs: tuple[Array, ...], block: Block, copy: Reader | None, *moved: Any) -> Callable[..., Any]:
+def plan_conv_bn(
+    xs: tuple[Array, ...], block: Block, *moved: Any
+) -> Callable[..., tuple[Array, InBlock]] | None:  # fmt: skip
+    """A function for the normalization of a convolution of operands like these; None where no kernels do it.
+
+    ``xs`` are x, W, gamma, beta and, if the block adds it, what is added before the ReLU. ``moved`` are the running
+    statistics, which move as by ``bn_move``, and its other arguments. The function takes ``xs``; None or what has the
+    weights laid out already; None or what ``conv_forward_and_keep`` gave if it was called before; and ``moved``.
+    """
     (x, W, *others), (geometry, eps, relu, adds) = xs, block
     if places_of(*xs, *moved[0]) != current_number():
-        return _declined
-    convolve = _plan_of("conv_forward_and_keep", x, W, None, geometry, copy)
+        return None
+    convolve = _plan_of("conv_forward_and_keep", x, W, None, geometry, None)
     h = empty((x.shape[0], W.shape[0], *geometry.out_hw(*x.shape[2:], *W.shape[2:])), x.dtype, x)  # as it will be
     name, last = ("bn_add_relu", ()) if adds else ("bn_forward_and_move", (relu,))
     normalize = _plan_of(name, h, *others, eps, _SPATIAL, *last, *moved)
     if convolve is None or normalize is None:
-        return _declined
+        return None
     server = server_of(normalize)
 
-    def forward(xs: tuple[Array, ...], block: Block, copy: Reader | None, *moved: Any) -> tuple[Array, InBlock]:
+    def forward(xs: Any, copy: Reader | None, convolved: Any, *moved: Any) -> tuple[Array, InBlock]:
         x, W, gamma, beta = xs
         h, laid, widened = convolve(x, W, None, geometry, copy)
         y, mean, var, saved = normalize(h, gamma, beta, eps, _SPATIAL, relu, *moved)
         return y, InBlock(h, mean, var, (server, saved), laid, widened)
 
-    def forward_of_sum(xs: tuple[Array, ...], block: Block, copy: Reader | None, *moved: Any) -> tuple[Array, InBlock]:
+    def forward_of_sum(xs: Any, copy: Reader | None, convolved: Any, *moved: Any) -> tuple[Array, InBlock]:
         x, W, gamma, beta, added = xs
-        h, laid, widened = convolve(x, W, None, geometry, copy)
+        h, laid, widened = convolve(x, W, None, geometry, copy) if convolved is None else convolved
         y, mean, var = normalize(h, gamma, beta, added, eps, _SPATIAL, *moved)
         return y, InBlock(h, mean, var, (server, None), laid, widened)
 

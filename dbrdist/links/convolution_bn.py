@@ -15,7 +15,7 @@ from dbrdist.core.names.limits import Sizes, Whole
 from dbrdist.core.tape.function_node import is_observed
 from dbrdist.core.tape.variable import Operand
 from dbrdist.functions.convolution import convolution_bn_2d
-from dbrdist.functions.residual import convolution_bn_of_batch
+from dbrdist.functions.residual import bn_of_batch_with_convolution, convolution_bn_of_batch
 from dbrdist.links.convolution import Convolution2D
 from dbrdist.links.normalization import BatchNormalization
 
@@ -34,9 +34,9 @@ def conv_bn(conv: Any, bn: Any, x: Any, *, relu: bool = False, residual: Any = N
         residual: what is added before the ReLU, an array or a Variable; or a function without arguments that gives it,
             such as a call of the shortcut. None adds nothing.
 
-    In training it is nothing but these calls, one after the other, except that on a GPU all of it is one function, or
-    two where a function gives the residual: the end, normalization, addition and ReLU, goes over memory twice rather
-    than four times, and the host has less to do; float32 is rounded as by the calls. At inference (``config.train``
+    In training it is nothing but these calls, one after the other, except that on a GPU all of it is one function: the
+    end, normalization, addition and ReLU, goes over memory twice rather than four times, and the host has less to do;
+    float32 is rounded as by the calls. At inference (``config.train``
     False, within ``no_backprop_mode``) oneDNN computes them in one pass over memory on a CPU, in float32 and bfloat16:
     ResNet-50 takes 0.87 of the time for one image. Results then differ from those of the separate calls by rounding:
     float32 by a few units in the last place of the summands, bfloat16 is rounded once rather than after each call.
@@ -48,8 +48,6 @@ def conv_bn(conv: Any, bn: Any, x: Any, *, relu: bool = False, residual: Any = N
         >>> L.conv_bn(conv, bn, np.ones((2, 3, 6, 6), np.float32), relu=True).shape
         (2, 4, 4, 4)
     """
-    # A function that gives the residual is called after the convolution: where that fails, no statistics of a shortcut
-    # may have moved.
     is_whole = residual is None or (relu and not callable(residual))
     if type(bn) is BatchNormalization and bn._gpu is not None and is_whole and _is_training(conv, bn):
         y = convolution_bn_of_batch(
@@ -69,7 +67,15 @@ def conv_bn(conv: Any, bn: Any, x: Any, *, relu: bool = False, residual: Any = N
             return y
     h = conv(x)
     if relu and residual is not None and _is_one_pass(bn):
-        return bn.add_relu(h, residual() if callable(residual) else residual)
+        if not callable(residual):
+            return bn.add_relu(h, residual)
+        # Called after the convolution: where that fails, no statistics of a shortcut may have moved.
+        residual = residual()
+        y = None
+        if _is_training(conv, bn):
+            own, running = (bn.gamma, bn.beta), (bn.avg_mean, bn.avg_var)
+            y = bn_of_batch_with_convolution(h, conv.W, own, running, bn.eps, bn.decay, residual)
+        return bn.add_relu(h, residual) if y is None else y
     h = bn(h)
     residual = residual() if callable(residual) else residual
     h = h if residual is None else h + residual
@@ -88,7 +94,9 @@ def _is_training(conv: Any, bn: Any) -> bool:
     switches = config.__dict__
     if not (switches["train"] and switches["enable_backprop"]) or switches["in_recomputing"] or thread.hooks:
         return False
-    if is_observed() or not _are_plain(conv, bn) or conv.b is not None or bn.keeps_last:
+    if switches["_function_hooks"] or switches["debug"] or switches["_captured"] is not None:  # is_observed
+        return False
+    if conv.b is not None or bn.keeps_last or not _are_plain(conv, bn):
         return False
     return type(conv.W) is type(bn.gamma) is type(bn.beta) is Parameter
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import warnings
 import weakref
 
 import numpy as np
@@ -21,9 +22,11 @@ from dbrdist.comm.links import create_mnbn_model
 from dbrdist.core.array import backend
 from dbrdist.core.array.current_device import is_of_gpu
 from dbrdist.core.tape import backprop
+from dbrdist.functions import residual
 from dbrdist.functions.residual import NormalizedConvolution
 from dbrdist.kernels import Block, ConvGeometry, table
 from dbrdist.kernels.gpu import cudnn
+from dbrdist.links import convolution_bn
 
 
 @pytest.fixture(autouse=True)
@@ -118,6 +121,41 @@ def test_a_shortcut_does_not_move_without_memory_for_the_convolution_before_it(d
         np.testing.assert_array_equal(backend.to_cpu(v), old)
 
 
+@pytest.mark.parametrize("mode", ["float32", "mixed16"])
+@pytest.mark.parametrize("change", ["nothing", "weights", "scale", "shape", "array", "hook"])
+def test_a_shortcut_that_changes_what_it_is_added_to(change, mode, sides):
+    """A shortcut is called after the convolution and before the normalization, whatever it does to both."""
+    results, names = [], []
+    for side in sides(mode):
+        net, x = side.net, dbrdist.Variable(side.x)
+
+        def shortcut(net=net, x=x, side=side):
+            if change == "weights":
+                net.one.W.array = net.one.W.array * 2
+            elif change == "scale":
+                net.bn1.gamma.array = net.bn1.gamma.array * 2
+            elif change == "hook":
+                net.bn1.add_hook(dbrdist.link_hooks.TimerHook())
+            y = drawn(side.device, mode, (*x.shape[:1], 16, *(SHAPE[2:] if change != "shape" else (1, 1))), 9)
+            return y if change == "array" else dbrdist.Variable(y) * 3
+
+        with side.monkeypatch.context() as m:
+            if side.is_separate:
+                m.setattr(convolution_bn, "_is_training", lambda conv, bn: False)
+            y = L.conv_bn(net.one, net.bn1, x, relu=True, residual=shortcut)
+        names.append(kinds(y))
+        net.cleargrads()
+        with using_config("stale_parameters", "warn"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            F.sum(y * y).backward()
+        if change == "hook":
+            net.bn1.delete_hook("TimerHook")
+        results.append(side.found(y.array, x.grad))
+    assert_same_bits(*results)
+    assert ("Convolution2D" not in names[0]) == (change in ("nothing", "array"))
+    assert "Convolution2D" in names[1]
+
+
 def test_settings_that_cannot_be_hashed(sides):
     """Convolutions take pairs in lists, too."""
     results = []
@@ -153,7 +191,7 @@ def operands(number):
     """What a block is called with on a device."""
     where = dbrdist.get_device(("@cupy", number))
     numbers = np.random.default_rng(2)
-    x = put(where, images(numbers, (4, 8, 6, 6)))
+    x = put(where, images(numbers, (16, 8, 6, 6)))
     W, *vectors = [put(where, numbers.standard_normal(s).astype("f")) for s in [(8, 8, 3, 3), (8,), (8,), (8,), (8,)]]
     assert is_of_gpu(type(x))  # so that its class is known as one
     return where, (x, W, *vectors[:2]), tuple(vectors[2:])
@@ -164,7 +202,8 @@ MOVED = 0.9, (0.1, 0.1)
 
 
 def forward(xs, running):
-    return kernels.conv_bn_forward(xs, BLOCK, None, running, *MOVED)
+    _, plan = residual._decided((1, 1, 1, 1, False), BLOCK.eps, BLOCK.relu, True, xs, running, MOVED[0])
+    return None if plan is None else plan(xs, None, None, running, *MOVED)
 
 
 def test_plans_are_those_of_a_device(device):
@@ -182,6 +221,21 @@ def test_plans_are_those_of_a_device(device):
     with dbrdist.using_device(second):
         assert forward(xs, running) is None
         assert forward(others, running_there) is not None
+
+
+def test_blocks_follow_the_device_of_their_arrays(device):
+    """Whichever device is current, a block there is one function with a plan."""
+    link, bn = L.Convolution2D(8, 8, 3, pad=1, nobias=True), L.BatchNormalization(8)
+    numbers = images(np.random.default_rng(2), (16, 8, 6, 6), "f")
+    for number in (0, 1, 0):
+        where = dbrdist.get_device(f"@cupy:{number}")
+        link.to_device(where), bn.to_device(where)
+        x = dbrdist.Variable(put(where, numbers))
+        for current in (1, 0):
+            with dbrdist.using_device(dbrdist.get_device(f"@cupy:{current}")):
+                creator = L.conv_bn(link, bn, x, relu=True).creator
+                assert type(creator) is residual.RectifiedConvolution and not creator.by_parts
+                assert {a.device.id for a in (creator.left.h, creator.left.mean, *creator._kept_ys)} == {number}
 
 
 def test_backward_plans_are_those_of_a_device(device):

@@ -38,7 +38,7 @@ class Net(Chain):
 
     def forward(self, x):
         h = L.conv_bn(self.one, self.bn1, x, relu=True)
-        h = L.conv_bn(self.two, self.bn2, h, relu=True, residual=L.conv_bn(self.side, self.bn3, h))
+        h = L.conv_bn(self.two, self.bn2, h, relu=True, residual=lambda: L.conv_bn(self.side, self.bn3, h))
         return L.conv_bn(self.three, self.bn4, h, relu=True, residual=h)
 
 

@@ -117,17 +117,18 @@ class Call(Record):
             self.wanted = tuple([i for i, node in enumerate(nodes) if node.requires_grad])
         return _recorded(self, rank, data, ys)
 
-    def apply_there(self: Any, inputs: tuple[Variable, ...]) -> tuple[Variable, ...]:
-        """:meth:`apply` where graphs are recorded, sooner for most calls on a GPU.
+    def apply_here(self: Any, inputs: tuple[Variable, ...], data: tuple[Array, ...]) -> tuple[Variable, ...]:
+        """:meth:`apply`, sooner, of a new function that reads its weights by a copy; no hook or check looks on.
 
         Args:
-            inputs: up to 7 Variables, with arrays of a GPU.
+            inputs: up to 7 Variables.
+            data: their arrays, on the current GPU.
         """
         nodes = tuple(map(_node_of, inputs))
-        if waiting or not all(map(_takes_gradient, nodes)):
+        if waiting or not all(map(_takes_gradient, nodes)) or type(self).forward is not self.written[0]:
             return self.apply(inputs)
-        data = tuple(map(_array_of, inputs))
-        ys = self._forward_there(data, inputs)
+        self.copy = inputs[self.reads_copy_of].copy_for_reading()
+        ys = self.forward(data)
         self.inputs, self.wanted = nodes, _FIRST[len(nodes)]
         return _recorded(self, max(map(_rank_of, nodes)), data, ys)
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from dbrdist.core.tape.function_node import FunctionNode
 
 _ndarray = np.ndarray
+_NOTHING = {type(None)}
+_gradient_of, _view_of = attrgetter("gradient"), attrgetter("view")
 Seeds: TypeAlias = "Sequence[tuple[VariableNode, Gradient]]"
 
 
@@ -125,12 +128,13 @@ def _run_chain(walk: Any, function: Any, gys: tuple[Gradient, ...]) -> None:
     num_assigned = assignments[0]
     while True:
         nodes, wanted = function.inputs, function.wanted
-        if type(gys[0]) is not _ndarray:
+        is_of_host = type(gys[0]) is _ndarray
+        if not is_of_host:
             walk.visit(gys)
         if function.recorded_at != num_assigned:
             function.heed_new_values()
         if function.writes:
-            given = function.derive(wanted, gys, views(nodes, wanted))
+            given = function.derive(wanted, gys, views(nodes, wanted) if is_of_host else _views_there(nodes, wanted))
         else:
             given = function.derive(wanted, gys)
         gxs = given if type(given) is tuple else tuple(given)
@@ -188,6 +192,14 @@ def views(nodes: tuple[VariableNode, ...], wanted: tuple[int, ...]) -> list[Arra
             elif nodes.index(node) == i:  # what comes to it a second time is added
                 out[k] = view
     return out
+
+
+def _views_there(nodes: tuple[VariableNode, ...], wanted: tuple[int, ...]) -> list[Array | None] | None:
+    """:func:`views`, sooner for what most functions on a device were given, where this is not compiled."""
+    if len(wanted) == len(nodes) == len({*nodes}) and _NOTHING.issuperset(map(type, map(_gradient_of, nodes))):
+        out = [*map(_view_of, nodes)]
+        return None if _NOTHING.issuperset(map(type, out)) else out
+    return views(nodes, wanted)
 
 
 def fitted(function: FunctionNode, i: int, gx: Gradient) -> Gradient:

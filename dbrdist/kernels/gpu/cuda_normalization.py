@@ -7,8 +7,7 @@ same pass costs nothing, since its mask is computed again from the input. Sums h
 from __future__ import annotations
 
 import threading
-import weakref
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,19 +29,16 @@ _BYTES = 16  # that a thread reads at once, where channels allow it
 _COLUMNS = 4096  # of blocks at most: each needs a counter
 
 
-class _ThreadKey:
-    """What stands for a thread, and dies with it."""
+class _Counters(threading.local):
+    """What the blocks of a kernel count in, by device and stream: kernels of one stream run one after the other, but
+    two threads may both call their streams 2 (``cudaStreamPerThread``).
+    """
 
-
-class _ThreadKeys(threading.local):
     def __init__(self) -> None:
-        self.key = _ThreadKey()
+        self.made: dict[tuple[int, int], Array] = {}
 
 
-# What the blocks of a kernel count in, by thread, device and stream: kernels of one stream run one after the other, but
-# two threads may both call their streams 2 (``cudaStreamPerThread``).
-_counters: MutableMapping[_ThreadKey, dict[tuple[int, int], Array]] = weakref.WeakKeyDictionary()
-_keys = _ThreadKeys()
+_counters = _Counters()
 
 
 class _Matrix:
@@ -91,19 +87,13 @@ class _Matrix:
         get_stream, sizes = backend.import_cupy().cuda.get_current_stream, self.sizes
 
         def reduce(arrays: tuple[Array, ...], *rest: Any) -> None:
-            counters = _counters_of(arrays[0], get_stream().ptr)
+            place = arrays[0].data.device_id, get_stream().ptr
+            counters = _counters.made.get(place)
+            if counters is None:
+                counters = _counters.made[place] = backend.zeros((_COLUMNS,), np.uint32, arrays[0])
             run(grid, block, (*arrays, *sizes, parts(), counters, *rest), shared_mem=shared)
 
         return reduce
-
-
-def _counters_of(x: Array, stream: int) -> Array:
-    """What this thread's kernels on a stream and the device of x count in."""
-    made = _counters.setdefault(_keys.key, {})
-    counters = made.get((x.data.device_id, stream))
-    if counters is None:
-        counters = made[x.data.device_id, stream] = backend.zeros((_COLUMNS,), np.uint32, x)
-    return counters
 
 
 def _rows(x: Array) -> Array:
