@@ -46,6 +46,7 @@ from dbrdist.kernels.table import composed
 _SPATIAL = (0, 2, 3)
 _FEWEST = 4096  # elements: a ReLU of fewer is a function of its own
 _form = operator.attrgetter("shape", "dtype")
+_array_of = operator.attrgetter("_array")
 _NEITHER = None, None  # plan nor running statistics that move: for a second call of forward
 _KEPT, _FIRST = (0, 1, 2), (0,)
 _BUT_X = {4: (1, 2, 3), 5: (1, 2, 3, 4)}  # by the number of inputs
@@ -287,11 +288,11 @@ def convolution_bn_of_batch(
     x, (gamma, beta) = activation(x), vectors
     is_variable = are_variables = isinstance(x, Value)
     operands: tuple[Any, ...] = (x, W, gamma, beta)
-    arrays: tuple[Array, ...] = (x._array if is_variable else x, W._array, gamma._array, beta._array)
+    arrays: tuple[Array, ...] = (_array_of(x) if is_variable else x, *map(_array_of, operands[1:]))
     if added is not None:
         operands = (*operands, added)
         are_variables = is_variable and isinstance(added, Value)
-        arrays = (*arrays, added._array if isinstance(added, Value) else added)
+        arrays = (*arrays, _array_of(added) if isinstance(added, Value) else added)
     site, plan = _decided((stride, pad, dilate, groups, False), eps, relu, is_variable, arrays, running, decay)
     if site is None:
         return None
@@ -321,13 +322,13 @@ def bn_of_batch_with_convolution(
     (x, _), (gamma, beta), g = conv._kept_xs, vectors, conv.geometry
     x_operand = revive(conv.inputs[0], x) if conv.inputs[0].requires_grad else x
     operands = x_operand, W, gamma, beta, added
-    arrays = x, W._array, gamma._array, beta._array, added._array if isinstance(added, Value) else added
+    arrays = x, *map(_array_of, operands[1:4]), _array_of(added) if isinstance(added, Value) else added
     window = (g.sh, g.sw), (g.ph, g.pw), (g.dh, g.dw), g.groups, False
     site, plan = _decided(window, eps, True, True, arrays, running, decay)
     if site is None or site.block.geometry != g or conv.inputs[1] is not W.node:
         return None
     node = RectifiedConvolution(site, running, decay, plan)
-    node.convolved = h._array, conv.laid, conv.widened
+    node.convolved = _array_of(h), conv.laid, conv.widened
     return node.apply(operands)[0]
 
 
