@@ -46,7 +46,7 @@ def launches(monkeypatch):
     monkeypatch.setattr(cuda_source, "plain", lambda shape, dtype: lambda: ("room", shape, dtype))
     monkeypatch.setattr(cuda_normalization.backend, "import_cupy", lambda: types.SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(cuda_normalization.backend, "zeros", lambda shape, dtype, like: np.zeros(shape, dtype))
-    monkeypatch.setattr(cuda_normalization, "_counters", {})
+    monkeypatch.setattr(cuda_normalization._counters, "made", {})
     return noted, stream
 
 
