@@ -131,7 +131,7 @@ class NormalizedConvolution(FunctionNode):
     writes = gives_new = True
     reads_copy_of = 1
     rectifies = False
-    left: Any = None  # a InBlock, for backward
+    left: Any = None  # an InBlock, for backward
     by_parts = False  # whether forward ran the kernels of the separate functions
     convolved: Any = None  # h, laid and widened as in InBlock where a call of its own has convolved, until forward
 

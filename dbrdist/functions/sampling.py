@@ -45,13 +45,17 @@ class Pixels(NamedTuple):
         return None if made is None else made[0]
 
 
-class Mixed(FunctionNode):
-    """y (N, P, C) = the sum over t of w_t x at the t-th pixel of each place; x (N, S, C), w (N, T, P)"""
+class _OfPixels(FunctionNode):
+    """What is linear in each of two arrays, of pixels and of places."""
 
     gives_new = True
 
     def __init__(self, pixels: Pixels) -> None:
         self.pixels = pixels
+
+
+class Mixed(_OfPixels):
+    """y (N, P, C) = the sum over t of w_t x at the t-th pixel of each place; x (N, S, C), w (N, T, P)"""
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_inputs((0, 1))
@@ -73,13 +77,8 @@ class Mixed(FunctionNode):
 _TAP_ORDER = 1, 2, 0, 3  # in which the sums of each of the T pixels are added, as in sampling_loops.h
 
 
-class SpreadMixed(FunctionNode):
+class SpreadMixed(_OfPixels):
     """y (N, S, C) = zeros with w_t x added at the t-th pixel of each place; x (N, P, C), w (N, T, P)"""
-
-    gives_new = True
-
-    def __init__(self, pixels: Pixels) -> None:
-        self.pixels = pixels
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_inputs((0, 1))
@@ -102,13 +101,8 @@ class SpreadMixed(FunctionNode):
         return tuple([rules[i]() for i in wanted])
 
 
-class PixelProducts(FunctionNode):
+class PixelProducts(_OfPixels):
     """y_t (N, T, P) = the product of a at each place and of b at its t-th pixel; a (N, P, C), b (N, S, C)"""
-
-    gives_new = True
-
-    def __init__(self, pixels: Pixels) -> None:
-        self.pixels = pixels
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_inputs((0, 1))
