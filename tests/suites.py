@@ -44,6 +44,11 @@ ON_WHOLE = ("gpu_whole", "gpu_models", "gpu_waits", "gpu_layout", "gpu_links", "
             "gpu_late_writes", "gpu_transformer", "gpu_weight_copies", "gpu_blocks",
             "gpu_block_states")  # fmt: skip
 OF_WHEEL = ("cli", "comm", "contracts", "core", "functions", "kernels", "links", "models", "optimizers", "training")
+# What these look at is the same whether modules are compiled or not, and they start hundreds of programs.
+NOT_OF_WHEEL = (
+    "cli/test_entry.py", "cli/test_hostile.py", "cli/test_imagenet_recipes.py", "cli/test_mistakes_of_commands.py",
+    "cli/builders/test_weights.py", "cli/inspection", "cli/configuration",
+)  # fmt: skip
 # As root, and with more ranks than cores, Open MPI wants these.
 OPENMPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
@@ -406,7 +411,9 @@ def _wheel(step: Step) -> None:
         if not any(re.match(r"dbrdist: .*, compiled", line) for line in step.lines):
             raise StepError(f"{step.name}: the installed package is not compiled")
         path = _path(python)
-        rooms = os.environ.get("WHEEL_TESTS", "").split() or [f"tests/{name}" for name in OF_WHEEL]
+        rooms = os.environ.get("WHEEL_TESTS", "").split()
+        if not rooms:
+            rooms = [f"tests/{name}" for name in OF_WHEEL] + [f"--ignore=tests/{name}" for name in NOT_OF_WHEEL]
         step.suite(python, *rooms, alone=("-n", WAITERS, "--dist", "worksteal"), cwd=sources, PATH=path)
         step.suite(python, "tests/gpu", "--on", "stand-in", alone=("-n", WORKERS), cwd=sources, PATH=path)
         step.ranks(python, "2", cwd=sources, PATH=path)

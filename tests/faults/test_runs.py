@@ -102,18 +102,16 @@ def test_nan_is_never_the_best():
     assert fired(trigger, "x", [np.nan, 3.0, 2.0, 2.5, 1.0])[1:] == [True, True, False, True]
 
 
-@pytest.mark.parametrize(
-    "words", [["run.yaml", "--resume", "epochs=3"], ["--evaluate", "run"]], ids=["resume", "evaluate"]
-)
-def test_classes_are_those_that_the_network_has_learned(start, words):
+def test_classes_are_those_that_the_network_has_learned(start):
     """Folders that were renamed give classes other numbers: refused, and the run's own list stays."""
     images(start)
     run(start, FOLDERS)
     before = (start.folder / "run" / "model.json").read_text()
     for part in ("train", "test"):
         (start.folder / "images" / part / "blood").rename(start.folder / "images" / part / "zinc")
-    code, text = train(start, *words)
-    assert code != 0 and "blood" in text and (start.folder / "run" / "model.json").read_text() == before, text
+    for words in (["run.yaml", "--resume", "epochs=3"], ["--evaluate", "run"]):
+        code, text = train(start, *words)
+        assert code != 0 and "blood" in text and (start.folder / "run" / "model.json").read_text() == before, text
 
 
 def test_a_prediction_is_preprocessed_as_the_training_was(start):
@@ -145,17 +143,20 @@ class Net(dbrdist.Chain):
 """
 
 
-@pytest.mark.parametrize("source", ["w.safetensors", "run"])
-def test_the_constants_of_weights_travel_with_them(start, source):
+def test_the_constants_of_weights_travel_with_them(start):
+    """From a file of weights and from a run's folder."""
     start.file("ownnet.py", NORMALIZED)
-    run(start, DIGITS.replace("{name: mlp, units: [6]}", "{name: 'ownnet:Net', args: {eps: 0.3}}"))
+    run(start, DIGITS.replace("{name: mlp, units: [6]}", "{name: 'ownnet:Net', args: {eps: 0.3}}"), "iterations=1")
     assert train(start, "--export", "run", "w.safetensors")[0] == 0
-    words = ["out=next", f"init_from={source}", "model.args.eps=1e-3", "iterations=1", "optimizer.lr=1e-9"]
-    assert train(start, "run.yaml", *words)[0] == 0
+    sources = ["w.safetensors", "run"]
+    for out, source in enumerate(sources):
+        words = [f"out=next{out}", f"init_from={source}", "model.args.eps=1e-3", "iterations=1", "optimizer.lr=1e-9"]
+        assert train(start, "run.yaml", *words)[0] == 0
     _, text = start.python(
-        "import dbrdist, ownnet\nprint('eps', dbrdist.load('next', model=ownnet.Net(eps=1e-3)).bn.eps)\n"
+        "import dbrdist, ownnet\n"
+        "print('eps', *(dbrdist.load(f'next{k}', model=ownnet.Net(eps=1e-3)).bn.eps for k in range(2)))\n"
     )
-    assert "eps 0.3" in text, text
+    assert "eps 0.3 0.3" in text, text
 
 
 def of_torchvision():
@@ -204,7 +205,7 @@ def test_weights_of_torchvision_compute_what_they_compute_there(start):
 
 
 def test_a_folder_named_like_a_number_is_found_again(start):
-    run(start, DIGITS, "out=1e-3")
+    run(start, DIGITS, "out=1e-3", "iterations=1")
     code, text = train(start, "--evaluate", "./1e-3")
     assert code == 0 and "validation" in text, text
 
