@@ -6,8 +6,9 @@ RANKS  ?= 1 2 3 4
 WORKERS ?= 2
 NUM     ?= 100
 SEED    ?= 0
-# Many tests wait for programs or for threads: more at a time than there are cores. Those of the inner loop hardly wait.
+# Many tests wait for programs or for threads: more at a time than there are cores. Those of the inner loop wait less.
 WAITERS ?= 4
+QUICK_PARTS ?= 3
 WHEEL_TESTS ?=
 
 READY   := $(VENV)/.ready
@@ -41,8 +42,8 @@ SUITES := $(PYTHON) tests/suites.py --venv main=$(VENV)
 test: $(READY)  ## Pass all tests: the fast suite, programs, then real MPI with 1 to 4 ranks; what failed is listed last.
 	$(SUITES) fast programs mpi
 
-test-quick: $(READY)  ## The inner loop: the fast suite without what is slow.
-	$(RUN) $(THREADS) python tests/parts.py $(WORKERS) tests -q -m "not slow"
+test-quick: $(READY)  ## The inner loop: the fast suite without slow tests, and each value of a test's axes once.
+	$(RUN) $(THREADS) python tests/parts.py $(QUICK_PARTS) tests -q --quick
 
 test-fast: $(READY)  ## All tests but those of programs and of MPI; the tests for GPUs run on a stand-in for CuPy.
 	$(SUITES) fast

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dbrdist.core.tape import call
-from tests import parts
+from tests import parts, quick
 from tests.comm import jobs
 from tests.each import fresh_chance as start_afresh
 
@@ -27,6 +27,14 @@ RUNS = re.compile(r"^tests/cli/.*\.py::")  # where the fixture `run` is a comman
 def pytest_addoption(parser):
     words = "of the test files only the K-th of N parts; see tests/parts.py"
     parser.addoption("--part", type=parts.part, metavar="K/N", help=words)
+    parser.addoption("--quick", action="store_true", help="the inner loop; see tests/quick.py")
+
+
+def pytest_configure(config):
+    quick.is_on[0] = config.option.quick
+    if config.option.quick:
+        config.option.markexpr = config.option.markexpr or "not slow"
+        config.pluginmanager.register(quick.Limit())
 
 
 @pytest.hookimpl(wrapper=True)
@@ -57,7 +65,7 @@ def pytest_ignore_collect(collection_path, config):
     return True if parts.is_left_out(collection_path, markexpr) else None
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """What starts jobs starts programs, and what starts programs is slow: `make test-fast` and `make test-quick`.
 
     Slow are whole runs of `dbrdist-train` in this process, too.
@@ -69,6 +77,9 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.programs)
         if item.get_closest_marker("programs") or ("run" in item.fixturenames and RUNS.match(item.nodeid)):
             item.add_marker(pytest.mark.slow)
+    if config.option.quick:
+        items[:], left_out = quick.divided(items)
+        config.hook.pytest_deselected(items=left_out)
 
 
 def array_modules() -> list:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from dbrdist import random
+from tests import quick
 
 
 def fresh_chance() -> None:
@@ -32,7 +33,7 @@ def each(**axes: Iterable[Any] | Callable[..., Iterable[Any]]) -> Callable[[Call
     The values are an iterable, or a function of other arguments of the test, taken by name; a name that the test does
     not take becomes an argument all the same. An axis may have several names, as pytest's: ``**{"a, b": pairs}``. Each
     case starts from seed 0. A case that skips itself is passed over; if all do, the test is skipped. The failures are
-    raised together.
+    raised together. In the inner loop a few combinations run that have every value (:mod:`tests.quick`).
     """
     names = {name for axis in axes for name in axis.split(", ")}
 
@@ -41,9 +42,12 @@ def each(**axes: Iterable[Any] | Callable[..., Iterable[Any]]) -> Callable[[Call
 
         @functools.wraps(test)
         def together(**arguments: Any) -> None:
-            values = [v(**_chosen(v, arguments)) if callable(v) else v for v in axes.values()]
+            values = [list(v(**_chosen(v, arguments)) if callable(v) else v) for v in axes.values()]
             cases = [_case(axes, chosen) for chosen in itertools.product(*values)]
             assert cases, "no cases"
+            if quick.is_on[0]:
+                numbers = itertools.product(*(range(len(axis)) for axis in values))
+                cases = [cases[k] for k in quick.covering([dict(zip(axes, row)) for row in numbers])]
             arguments = {name: value for name, value in arguments.items() if name in signature.parameters}
             failed, skipped = {}, []
             for number, case in enumerate(cases):

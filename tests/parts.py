@@ -1,4 +1,4 @@
-"""Runs pytest in several processes, each with its part of the files: ``python tests/parts.py 2 tests -m "not slow"``.
+"""Runs pytest in several processes, each with its part of the files: ``python tests/parts.py 3 tests --quick``.
 
 pytest-xdist lets each worker collect all tests and send three reports of each, which takes more than most tests do.
 Here a process collects its own files alone, and nothing is sent. The output of the first part is shown as it comes,

@@ -19,6 +19,7 @@ def test_cudnn_is_asked_for_in_vain_without_a_gpu():
         dbrdist.should_use_cudnn("always")
 
 
+@pytest.mark.slow
 def test_cuda_without_a_gpu():
     if cuda.available:
         pytest.skip("there is a GPU")

@@ -90,6 +90,7 @@ def refused(run, *words):
 # ---- configurations ----
 
 
+@pytest.mark.slow
 def test_a_bomb_of_aliases(tmp_path):
     text = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
     for before, name in zip("abcdefgh", "bcdefghi"):

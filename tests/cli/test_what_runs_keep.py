@@ -249,6 +249,7 @@ def text_of(rng):
     return "".join(rng.choice(PARTS) for _ in range(rng.choice([0, 1, 1, 2, 3, 5, 20, 200])))
 
 
+@pytest.mark.slow
 def test_every_text_is_read_as_it_was_written():
     rng = chance.Random(5)
     for _ in range(600):
@@ -260,6 +261,7 @@ def test_every_text_is_read_as_it_was_written():
         assert found.data == data and not found.problems
 
 
+@pytest.mark.slow
 @each(
     text=[
         "1e-3",

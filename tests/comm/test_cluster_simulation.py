@@ -65,6 +65,7 @@ def test_what_the_launcher_hears_and_says_is_in_proportion_to_the_ranks(found):
     assert costs["launcher death"]["bytes_per_rank"] < 1000
 
 
+@pytest.mark.slow
 def test_a_judge_that_has_no_news_looks_at_nobody(monkeypatch):
     """It looked at 1,023 x 1,024 pairs ten times a second, from the first pause on to the end of the run."""
     with simulator.simulated(40) as job:
@@ -78,6 +79,7 @@ def test_a_judge_that_has_no_news_looks_at_nobody(monkeypatch):
         assert asked == []
 
 
+@pytest.mark.slow
 def test_equal_waits_are_looked_at_once(monkeypatch):
     looks = []
     real = simulator.judge.deadlock._is_missing

@@ -253,6 +253,7 @@ def test_star_imports_give_all_public_names(installed):
     assert names["optimizers"].Adam is dbrdist.optimizers.Adam and "_rooms" not in names
 
 
+@pytest.mark.slow
 def test_star_imports_hide_no_module_of_python(installed):
     names = {"random": 1, "profile": 2, "max": 3}
     exec("from chainer import *\nfrom chainer.training.triggers import *\nfrom chainer.training import *", names)

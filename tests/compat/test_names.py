@@ -120,6 +120,7 @@ def test_nodes_are_instances_of_the_classes_behind_the_functions(installed):
         assert isinstance(y.creator, getattr(importlib.import_module(module), name)), path
 
 
+@pytest.mark.slow
 def test_every_class_of_the_tables_exists_in_chainer(installed):
     tables = {**nodes._BY_ROW, **nodes._BY_CLASS}
     for path in tables:
@@ -249,6 +250,7 @@ def test_methods_for_chainerx_and_ideep_say_what_to_use(installed, name, words):
             getattr(owner, name)
 
 
+@pytest.mark.slow
 def test_to_gpu_without_cupy_names_cupy(installed):
     import chainer
 

@@ -26,6 +26,7 @@ def objects():
         return pickle.load(file)
 
 
+@pytest.mark.slow
 @each(name=LINKS)
 def test_a_link_computes_what_it_did(name, installed):
     link = objects()[name]

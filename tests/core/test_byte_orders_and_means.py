@@ -1,6 +1,7 @@
 """Arrays of the other byte order in functions of every kernel, and weighted means of 16 bits."""
 
 import numpy as np
+import pytest
 
 import dbrdist
 import dbrdist.functions as F
@@ -43,6 +44,7 @@ for c, size in ((3, 8), (32, 32)):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @each(name=CASES, dtype=["f", "d"])
 def test_the_other_byte_order(name, dtype):
     function, *arrays = CASES[name]

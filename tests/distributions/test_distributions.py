@@ -107,6 +107,7 @@ def test_the_mode_has_the_highest_density(name):
         assert (ours.log_prob(mode).array >= ours.log_prob(sampled).array - 1e-9)[..., inside].all()
 
 
+@pytest.mark.slow
 @each(name=ROWS)
 def test_samples_follow_the_distribution(name):
     make, params, _, scipys, _ = ROWS[name]

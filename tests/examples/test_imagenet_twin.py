@@ -33,6 +33,7 @@ def twin():
     return module
 
 
+@pytest.mark.slow
 def test_the_plan_has_the_runs_that_the_page_promises(twin):
     runs = twin.plan()
     names = [run.name for run in runs]

@@ -42,6 +42,7 @@ def train(steps=3):
     return [p.array.copy() for p in model.params()] + [scores]
 
 
+@pytest.mark.slow
 def test_the_same_kernels_run_and_every_bit_is_the_same():
     plain = train()
     with dbrdist.profile() as p:
@@ -124,6 +125,7 @@ class Clock:
         return Clock.now
 
 
+@pytest.mark.slow
 def test_with_a_bound_on_the_overhead_steps_of_a_small_network_are_recorded_in_bursts(monkeypatch, tmp_path):
     net = L.Linear(3, 2)
     optimizer = optimizers.SGD(0.1).setup(net)
@@ -183,6 +185,7 @@ def bursts(monkeypatch, seconds_of_a_step, steps=3000):
     return whole
 
 
+@pytest.mark.slow
 def test_a_trace_pauses_with_a_bounded_profile_and_ranks_record_the_same_steps(monkeypatch):
     here, there = bursts(monkeypatch, 50e-6), bursts(monkeypatch, 58e-6)
     assert set(range(10)) <= here and 10 < len(here) < 1000
@@ -192,6 +195,7 @@ def test_a_trace_pauses_with_a_bounded_profile_and_ranks_record_the_same_steps(m
     assert bursts(monkeypatch, 0.1, 50) == set(range(50))
 
 
+@pytest.mark.slow
 def test_behind_a_pause_only_classes_whose_functions_ran_are_changed_and_new_functions_are_seen(monkeypatch):
     clock = SimpleNamespace(perf_counter=Clock(), thread_time=Clock())
     monkeypatch.setattr(profiler, "time", clock)

@@ -98,6 +98,7 @@ def test_heads_that_broadcast_and_single_heads_are_left_alone(dtype, shape, in_b
     np.testing.assert_allclose(y.array, weights @ v, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_memory_grows_with_the_length_not_with_its_square():
     """All scores of 2 heads of 2,048 queries are 32 MiB, and backward needs them several times."""
     qkv = np.random.default_rng(0).standard_normal((3, 1, 2048, 8), np.float32)

@@ -291,6 +291,7 @@ BAD = [
 ]
 
 
+@pytest.mark.slow
 @each(**{"dtype, bad": BAD}, name=IGNORING)
 def test_what_is_not_finite_at_an_ignored_label_counts_nothing(name, bad, dtype):
     """Value and gradient are those of ordinary scores there, and so is the second derivative."""

@@ -183,6 +183,7 @@ def test_relu_after_fixed_batch_normalization_is_one_kernel(monkeypatch):
     np.testing.assert_allclose(y.array, np.maximum(x, 0), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_second_derivatives_of_batch_normalization_make_no_cycle():
     """The graph dies by reference count, compiled as well: closures would keep it."""
     gc.collect()

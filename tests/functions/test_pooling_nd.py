@@ -92,6 +92,7 @@ def maxima(x, window, step, padding):
     return y.array, gx.array, gy.array
 
 
+@pytest.mark.slow
 @each(case=WINDOWS, dtype=["f", "d"])
 def test_maxima_and_their_gradients_window_by_window(case, dtype):
     x = with_ties(case[0], dtype)

@@ -611,6 +611,7 @@ def test_forward_of_a_node_alone_gives_finished_arrays():
     close(y, normalized(x, link.gamma.array, link.beta.array))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left")
 def test_threads_that_read_each_other():
     """Readers in other threads wait for an output that is being written, and never see it half."""

@@ -50,6 +50,7 @@ def step(x, grid, gy):
     return y.array, v.grad, places.grad
 
 
+@pytest.mark.slow
 @each(case=SHAPES, layout=[np.ascontiguousarray, backend.channels_last])
 def test_values_and_gradients_are_those_of_a_sum_over_all_pixels(case, layout):
     x, grid, gy = given(*case)

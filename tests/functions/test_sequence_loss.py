@@ -162,6 +162,7 @@ def test_half_precision_stays_half_and_finite():
     assert loss.dtype == np.float16 and np.isfinite(W.grad).all()
 
 
+@pytest.mark.slow
 def test_sums_over_steps_run_in_a_wider_type_than_float16():
     labels = [np.zeros(1, np.int32)] * 900
     loss = F.crf1d(np.zeros((3, 3), np.float16), [np.full((1, 3), 100, np.float16)] * 900, labels)

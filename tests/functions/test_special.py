@@ -70,6 +70,7 @@ class TestWithSciPy:
             np.testing.assert_array_equal(F.erfcinv(np.array([0.0, 2.0])).array, [np.inf, -np.inf])
             assert np.isnan(F.erfinv(np.array([1.5])).array).all()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("function", [lambda x: F.polygamma(2, x), lambda x: F.zeta(3, x), F.lgamma, F.digamma])
     def test_operands_are_read_in_any_order_and_type(self, function):
         x = np.random.default_rng(0).uniform(0.5, 3.0, (300, 400))

@@ -1,6 +1,7 @@
 """Tests of dbrdist.functions.strided."""
 
 import numpy as np
+import pytest
 
 import dbrdist.functions as F
 from dbrdist import Variable
@@ -8,6 +9,7 @@ from dbrdist.functions import strided
 from tests.each import each
 
 
+@pytest.mark.slow
 def test_as_strided_against_indices():
     """Strides of all kinds, with elements read once, twice or backwards, from arrays in either order."""
     rng = np.random.default_rng(0)

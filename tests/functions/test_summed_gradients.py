@@ -71,6 +71,7 @@ def test_gradients_of_several_readers(num_readers, monkeypatch):
     assert len(called) == (num_readers > 1)
 
 
+@pytest.mark.slow
 def test_observed_and_higher_passes_give_the_same():
     x = images(0)
     plain = gradient(3, x)

@@ -22,6 +22,7 @@ pytest.importorskip("scipy")
 from tests.fuzz import numerics
 
 
+@pytest.mark.slow
 def test_a_few_random_programs():
     assert numerics.main(["--cases", "45", "--seed", "7"]) == 0
 

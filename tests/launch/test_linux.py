@@ -180,6 +180,7 @@ def test_mapped_files_are_those_with_a_prefix(monkeypatch):
     assert linux.mapped_files(GONE, "/") == set() != linux.mapped_files(os.getpid(), "/")
 
 
+@pytest.mark.slow
 def test_who_loses_its_parent_is_ended_or_adopted(tmp_path):
     """The kernel's signal for the death of a parent; one that died before is noticed too."""
 
@@ -212,6 +213,7 @@ def test_who_loses_its_parent_is_ended_or_adopted(tmp_path):
     assert in_child(lambda: linux.die_with_parent(us + 1) or 7) == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_all_descendants_are_ended_and_fetched(tmp_path):
     def act():
         linux.adopt_orphans()
@@ -232,6 +234,7 @@ def test_all_descendants_are_ended_and_fetched(tmp_path):
     assert in_child(act) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [100, 1 << 60])
 def test_descendants_that_the_kernel_ends_late_are_waited_for_and_no_longer_than_asked(rounds, monkeypatch):
     asked, kill = [], linux.kill

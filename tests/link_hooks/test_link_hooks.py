@@ -105,6 +105,7 @@ def differences(link, x, W):
     return g
 
 
+@pytest.mark.slow
 @each(hook=[lambda: link_hooks.SpectralNormalization(300), link_hooks.WeightStandardization])
 def test_gradients_reach_the_weight(hook):
     with dbrdist.using_config("dtype", np.float64):

@@ -162,6 +162,7 @@ def least_cost(counts):
     return total
 
 
+@pytest.mark.slow
 def test_a_tree_deeper_than_pythons_stack():
     tree = 0
     for word in range(1, 1200):

@@ -83,6 +83,7 @@ def test_dropped_output_without_a_graph_counts():
     assert abs(link.avg_mean).min() > 0
 
 
+@pytest.mark.slow
 def test_a_normalization_that_fails_is_not_tried_again(monkeypatch):
     calls = []
 

@@ -292,6 +292,7 @@ def test_the_network_for_small_images_is_its_layers():
     np.testing.assert_allclose(model(x).array, expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 @each(stride_in_3x3=[True, False])
 def test_the_network_for_large_images_is_its_layers(stride_in_3x3):
     model, x = stirred(ResNet(7, (2, 1, 0, 0), stride_in_3x3)), images(20)
@@ -312,6 +313,7 @@ def test_other_depths_are_refused(depth):
         ResNetCIFAR(10, depth)
 
 
+@pytest.mark.slow
 @each(make=[lambda **kw: ResNetCIFAR(10, 8, **kw), ResNet20, ResNet56, lambda **kw: ResNet(10, (1, 1, 1, 0), **kw)])
 def test_last_scales_are_one_unless_zero_is_asked_for(make):
     for options, expected in (({}, 1), ({"zero_gamma": False}, 1), ({"zero_gamma": True}, 0)):

@@ -65,6 +65,7 @@ def test_a_function_gives_the_same_in_onnxruntime(case, tmp_path):
             assert y.dtype == w.dtype
 
 
+@pytest.mark.slow
 def test_images_are_sampled_at_fixed_places(tmp_path):
     x, grid = random(2, 3, 6, 7), np.tanh(random(2, 2, 5, 4, seed=1)) * 1.3
     W, offset = random(4, 3, 3, 3, seed=2), random(2, 18, 4, 5, seed=3)
@@ -185,6 +186,7 @@ class Sequences(dbrdist.Chain):
         return self.link(*states, xs)
 
 
+@pytest.mark.slow
 @each(kind=["NStepLSTM", "NStepBiLSTM", "NStepGRU", "NStepBiGRU", "NStepRNNTanh", "NStepRNNReLU", "NStepBiRNNTanh"])
 @each(lengths=[(4, 4), (4, 3, 1), (2, 5, 1, 5)])
 def test_recurrent_layers_over_sequences(kind, lengths, tmp_path):
@@ -211,6 +213,7 @@ class Tokens(dbrdist.Chain):
         return self.out(self.norm(h + self.attention(h, is_causal=True)), n_batch_axes=2)
 
 
+@pytest.mark.slow
 @each(dynamic=[False, True])
 def test_a_language_model_of_ids_with_attention(dynamic, tmp_path):
     model = Tokens()

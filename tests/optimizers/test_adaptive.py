@@ -6,6 +6,7 @@ import inspect
 import math
 
 import numpy as np
+import pytest
 
 from dbrdist import optimizers
 from dbrdist.optimizers import MSVAG, SGD, RMSpropGraves
@@ -33,6 +34,7 @@ def assert_equal(first, second):
 
 
 # ---- all of them ----------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @each(optimizer=OPTIMIZERS)
 def test_a_saved_state_goes_on_with_the_same_bits(optimizer):
     straight, first, second = make(np.float32), make(np.float32), make(np.float32)
@@ -112,6 +114,7 @@ def test_elements_without_a_gradient_stay_where_eps_is_zero(name, dtype):
         assert (link.p0.array[0] < before[0]).all()
 
 
+@pytest.mark.slow
 @each(optimizer=OPTIMIZERS)
 def test_equal_large_gradients_stay_finite_in_float32(optimizer):
     """Variances are differences of large equal numbers here, which rounding may take below zero."""
@@ -125,6 +128,7 @@ def test_equal_large_gradients_stay_finite_in_float32(optimizer):
         assert np.isfinite(p.array).all()
 
 
+@pytest.mark.slow
 @each(optimizer=OPTIMIZERS)
 def test_a_frozen_parameter_and_one_with_hyperparameters_of_its_own(optimizer):
     """The others move as without them; a rule with its neighbours' values moves as they do."""
@@ -141,6 +145,7 @@ def test_a_frozen_parameter_and_one_with_hyperparameters_of_its_own(optimizer):
         np.testing.assert_allclose(p.array, q.array, rtol=1e-13, atol=1e-15)
 
 
+@pytest.mark.slow
 @each(optimizer=OPTIMIZERS)
 def test_a_loss_scale_changes_nothing_in_float64(optimizer):
     links = make(), make()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 
 import numpy as np
+import pytest
 
 import dbrdist
 from dbrdist.core.array import backend
@@ -85,6 +86,7 @@ def test_a_velocity_of_16_bits_stays(dtype):
     np.testing.assert_allclose(rule.state["v"].astype("d"), -64e-5, rtol=0.2)
 
 
+@pytest.mark.slow
 def test_a_sweep_takes_little_memory():
     """LARS looks at all parameters of a layer together, but computes in pieces."""
     link = dbrdist.Link()

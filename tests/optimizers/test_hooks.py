@@ -113,6 +113,7 @@ def noise(link, hook=None, **options):
     return [g - h.astype(float) for g, h in zip(seen_by_the_update(link, hook, **options), given)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("restore")
 @pytest.mark.parametrize("steps", [1, 2, 50])
 def test_noise_has_the_variance_of_the_paper(steps):

@@ -58,6 +58,7 @@ def gradients(step, shapes=SHAPES):
     return [random.normal(size=shape) for shape in shapes]
 
 
+@pytest.mark.slow
 @each(**{"optimizer, formula": CASES, "dtype, tolerance": [(np.float64, 1e-13), (np.float32, 1e-5)]})
 def test_optimizer_equals_the_formula_over_eight_steps(optimizer, formula, dtype, tolerance):
     link = make(dtype)
@@ -108,6 +109,7 @@ def test_gradients_are_left_as_they_were(optimizer, formula):
     np.testing.assert_array_equal(seen[0], gradients(1)[0])
 
 
+@pytest.mark.slow
 @each(optimizer=[case[0] for case in CASES], dtype=["float16", "bfloat16"])
 def test_16_bit_parameters_follow_float64_within_their_precision(optimizer, dtype):
     dtype = dbrdist.get_dtype(dtype)

@@ -217,6 +217,7 @@ def test_milestones_are_reached_by_the_step_that_reaches_them(n, b, period):
         assert schedule(epoch) == 0.5 ** sum(exact >= Fraction(period) * k for k in range(1, 30)), (epoch, period)
 
 
+@pytest.mark.slow
 @each(**{"n, b, period": RUNS})
 def test_triggers_fire_with_the_step_that_ends_a_period(n, b, period):
     interval, manual = IntervalTrigger(float(period), "epoch"), ManualScheduleTrigger([float(period)], "epoch")

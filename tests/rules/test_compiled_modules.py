@@ -4,6 +4,8 @@ import ast
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 HOOK = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]
 
@@ -41,6 +43,7 @@ def test_choices_between_tuples_are_found():
     assert choices_between_tuples("a = 1\nb = (0, 2) if a else (0,)\nc = (1,) if a else ()") == [2]
 
 
+@pytest.mark.slow
 def test_no_compiled_module_chooses_between_tuples_of_different_lengths():
     found = {
         path: choices_between_tuples((ROOT / path).read_text())

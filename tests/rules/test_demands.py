@@ -175,6 +175,7 @@ def keys_without(text):
     return {key for key, name in keys_of_configurations() if name not in set_of_words(text)}
 
 
+@pytest.mark.slow
 def test_every_key_of_a_configuration_is_tested_and_on_its_page():
     assert keys_without(words_in(".")) == set()
     assert keys_without(PAGE.read_text()) == set()

@@ -21,12 +21,14 @@ WITHOUT_EXAMPLE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_public_names_document_every_argument():
     names = documented.public()
     assert len(names) > 600
     assert {name: found for name, value in names.items() if (found := documented.missing(value))} == {}
 
 
+@pytest.mark.slow
 def test_public_methods_describe_every_argument():
     methods = documented.methods()
     assert len(methods) > 550

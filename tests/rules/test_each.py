@@ -7,7 +7,14 @@ import inspect
 import pytest
 
 from dbrdist import random
+from tests import quick
 from tests.each import each
+
+
+@pytest.fixture(autouse=True)
+def all_combinations(monkeypatch):
+    """In the inner loop, too."""
+    monkeypatch.setattr(quick, "is_on", [False])
 
 
 def test_every_combination_runs_and_all_failures_are_named():

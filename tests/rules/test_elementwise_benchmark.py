@@ -51,6 +51,7 @@ def functions() -> set[str]:
     return {name for name in found if callable(getattr(F, name, None))} - WITHOUT_GRADIENT
 
 
+@pytest.mark.slow
 def test_every_function_has_a_case_or_a_reason():
     timed = {name for case in elementwise.CASES.values() for name in re.findall(r"F\.(\w+)", case[2])}
     left_out = [name for names in elementwise.LEFT_OUT.values() for name in names.split()]
@@ -60,6 +61,7 @@ def test_every_function_has_a_case_or_a_reason():
     assert functions() - timed - set(left_out) == set()
 
 
+@pytest.mark.slow
 def test_a_function_without_a_case_is_found(monkeypatch):
     monkeypatch.delitem(elementwise.CASES, "cumprod")
     monkeypatch.delitem(elementwise.CASES, "cumprod_columns")

@@ -71,6 +71,7 @@ def test_a_row_without_a_record_is_an_error(records):
         figures.page()
 
 
+@pytest.mark.slow
 def test_a_record_replaces_that_of_its_own_machine_alone(records, monkeypatch):
     monkeypatch.setattr(harness, "RECORDS", records)
     for path in records.glob("lstm-*.json"):

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from pathlib import Path, PurePath
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 TESTS, PACKAGE = ROOT / "tests", ROOT / "dbrdist"
 ROOTS = {PACKAGE: PurePath(), ROOT / "launch" / "dbrdist_launch": PurePath("launch")}  # with their folders of tests
@@ -51,6 +53,7 @@ def strays(files: list[PurePath]) -> list[PurePath]:
     return [p for p in files if p.with_name(p.stem.removeprefix("test_").strip("_")) not in known]
 
 
+@pytest.mark.slow
 def test_test_files_bear_the_names_of_source_files():
     files = mirrored()
     others = strays(files)
@@ -59,6 +62,7 @@ def test_test_files_bear_the_names_of_source_files():
     assert share >= SHARE, f"{share:.1%}; named after no source file or package: {', '.join(map(str, others))}"
 
 
+@pytest.mark.slow
 def test_test_folders_are_those_of_the_package():
     known = {p.parent for p in sources()}
     assert {str(p.parent) for p in mirrored() if p.parent not in known} == set()

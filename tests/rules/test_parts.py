@@ -14,6 +14,7 @@ from tests import conftest, parts
 from tests.each import each
 
 
+@pytest.mark.slow
 @each(num_parts=[1, 2, 3, 7], markexpr=["", "not slow"])
 def test_each_file_is_in_one_part(num_parts, markexpr):
     found = [parts.files_of(f"{k + 1}/{num_parts}", markexpr) for k in range(num_parts)]

@@ -14,6 +14,7 @@ README = (ROOT / "README.md").read_text()
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"), *(ROOT / "examples").glob("*/README.md")]
 
 
+@pytest.mark.slow
 def test_the_ten_lines_train(tmp_path, monkeypatch, capsys):
     (block,) = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
     assert len([line for line in block.splitlines() if line and not line.startswith(("import", "from"))]) <= 10

@@ -129,6 +129,7 @@ def test_which_rank_failed(line, name):
     assert suites._failing_rank(["before", line, "after"]) == name
 
 
+@pytest.mark.slow
 def test_a_command_that_hangs_is_stopped(step):
     code = step.call(sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(600)", seconds=1.0)
     assert code != 0 and step.lines == ["begun"]

@@ -37,6 +37,7 @@ def keys_of_components():
                         yield name, key, field
 
 
+@pytest.mark.slow
 def test_the_tables_are_current():
     """python tests/rules/train_page.py --write brings them up to date."""
     assert train_page.with_tables(PAGE) == PAGE
@@ -47,6 +48,7 @@ def test_the_page_has_each_key_of_a_run(key):
     assert len([row for row in table_rows() if words(row[0]) == [key] and len(row) == 4]) == 1
 
 
+@pytest.mark.slow
 @each(row=keys_of_components)
 def test_the_page_has_each_key_of_a_component(row):
     name, key, _ = row

@@ -100,6 +100,7 @@ def test_skips_options_and_the_name_of_the_test():
     assert sorted(names) == ["test_backward", "test_double_backward"]
 
 
+@pytest.mark.slow
 def test_kinks_are_dodged():
     draws = iter([1e-4, 1e-4, 0.5] * 3)
     members = {

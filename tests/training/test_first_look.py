@@ -76,6 +76,7 @@ def test_steps_that_need_not_update_are_not_warned_of(made, tmp_path):
         trainer.run()
 
 
+@pytest.mark.slow
 def test_a_thousand_backward_passes_without_an_update_are_warned_of(tmp_path):
     trainer = of_episodes(tmp_path, num_collecting=1001)
     trainer.stop_trigger = training.get_trigger((2000, "iteration"))

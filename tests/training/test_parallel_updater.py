@@ -63,6 +63,7 @@ def assert_equal_models(one, other, tolerance=1e-5):
         np.testing.assert_allclose(p.array, theirs[path].array, rtol=tolerance, atol=tolerance, err_msg=path)
 
 
+@pytest.mark.slow
 @each(
     num=[1, 2, 3, 4],
     make_optimizer=[
@@ -77,6 +78,7 @@ def test_steps_are_those_of_one_device(num, make_optimizer):
     assert (several.epoch, several.iteration) == (one.epoch, one.iteration) == (2, 15)
 
 
+@pytest.mark.slow
 @each(batch=[1, 2, 3, 7])
 def test_batches_smaller_than_the_devices_or_not_divisible(batch):
     whole, _ = trained(StandardUpdater, batch=batch)

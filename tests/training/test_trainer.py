@@ -237,6 +237,7 @@ def without_time(entries):
     return [{k: v for k, v in entry.items() if k != "elapsed_time"} for entry in entries]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 2, 3, 4, 5, 7])
 def test_a_resumed_run_equals_a_straight_one_exactly(tmp_path, stop):
     random.set_seed(3)
@@ -312,6 +313,7 @@ def make(out, stop=12, events=None, **snapshot):
     return trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 4, 5, 8])
 def test_a_resumed_run_has_the_state_of_a_straight_one(tmp_path, stop):
     events, cut = [], []

@@ -78,6 +78,7 @@ def test_models():
     assert [p.shape for p in model_of("mlp").params()][-1] == (10,)  # the data's classes where none are given
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, blocks", [("resnet20", 9), ("resnet56", 27)])
 def test_residual_networks(name, blocks):
     for zero_gamma in (True, False):
@@ -435,6 +436,7 @@ def settings_of(annotation, found):
     return found
 
 
+@pytest.mark.slow
 def test_each_field_is_given_a_value_of_its_own_here():
     """A reminder for whoever adds a field: its name, with a value, must stand in one of these files."""
     files = (

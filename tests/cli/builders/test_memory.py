@@ -81,6 +81,7 @@ def test_free_memory_is_that_of_the_container_where_it_has_a_limit(monkeypatch, 
     assert free == expected if expected is not None else free > 1 << 20
 
 
+@pytest.mark.slow
 @each(**{"peaks, slope": [((1020, 1040), 10.0), ((1020, 1020), 0.0), ((1021, 1020), 0.0)]})
 def test_what_a_step_needs_is_extrapolated_from_two(monkeypatch, peaks, slope):
     """A network of 3 parameters of 4 bytes: twice that for an optimizer's state."""

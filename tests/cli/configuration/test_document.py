@@ -84,6 +84,7 @@ def test_aliases_are_read():
     assert read("a: &x {b: 1}\nc: *x\n", "f").data == {"a": {"b": 1}, "c": {"b": 1}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("more", "is_taken"), [(0, True), (1, False)])
 def test_a_hundred_thousand_entries_are_enough(more, is_taken):
     """The whole is one, and so is each list; 998 times a hundred, by an alias, 100 where it stands, and the rest."""

@@ -94,6 +94,7 @@ def test_updates_by_several_ranks_that_cannot_be(words):
     assert found[0].removeprefix(f"command line {word!r}: ").startswith(word.split("=")[0].split(".")[0])
 
 
+@pytest.mark.slow
 @each(
     words=[
         ["zero=2", "accumulate=2", "parameter_audit=10 iterations", "dtype=float16"],
@@ -370,6 +371,7 @@ def test_a_dumped_configuration_reads_back_the_same():
     assert next(iter(yaml.safe_load(written)["optimizer"])) == "name"
 
 
+@pytest.mark.slow
 def test_the_schema_knows_each_component():
     schema = Config.model_json_schema()
     for cls in BY_TAG.values():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 from dbrdist.cli.inspection import curves
 from dbrdist.cli.inspection.records import LogLines
 from tests.cli.inspection.records_helpers import record
@@ -22,6 +24,7 @@ def test_a_line_has_about_a_thousand_points_with_all_extremes_and_ends_at_its_en
     assert [f(v for _, v in points) for f in (min, max) if n] == [f(values) for f in (min, max) if n]
 
 
+@pytest.mark.slow
 def test_between_two_epochs_all_points_come_back_and_one_on_each_side():
     log = LogLines({"epoch_detail": k / 1000, "loss": math.cos(k)} for k in range(100_000))
     found = curves.points(log, "loss", 50.0, 50.5)

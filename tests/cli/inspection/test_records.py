@@ -118,6 +118,7 @@ def test_states_of_ranks_come_in_their_order_and_are_kept_while_one_is_written(t
     assert [state["rank"] for state in reader.read().ranks] == [0, 10]
 
 
+@pytest.mark.slow
 def test_what_is_too_large_for_a_state_is_not_read_and_pictures_are(tmp_path):
     (tmp_path / RANKS).mkdir()
     (tmp_path / RANKS / "0.json").write_text('{"step": 1}')

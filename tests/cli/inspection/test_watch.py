@@ -79,6 +79,7 @@ def test_the_page_shows_the_run_and_loads_nothing_from_elsewhere(held):
     assert "default-src 'none'" in policy and "script-src 'self';" in policy and "frame-ancestors 'none'" in policy
 
 
+@pytest.mark.slow
 @each(
     case=[
         ({"path": "/"}, 403), ({"path": "/wrong/"}, 403), ({"path": ""}, 403), ({"path": f"/{TOKEN[:-1]}/"}, 403),
@@ -140,6 +141,7 @@ def test_an_answer_that_fails_is_a_sentence_and_the_next_one_comes(held, monkeyp
     assert ask(application)[0] == 200
 
 
+@pytest.mark.slow
 def test_charts_have_the_extremes_and_names_that_are_no_html(tmp_path):
     path = make_run(tmp_path, 3000, name="<b>run")
     chart = json.loads(ask(watch.Dashboard([path], TOKEN), f"/{TOKEN}/chart", query="name=loss")[2])["chart"]

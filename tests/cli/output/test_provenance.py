@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 from dbrdist.cli.output import provenance
 from dbrdist.comm import create_communicator
@@ -35,6 +36,7 @@ def test_the_commit_is_told_with_its_changes(tmp_path, monkeypatch):
     assert provenance.commit(str(tmp_path)) is None
 
 
+@pytest.mark.slow
 def test_the_facts_of_a_start(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["/bin/dbrdist-train", "a b.yaml", "seed=1"])
     monkeypatch.setattr(provenance.socket, "gethostname", lambda: "here")

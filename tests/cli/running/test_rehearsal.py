@@ -124,6 +124,7 @@ def test_the_trial_has_a_test_where_the_run_has_one(tmp_path, test):
     assert (found.data.test is None) == (test is None)
 
 
+@pytest.mark.slow
 @each(**{"batch, num_train": [(0, 8), (15, 8), (30, 15), (31, 16)]})
 def test_there_are_photographs_for_two_batches_of_training(tmp_path, batch, num_train):
     """At least 8 in each of 4 classes; the test set has no more than that."""
@@ -132,6 +133,7 @@ def test_there_are_photographs_for_two_batches_of_training(tmp_path, batch, num_
         assert [len(os.listdir(tmp_path / str(batch) / part / f"class{k}")) for k in range(4)] == [number] * 4
 
 
+@pytest.mark.slow
 @each(**{"words, copies": [((), 0), (("ema: 0.9",), 1)]})
 def test_memory_has_the_parameters_and_their_copies(monkeypatch, words, copies):
     """Beside what a step needs: 1000 bytes and 10 for each of the 16 examples of a rank."""

@@ -98,6 +98,7 @@ def test_a_message_of_64_kib_waits_for_nobody(num_bytes, waits):
     assert (got, key, head, waited) == (call, (0, 3, 4), "head", waits) and not np.shares_memory(copy, part)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waits_on", ["part", "whole"])
 def test_an_exception_goes_on_through_finalize(waits_on):
     """``finally: part.finalize()`` on a rank that failed meets others that are elsewhere; its error is what counts."""

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from dbrdist.comm.failure import channel
 from dbrdist.comm.transport import mpi
@@ -76,6 +77,7 @@ def test_watches_speak_to_ranks_as_numbered_in_the_job(monkeypatch):
     assert one[0].arrive() is True and lines[0].barriers == 1
 
 
+@pytest.mark.slow
 def test_what_is_for_all_of_a_large_job_goes_by_way_of_a_few(monkeypatch):
     """A rank that speaks to each of a thousand others has a connection to each."""
     monkeypatch.setattr(

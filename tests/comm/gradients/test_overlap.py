@@ -273,6 +273,7 @@ def test_weights_are_those_of_one_process(couriers, options):
     assert couriers
 
 
+@pytest.mark.slow
 @each(
     check=[
         started_contract.check_means_are_weighted, started_contract.check_several_travel_among_other_verbs,

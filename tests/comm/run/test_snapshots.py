@@ -180,6 +180,7 @@ def test_large_statistics_of_many_ranks_are_saved_as_their_means(monkeypatch, nu
             np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_rank_0_alone_reads_a_snapshot(tmp_path, monkeypatch):
     """All ranks of a large job would read the same file at the same time."""
     train_on(2, tmp_path, 1)
@@ -250,6 +251,7 @@ def train(comm, out, epochs, autoload=False, seen=None, **options):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_trainer_goes_on_from_a_shared_snapshot(tmp_path, num_ranks):
     def straight(comm):

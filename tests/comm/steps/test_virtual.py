@@ -24,6 +24,7 @@ def test_virtual_workers_on_threads(check, num_ranks):
     run_threads(num_ranks, check, timeout_seconds=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_more_numbers_of_ranks(num_ranks):
     run_threads(num_ranks, virtual_contract.check_bits_with_lars, timeout_seconds=60)

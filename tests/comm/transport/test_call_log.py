@@ -101,6 +101,7 @@ def test_no_count_is_forgotten_while_its_communicator_lives():
     assert record.counted("first") == record.counted("second", 0) == 1 and len(record.counts()) == 10_001
 
 
+@pytest.mark.slow
 def test_messages_with_many_tags_leave_collectives_in_order():
     """A tag for each message, as programs with a task number have it; the third rank takes no part in them."""
 

@@ -141,6 +141,7 @@ def test_sums_have_the_bits_of_a_sum_in_order(monkeypatch, size, n, dtype, codec
         np.testing.assert_array_equal(x.view(np.uint8), expected.view(np.uint8))
 
 
+@pytest.mark.slow
 def test_more_than_the_kernel_buffers():
     given = terms(2, 4_000_001)
 

@@ -45,6 +45,7 @@ def is_a(value: object, kind: object) -> bool:
     return hasattr(value, "__array__") if kind is Array else isinstance(value, kind)
 
 
+@pytest.mark.slow
 def test_functions_return_what_they_say():
     wrong, seen = [], set()
 

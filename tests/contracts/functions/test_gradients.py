@@ -28,6 +28,7 @@ def test_first_order(case, shapes, xp):
     check_backward(case.function, xs, gys, eps=1e-3, atol=1e-7, rtol=case.rtol)
 
 
+@pytest.mark.slow
 @every_twice_differentiable_case
 @every_shape
 def test_second_order(case, shapes, xp):

@@ -163,6 +163,7 @@ def image_shapes(case):
     return [shapes for shapes in case.shapes if any(len(s) == 4 and min(s) > 1 for s in shapes)]
 
 
+@pytest.mark.slow
 @each(case=[c for c in CASES if c.name not in VIEWS and image_shapes(c)])
 @each(shapes=image_shapes)
 def test_four_axes_stay_channels_last(case, shapes):

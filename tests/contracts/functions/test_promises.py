@@ -62,6 +62,7 @@ NOT_SAID_TO_BE_LINEAR = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_functions_say_whether_they_are_linear(cases):
     """f(x) - f(z) = f(x - z)"""
     differs, said = collections.defaultdict(bool), {}
@@ -95,6 +96,7 @@ SAID_TO_BE_NEW = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_gradients_that_are_said_to_be_new_are_nobody_elses(cases):
     """Leaves keep such an array without a copy, and sums are added in it."""
     said = set()

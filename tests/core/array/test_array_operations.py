@@ -60,6 +60,7 @@ def test_what_is_out_of_bounds_is_refused(index):
         )
 
 
+@pytest.mark.slow
 def test_blocks_follow_one_another():
     index = ints(9000, 0, 40)
     x = RNG.standard_normal((9000, 30, 8))
@@ -68,6 +69,7 @@ def test_blocks_follow_one_another():
     np.testing.assert_array_equal(ops.scatter(x, index, SHAPE), expected)
 
 
+@pytest.mark.slow
 def test_few_of_many_elements():
     rng = np.random.default_rng(0)
     for shape in ((1 << 20, 1), ((1 << 20) - 1, 1), (1 << 11, 600)):
@@ -128,6 +130,7 @@ LEADING = [
 ]
 
 
+@pytest.mark.slow
 @each(number=range(len(LEADING)), dtype=["float32", "float64"])
 def test_axes_before_those_with_indices_stay(number, dtype):
     """Bit for bit as ``np.add.at``: what comes to one place is added in order. NaN stays where it is."""

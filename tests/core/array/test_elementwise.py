@@ -178,6 +178,7 @@ def test_arrays_that_fit_into_the_cache_are_taken_at_once(monkeypatch):
     assert seen[2:] == [1 << 15] * 8 + [1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_blocks_are_cut")
 @each(name=ROWS)
 def test_sizes_around_the_limit(name, short_blocks):
@@ -186,6 +187,7 @@ def test_sizes_around_the_limit(name, short_blocks):
         check(row, operands(row, shape), np.random.default_rng(1).uniform(-1, 1, shape))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_blocks_are_cut")
 @each(name=ROWS)
 def test_other_orders_in_memory(name, short_blocks):

@@ -35,6 +35,7 @@ def test_a_system_without_huge_pages_has_pages_all_the_same(monkeypatch):
     assert found.sum() == 3 and found.shape == (1 << 20,)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="looks at memory that is no longer its own")
 def test_free_pages_of_the_heap_go_back_where_the_c_library_can():
     backend.tune_heap()  # from here on the heap keeps what is freed
@@ -57,6 +58,7 @@ def test_another_c_library_keeps_what_it_has(monkeypatch):
     pages.release_free()
 
 
+@pytest.mark.slow
 def test_parameters_that_move_into_an_arena_leave_no_memory_behind(monkeypatch):
     calls = []
     monkeypatch.setattr(flat, "release_free", lambda: calls.append(1))

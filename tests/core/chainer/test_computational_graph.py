@@ -105,6 +105,7 @@ def test_bad_arguments_are_refused(make, error, words):
         make(example()[2])
 
 
+@pytest.mark.slow
 def test_deep_graphs_need_no_recursion():
     y = dbrdist.Variable(np.zeros(1, np.float32))
     for _ in range(3000):

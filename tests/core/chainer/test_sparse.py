@@ -101,6 +101,7 @@ def test_only_entries_take_a_gradient():
     assert F.sparse_matmul(to_coo(A), b.array).requires_grad is False
 
 
+@pytest.mark.slow
 @each(shape=[(), (2,)], num_rows=[3, 4000])
 def test_products_with_long_and_short_rows(shape, num_rows):
     """Few rows with much to add up are products of their own; the values and gradients are those of dense matrices."""

@@ -64,6 +64,7 @@ def num_graph_objects():
     return sum(isinstance(o, (FunctionNode, VariableNode, Variable)) for o in gc.get_objects())
 
 
+@pytest.mark.slow
 def test_no_reference_cycles_over_100_steps_without_gc():
     model = {"W": Parameter(np.full((64, 64), 0.01))}
     gc.collect()

@@ -159,6 +159,7 @@ def test_first_order_against_central_differences(name, row):
         assert x.grad.shape == a.shape and x.grad.dtype == a.dtype and isinstance(x.grad, np.ndarray)
 
 
+@pytest.mark.slow
 @every_primitive
 @each(row=named)
 def test_second_order_against_central_differences(name, row):
@@ -191,6 +192,7 @@ def test_second_order_against_central_differences(name, row):
     np.testing.assert_allclose(analytic, numerical, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 @every_primitive
 @each(row=named, dtype=[np.float32, np.float64, np.float16])
 def test_one_rule_for_every_order(name, row, dtype):

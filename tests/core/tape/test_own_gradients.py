@@ -66,6 +66,7 @@ BRANCHES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("observed", [False, True])
 @each(name=list(BRANCHES))
 def test_a_strided_convolution_sends_what_it_saw_to_a_relu(name, observed):
@@ -116,6 +117,7 @@ def test_a_gradient_is_masked_where_it_lies(dtype):
         assert kernels.relu_backward_over(y, gy) is not gy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relu", [False, True])
 def test_a_normalization_writes_its_gradient_over_one_that_it_may_overwrite(relu):
     x, gy, (gamma, beta) = draw(0, HUGE), draw(1, HUGE), np.random.default_rng(2).standard_normal((2, 64), np.float32)
@@ -129,6 +131,7 @@ def test_a_normalization_writes_its_gradient_over_one_that_it_may_overwrite(relu
     assert np.shares_memory(second[0], gy) == (saved[0] == "onednn")
 
 
+@pytest.mark.slow
 def test_gradients_that_a_user_holds_stay_as_they_are():
     for make in (F.relu, lambda h: L.BatchNormalization(64)(h), lambda h: F.relu(L.BatchNormalization(64)(h))):
         x = Variable(draw(0, HUGE))
@@ -150,6 +153,7 @@ def test_gradients_that_a_users_rule_keeps_stay_as_they_are(normalize):
     np.testing.assert_array_equal(keeper.seen, keeper.copy)
 
 
+@pytest.mark.slow
 def test_a_pass_in_place_gives_the_numbers_of_one_that_is_observed():
     def gradients(observed):
         link, x, W = L.BatchNormalization(64), Variable(draw(0, HUGE)), draw(1, (64, 64, 1, 1))

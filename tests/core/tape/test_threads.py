@@ -6,6 +6,7 @@ import contextlib
 import threading
 
 import numpy as np
+import pytest
 
 import dbrdist
 from dbrdist import FunctionHook, Parameter, Reporter, Variable, config, random, report, using_config
@@ -78,6 +79,7 @@ def train(rank, meet=None, steps=30):
     return losses, [p.array.copy() for p in net.params()]
 
 
+@pytest.mark.slow
 def test_four_threads_train_to_the_same_numbers_as_alone():
     alone = [train(rank) for rank in range(NUM_THREADS)]
     together = run_together(train)

@@ -231,6 +231,7 @@ def test_values_assigned_between_updates_in_float32_are_kept():
     np.testing.assert_array_equal(after[1:], before[1:] - 0.5)
 
 
+@pytest.mark.slow
 @each(optimizer=[case[0] for case in CASES])
 def test_rules_of_their_own_and_chainer_rules_are_updated_in_float32_alike(optimizer):
     dtype = as_dtype("bfloat16")

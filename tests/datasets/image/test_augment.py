@@ -94,6 +94,7 @@ def test_color_jitter_of_nothing_changes_nothing():
     assert {ColorJitter(2, 0, 0)(np.full((1, 1, 3), 100, np.uint8), rng(i)).max() for i in range(300)} >= {0, 255}
 
 
+@pytest.mark.slow
 def test_lighting_adds_one_colour_of_the_right_covariance():
     image = np.full((2, 2, 3), 128, np.uint8)
     shifts = np.array([PCALighting(1.0)(image, rng(i))[0, 0].astype(float) - 128 for i in range(4000)])
@@ -158,6 +159,7 @@ def test_erasing_at_its_bounds():
     assert (change.p, change.area, change.ratio, change.value) == (0.5, (0.02, 1 / 3), (0.3, 1 / 0.3), 0)
 
 
+@pytest.mark.slow
 def test_erasing_covers_the_stated_areas_with_the_value():
     image = np.full((60, 80, 3), 200, np.uint8)
     areas, ratios, num = [], [], 0

@@ -266,6 +266,7 @@ def segments(data):
     return found
 
 
+@pytest.mark.slow
 def test_a_file_that_ends_within_its_header_is_corrupt_and_no_error_in_reading_it():
     """Where the end marker comes before the scan, or the header says more colours than it describes, or none."""
     pytest.importorskip("simplejpeg")

@@ -201,6 +201,7 @@ def test_a_copy_with_whole_seconds_is_the_same(shards):
     assert len(open_images(shards)) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["folders", "shards"])
 def test_any_damage_is_found(of, root, shards):
     path = build(root if of == "folders" else shards)

@@ -177,6 +177,7 @@ def same(a, b):
         assert all(np.array_equal(u, v) for u, v in zip(a[key], b[key], strict=True)), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MIXINGS)
 def test_numbers_depend_on_no_loader_batch_or_rank(root, kind):
     data = MixedDataset(ImageFolder(root, Compose(CHAIN + TO_FLOAT)), MIXINGS[kind], 3)

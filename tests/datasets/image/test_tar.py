@@ -160,6 +160,7 @@ def test_a_damaged_or_hostile_tar_is_refused(tmp_path, kind):
         open_images(tmp_path)
 
 
+@pytest.mark.slow
 def test_random_damage_never_crashes(tmp_path):
     """Each is refused in a sentence, or lists images that lie within the file."""
     whole = tar(

@@ -504,6 +504,7 @@ def rng(i=0):
     return generator(0, "augment", 0, i)
 
 
+@pytest.mark.slow
 def test_random_crop_takes_each_place_equally_often():
     image = numbered(6, 7)
     corners = np.zeros((3, 3), int)
@@ -524,6 +525,7 @@ def test_random_crop_pads_with_zeros():
     assert seen == windows
 
 
+@pytest.mark.slow
 def test_flip_mirrors_half_of_the_images():
     image = numbered(3, 5)
     flipped = [RandomHorizontalFlip()(image, rng(i)) for i in range(4000)]

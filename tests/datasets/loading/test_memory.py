@@ -58,6 +58,7 @@ def same(a, b):
             np.testing.assert_array_equal(np.asarray(x, dtype=object), np.asarray(y, dtype=object))
 
 
+@pytest.mark.slow
 @each(last=["wrap", "short", "drop"], num_threads=[1, 3])
 def test_threads_give_the_batches_of_one(root, last, num_threads):
     dataset = ImageFolder(root, CHAIN, on_corrupt="skip")

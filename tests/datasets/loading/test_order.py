@@ -243,6 +243,7 @@ def test_orders_of_other_types_stay_as_they_are(order):
     assert list(step.indices) == list(order[:3])
 
 
+@pytest.mark.slow
 @each(n=[0, 1, 2, 3, 10, 65537, 1 << 17, 1_281_167])
 def test_orders_are_the_permutations_of_numpys_generator(n):
     order = ShuffleOrderSampler(7).order(2, n)

@@ -158,6 +158,7 @@ def interrupt(*args):
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_kit_that_is_compressed_serves_a_whole_run(tars):
     (tars / "kit.tar.gz").write_bytes(gzip.compress(kit()))
     assert extract(tars, labels="kit.tar.gz") == 0

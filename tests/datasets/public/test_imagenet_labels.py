@@ -120,6 +120,7 @@ def test_an_image_of_number_0_is_not_the_last_one(tmp_path):
         read_labels(str(tmp_path / "kit"), ["ILSVRC2012_val_00000000.JPEG"], list(CLASSES))
 
 
+@pytest.mark.slow
 @each(compression=["gz", "bz2", "xz"])
 def test_damaged_kits_are_refused_or_right(tmp_path, compression):
     """Cut at any place, or with bytes that changed: a sentence, or the right classes; never another exception."""
@@ -138,6 +139,7 @@ def test_damaged_kits_are_refused_or_right(tmp_path, compression):
     assert refused > 25
 
 
+@pytest.mark.slow
 def test_a_damaged_meta_mat_is_refused_or_read(tmp_path):
     """Without a checksum around it, changed bytes may give other words; never another exception."""
     whole = kit(compressed=False)

@@ -153,6 +153,7 @@ def test_a_class_that_the_tar_does_not_have_keeps_the_rest_from_its_name(tars, c
 CALLS = ("rename", "replace", "makedirs", "remove")
 
 
+@pytest.mark.slow
 @each(kind=KINDS, after=[False, True])
 def test_an_interruption_at_any_change_of_the_disk_continues(tars, monkeypatch, kind, after):
     """Each run is ended at its first change that no run has come to before, shortly before it or shortly after."""

@@ -8,6 +8,7 @@ import shutil
 import tarfile
 
 import numpy as np
+import pytest
 
 from dbrdist.datasets.public import imagenet_tars
 from tests.datasets.public.imagenet_helpers import CLASS_TARS, CLASSES, TRAIN, VAL, WHOLE, check, extract, tar_of
@@ -63,6 +64,7 @@ def test_a_folder_is_no_tar(tars, capsys):
     assert "train.tar: expected a tar, got a folder; give the tar as it was downloaded" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @each(name=["train.tar", "val.tar"])
 def test_a_tar_cut_at_any_place_is_refused(tars, capsys, name):
     """At 40 places, and at those where entries begin."""

@@ -102,6 +102,7 @@ def write(file, examples, protocol=pickle.HIGHEST_PROTOCOL):
     return file
 
 
+@pytest.mark.slow
 @each(protocol=range(pickle.HIGHEST_PROTOCOL + 1))
 def test_pickles_of_each_protocol(protocol):
     with PickleDataset(write(io.BytesIO(), EXAMPLES, protocol)) as data:

@@ -36,6 +36,7 @@ def draw(seed, *shape):
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
+@pytest.mark.slow
 def test_threads_do_not_share_memory_objects():
     """Four threads run one cached convolution at once; each must see its own arrays."""
     W, failures = draw(0, 32, 32, 3, 3), []

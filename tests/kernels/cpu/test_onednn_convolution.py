@@ -59,6 +59,7 @@ def results(direction, x, gy, W, g):
     return kernels.conv_backward_data(gy, W, x.shape, g), numpy_.conv_backward_data(*wide(gy, W), x.shape, g)
 
 
+@pytest.mark.slow
 @each(**{"direction, x_shape, W_shape, geometry, chosen": CHOSEN})
 def test_the_fastest_implementation_serves_and_is_right(direction, x_shape, W_shape, geometry, chosen):
     assert onednn_convolution._fastest(direction, x_shape, W_shape, geometry) == chosen

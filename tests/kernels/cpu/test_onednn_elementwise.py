@@ -102,6 +102,7 @@ def test_values_and_gradients(name, numbers, layout):
         compare(row, xs, gy, numbers, 4e-6)
 
 
+@pytest.mark.slow
 @needs_onednn
 @pytest.mark.usefixtures("quiet")
 @each(**{"name, numbers": CALLS})
@@ -137,6 +138,7 @@ def test_several_blocks(name, numbers, monkeypatch):
             flat[place] = kept
 
 
+@pytest.mark.slow
 @needs_onednn
 @pytest.mark.usefixtures("quiet")
 @each(**{"name, numbers": CALLS})
@@ -152,6 +154,7 @@ def test_images_keep_their_layout(name, numbers):
             assert all(backend.lies_as_images(g) == (of_xs == "channels_last") for g in grads)
 
 
+@pytest.mark.slow
 @needs_onednn
 @pytest.mark.usefixtures("quiet")
 @each(dtype=["bfloat16", "float16"], **{"name, numbers": CALLS})

@@ -60,6 +60,7 @@ GEMM_CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @each(**{"shape, of_a, of_b, is_gemm": GEMM_CASES})
 def test_products_by_shape_give_what_numpy_gives(shape, of_a, of_b, is_gemm):
     """On both sides of each bound, by the implementation that is meant, and with what is not finite."""

@@ -56,6 +56,7 @@ def test_odd_files_of_options_are_refused_in_words(tmp_path, text, said):
     assert said in result.stderr or (text == "n = 0" and "0 is not in the range" in result.stderr)
 
 
+@pytest.mark.slow
 def test_a_missing_file_of_options_is_refused(tmp_path):
     result = run_subcommand("--config", str(tmp_path / "none"), "-n", "1", "true")
     assert (result.returncode, "cannot be read" in result.stderr) == (2, True)

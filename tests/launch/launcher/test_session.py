@@ -363,6 +363,7 @@ def test_which_ranks_are_shown(text, ranks):
     assert parse_ranks(text) == ranks
 
 
+@pytest.mark.slow
 def test_a_range_of_ranks_to_show_may_go_beyond_all_of_them():
     """999,999,999 numbers would take the memory of this machine."""
     for text in ("3-999999999", "999999998-999999999", "7,5000000"):

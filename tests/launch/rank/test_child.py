@@ -112,6 +112,7 @@ def test_the_pipe_of_the_output_is_as_large_as_it_may_be(page):
         os.close(descriptor)
 
 
+@pytest.mark.slow
 def test_a_program_dies_with_its_supervisor(page, tmp_path):
     def supervise():
         one = Child(["/bin/sleep", "60"], {}, None, page, set(), Inherited())

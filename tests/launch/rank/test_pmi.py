@@ -129,6 +129,7 @@ def test_a_file_by_that_number_is_no_connection(tmp_path):
     assert PmiRelay({"PMI_FD": "10000", "SLURM_STEP_ID": "0"}).number is None
 
 
+@pytest.mark.slow
 def test_a_program_and_its_children_have_the_connection_under_its_number(tmp_path):
     """By the child that a supervisor starts, through a shell, to the server and back."""
     server, inherited = socket.socketpair()

@@ -187,6 +187,7 @@ class Tee:
         return getattr(sys, self._name).write(words)
 
 
+@pytest.mark.slow
 @each(
     given=[
         lambda terminal: None, lambda terminal: terminal, lambda terminal: standard_streams.stdout,

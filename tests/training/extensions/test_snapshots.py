@@ -62,6 +62,7 @@ def anew(path, data):
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["cut", "flip", "zero", "directory", "insert"])
 def test_no_damaged_snapshot_loads(tmp_path, whole, kind):
     rng, path = np.random.default_rng(0), tmp_path / "snapshot_iter_1"

@@ -81,6 +81,7 @@ def test_a_reservoir_keeps_all_while_there_is_room():
     assert data.dtype == np.float32
 
 
+@pytest.mark.slow
 def test_a_reservoir_is_a_uniform_sample():
     counts = np.zeros(40)
     for seed in range(300):

@@ -14,6 +14,7 @@ from ...errors import LaunchError
 from ...wire import whole
 from ..judgement.ranks import Rank
 
+_CLOSE_SECONDS = 0.1  # at most, until the server sees that it is to end
 _OF_RANKS: tuple[tuple[str, str, Callable[[Rank, float], float | None]], ...] = (
     ("running", "1 while the rank runs", lambda rank, now: float(rank.running)),
     ("step", "step of the last heartbeat", lambda rank, now: float(rank.step) if rank.step >= 0 else None),
@@ -62,7 +63,7 @@ class Metrics:
         except (OSError, UnicodeError) as error:  # the latter for what is no name of a host
             reason = getattr(error, "strerror", None) or error
             raise LaunchError(f"--metrics {place!r}: cannot listen there: {reason}") from error
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(_CLOSE_SECONDS,), daemon=True).start()
 
     @property
     def port(self) -> int:

@@ -79,6 +79,7 @@ def test_every_form_of_an_address_is_listened_at(place):
         metrics.close()
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_word_in_the_job_s_output(capfd):
     metrics = Metrics("0", "job")
     try:

@@ -125,6 +125,7 @@ def test_the_folder_is_there_in_the_block_only(tmp_path, monkeypatch):
     assert left_in(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_a_child_of_a_fork_that_lives_on_does_not_keep_the_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

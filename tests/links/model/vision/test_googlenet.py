@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import dbrdist.functions as F
 from dbrdist.links.model.vision import googlenet
@@ -55,6 +56,7 @@ def close(found, expected):
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4 * abs(expected).max())
 
 
+@pytest.mark.slow
 def test_googlenet():
     model, x = stirred(NarrowGoogLeNet(None)), images(1)
     expected = plain_googlenet(Net(model), x)

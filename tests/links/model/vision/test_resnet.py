@@ -34,6 +34,7 @@ def close(found, expected):
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4 * abs(expected).max())
 
 
+@pytest.mark.slow
 @each(in_3x3=[True, False], as_torchvision=[True, False])
 def test_resnet(in_3x3, as_torchvision):
     model, x = stirred(NarrowResNet(None, 50, in_3x3)), images(2, 64)
@@ -63,6 +64,7 @@ def test_torchvisions_names_of_resnet():
     assert {path.strip("/") for path, _ in model.namedparams()} == {p for p in expected if "avg" not in p}
 
 
+@pytest.mark.slow
 @each(
     **{
         "maker, blocks": [

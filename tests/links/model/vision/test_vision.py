@@ -221,6 +221,7 @@ def test_full_networks_have_the_known_sizes(maker, size):
     assert maker().count_params() == size
 
 
+@pytest.mark.slow
 def test_a_resnet_has_as_many_layers_as_its_name_says():
     for num_layers, blocks in resnet._BLOCKS.items():
         assert 1 + 3 * sum(blocks) + 1 == num_layers  # a convolution, three in each block, a linear layer
@@ -303,6 +304,7 @@ def test_an_array_of_grey_images_is_a_list_of_them():
     np.testing.assert_array_equal(model._batch(pictures, None), [vgg.prepare(image, None) for image in pictures])
 
 
+@pytest.mark.slow
 def test_predictions_are_means_over_ten_crops():
     pytest.importorskip("PIL")
     model = stirred(NarrowResNet(None, 50))
@@ -330,6 +332,7 @@ def test_images_for_torchvisions_weights():
 
 
 # ---- weights --------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_weights_come_from_a_file(tmp_path, made):
     name, model = made
     paths = [str(tmp_path / "w.npz"), str(tmp_path / "w.safetensors")]
@@ -400,6 +403,7 @@ def torchvisions(model):
     return found
 
 
+@pytest.mark.slow
 def test_torchvisions_weights_that_do_not_fit_are_refused(tmp_path):
     path = str(tmp_path / "w.safetensors")
     weights = torchvisions(stirred(NarrowResNet(None, 50)))
