@@ -40,7 +40,7 @@ EXTRAS = os.environ.get("EXTRAS", "mpich,image,dev")
 ON_HOST = ("gpu_all_kernels", "gpu_cudnn", "gpu_mixed", "host_cudnn", "host_ops", "gpu_normalization", "gpu_sums")
 # Complete steps of these under the tape.
 ON_WHOLE = ("gpu_whole", "gpu_models", "gpu_waits", "gpu_layout", "gpu_links", "gpu_optimizers", "gpu_capture",
-            "gpu_memory", "gpu_graphs", "gpu_cli", "gpu_data", "gpu_products",
+            "gpu_memory", "gpu_graphs", "gpu_joint_graphs", "gpu_cli", "gpu_data", "gpu_products",
             "gpu_late_writes", "gpu_transformer", "gpu_weight_copies", "gpu_blocks",
             "gpu_block_states")  # fmt: skip
 OF_WHEEL = ("cli", "comm", "contracts", "core", "functions", "kernels", "links", "models", "optimizers", "training")

@@ -32,9 +32,10 @@ class Node(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """What stands for a lease after it ended: a graph holds no memory, its pool does."""
+    """What stands for a lease, or a part of one, after it ended: a graph holds no memory, its pool does."""
 
     block: Any
+    bytes: tuple[int, int]
 
 
 class Pool:
@@ -107,10 +108,10 @@ class Capture:
         if stream is not self.stream:
             self.refuse(f"work on stream {stream.number}, which is not captured,")
         self.reads, self.writes = list(reads), list(writes)
-        for lease in self.reads:
-            start = lease.block.memory.start
+        for part in self.reads:
+            start = part.block.memory.start
             assert start not in self.order or start in self.written, "it reads memory that no node of the graph wrote"
-        self.written |= {lease.block.memory.start for lease in self.writes}
+        self.written |= {part.block.memory.start for part in self.writes}
 
     def allocated(self, lease: Any, num_bytes: int) -> None:
         """Memory of the private pool; a replay finds it as it was left by whoever had it before."""
@@ -122,7 +123,7 @@ class Capture:
 
     def add(self, name: str, arguments: Any, again: Callable[[], Any]) -> None:
         """The node of the work that :meth:`look` saw."""
-        reads, writes = ([_Block(lease.block) for lease in leases] for leases in (self.reads, self.writes))
+        reads, writes = ([_Block(x.block, clocks.bytes_of(x)) for x in parts] for parts in (self.reads, self.writes))
         self.nodes.append(Node(name, tuple(self.plain(arguments)), reads, writes, again))
 
     def plain(self, arguments: Any) -> Iterator[Any]:

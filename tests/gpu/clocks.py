@@ -254,15 +254,15 @@ def touch(reads: Any, writes: Any, stream: Stream | None = None) -> None:
     """A piece of work on the current stream, or another one, that reads and writes these leases, or parts of them."""
     stream = current_stream() if stream is None else stream
     if capture is not None:
-        capture.look([getattr(x, "lease", x) for x in reads], [getattr(x, "lease", x) for x in writes], stream)
+        capture.look(reads, writes, stream)
         return
     time = stream.begin()
     for lease in reads:
-        block, which = lease.block, _bytes_of(lease)
+        block, which = lease.block, bytes_of(lease)
         _see(stream, block.written, which, "reads", "wrote", block)
         block.read[which, stream.number] = time
     for lease in writes:
-        block, which = lease.block, _bytes_of(lease)
+        block, which = lease.block, bytes_of(lease)
         _see(stream, block.written, which, "overwrites", "wrote", block)
         _see(stream, block.read, which, "overwrites", "reads", block)
         for before in (block.written, block.read):
@@ -271,8 +271,9 @@ def touch(reads: Any, writes: Any, stream: Stream | None = None) -> None:
         block.written[which, stream.number] = time
 
 
-def _bytes_of(lease: Any) -> Range:
-    return lease.bytes if isinstance(lease, Part) else (0, lease.block.num_bytes)
+def bytes_of(part: Any) -> Range:
+    """Of a lease, or a part of one."""
+    return getattr(part, "bytes", None) or (0, part.block.num_bytes)
 
 
 def _see(stream: Stream, before: dict[tuple[Range, int], int], which: Range, verb: str, did: str, block: Block) -> None:

@@ -50,6 +50,8 @@ def groupEnd() -> None:
 
 def touched(stream: int, places: Any, num_bytes: int) -> None:
     """Tell the clocks that a call of NCCL's on a stream reads and writes the bytes at these addresses."""
+    if stand_in.clocks.capture is not None:
+        stand_in.clocks.capture.refuse("a call of NCCL, which all ranks would have to capture together,")
     queues = [s for some in stand_in.clocks._streams.values() for s in some if s.ptr == stream]
     here = [s for s in queues if s.device_id == stand_in.clocks.current_device()]
     leases = [part for place in places if (part := stand_in.part_at(place, num_bytes)) is not None]

@@ -26,6 +26,7 @@ import host_cuda
 import host_cudnn
 import numpy as np
 import stand_in
+from numpy.lib.array_utils import byte_bounds
 from stand_in import ndarray
 
 from dbrdist.kernels.gpu import cublaslt, cuda_source
@@ -194,6 +195,23 @@ class MemoryPointer:
         self.mem, self.device_id, self.ptr = lease, device_id, lease.block.memory.start
 
 
+def part_at(address: int, num_bytes: int) -> clocks.Part:
+    """In the place of ``stand_in.part_at``."""
+    lease = lease_at(address)
+    begin = address - lease.block.memory.start
+    assert begin + num_bytes <= lease.block.memory.used, f"{num_bytes} bytes at {address:#x} go beyond an array's end"
+    return clocks.Part(lease, begin, begin + num_bytes)
+
+
+def part_of(a: Any) -> Any:
+    """What an array has of its memory: the gradients of two layers may be neighbours in one block."""
+    if not 0 < a.host.nbytes < a.lease.block.memory.used:
+        return a.lease
+    first, last = byte_bounds(a.host)
+    start = a.lease.block.memory.start
+    return clocks.Part(a.lease, first - start, last - start)
+
+
 def alloc(num_bytes: int) -> MemoryPointer:
     """``cupy.cuda.alloc``."""
     return MemoryPointer(_lease(num_bytes), clocks.current_device())
@@ -236,11 +254,11 @@ def _compiled(device: int, file: str, name: str) -> Any:
 
     def kernel(grid: Any, block: Any, arguments: Any, shared_mem: int = 0) -> None:
         assert clocks.current_device() == device, f"{name}: made for device {device}, which is not the current one"
-        arrays = [(a, w) for a, w in zip(arguments, is_written, strict=True) if isinstance(a, ndarray)]
+        arrays = [(part_of(a), w) for a, w in zip(arguments, is_written, strict=True) if isinstance(a, ndarray)]
         for a in arguments:
             if isinstance(a, FilterPieces):
-                arrays += [(x, False) for x in a.sources] + [(x, True) for x in a.targets]
-        clocks.touch([a.lease for a, w in arrays if not w], [a.lease for a, w in arrays if w])
+                arrays += [(part_of(x), False) for x in a.sources] + [(part_of(x), True) for x in a.targets]
+        clocks.touch([a for a, w in arrays if not w], [a for a, w in arrays if w])
         run(grid, block, arguments, shared_mem)
         assert guard is not None
         guard.check(name)
@@ -264,11 +282,7 @@ def _execute(graph: Any, addresses: Any, workspace: int, handle: Any) -> None:
     """In the place of ``host_cudnn.Graph.execute``: looks at bounds and at clocks first."""
     leases = []
     for t in graph.tensors:
-        lease = lease_at(addresses[t.uid])
-        end = addresses[t.uid] + t.num_bytes
-        memory = lease.block.memory
-        assert end <= memory.start + memory.used, f"cuDNN's {graph.kind} goes beyond the end of an array"
-        leases.append(lease)
+        leases.append(part_at(addresses[t.uid], t.num_bytes))
     room = [lease_at(workspace)] if workspace else []
     clocks.touch(leases[: graph.num_read], [*leases[graph.num_read :], *room])
     _computed(graph, addresses, workspace, handle)
@@ -299,7 +313,7 @@ def _multiply(planned: Any, a: Any, b: Any, y: Any, room: Any, stream: int, sums
     """In the place of ``cublaslt._run``: looks at clocks first."""
     assert stream == clocks.current_stream().ptr
     written = [y] if sums is None else [y, sums]
-    clocks.touch([a.lease, b.lease], [*[w.lease for w in written], *[room.mem] * (room is not None)])
+    clocks.touch([part_of(a), part_of(b)], [*map(part_of, written), *[room.mem] * (room is not None)])
     at = a.data.ptr, b.data.ptr, y.data.ptr, 0 if room is None else room.ptr, 0, 0 if sums is None else sums.data.ptr
     planned.run(*at)
     products.append((a.shape, b.shape))
@@ -327,6 +341,7 @@ def install() -> None:
 def take_place() -> None:
     """Arrays of the stand-in pass for CuPy's own, and cuDNN is there."""
     ndarray.__module__ = "cupy"
+    stand_in.part_at = part_at
     ndarray.__init__ = _init
     ndarray.flags = property(_flags)
     ndarray.data = property(_data)

@@ -243,6 +243,7 @@ class NcclReducer(FlatReducer):
     the host uses.
     """
 
+    is_on_devices = True
     _ring: NcclRing | None = None
     _side: SideStream | None = None  # on which gradients are reduced while backward runs
     _side_ring: NcclRing | None = (

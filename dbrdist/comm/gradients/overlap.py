@@ -10,10 +10,11 @@ added by itself, so that the order changes no bit.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -36,6 +37,9 @@ _LINE = 64  # elements: a bucket begins where a parameter may
 _LAST_PART = 8  # of a bucket is what is sent last
 _PAUSES_PER_BUCKET = 40
 _LONGEST_PAUSE_SECONDS = 2e-4  # messages move when someone looks: with 1 ms a reduction over TCP took twice the time
+
+
+def _nothing() -> None: ...
 
 
 class Bucket:
@@ -84,6 +88,7 @@ class Overlap:
         self._missing: list[int] = []
         self._num_started = 0
         self._weights: Callable[[], Weights | None] = lambda: None
+        self._agree: Callable[[], None] = _nothing
         self._known: Weights | None = None
         self._place = ("", 0)
         self._took: list[float] = []  # seconds of each bucket of the last step
@@ -99,17 +104,20 @@ class Overlap:
             for p in bucket.params:
                 self._of_param[p].append(i)
 
-    def open(self, weights: Callable[[], Weights | None], place: tuple[str, int]) -> None:
+    def open(
+        self, weights: Callable[[], Weights | None], place: tuple[str, int], agree: Callable[[], None] = _nothing
+    ) -> None:
         """Begin a step.
 
         Args:
             weights: gives (factors, divisor) once the ranks have agreed on the step, None before.
             place: the line of the call, for the record.
+            agree: waits until they have.
         """
         self._missing = [len(bucket.params) for bucket in self.buckets]
         self._num_started, self._known, self._completed = 0, None, []
         self._of_node = {}
-        self._weights, self._place = weights, place
+        self._weights, self._place, self._agree = weights, place, agree
         if self._took:
             # Each look takes the core from backward: on a slow network it looks less often.
             pause = statistics.median(self._took) / _PAUSES_PER_BUCKET
@@ -121,12 +129,42 @@ class Overlap:
         """Whether a bucket may be sent already: from :meth:`expect` on."""
         return bool(self._of_node)
 
+    @property
+    def num_complete(self) -> int:
+        """The number of buckets whose gradients are all complete."""
+        return len(self._completed)
+
+    @contextlib.contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Within the block buckets are counted, and none is sent, as backward is captured; then the step begins."""
+        weights, agree = self._weights, self._agree
+        self.open(lambda: None, self._place)
+        try:
+            yield
+        finally:
+            self.open(weights, self._place, agree)
+
+    def agree(self) -> None:
+        """Wait until the ranks have agreed on the step.
+
+        Who launches a whole backward pass at once does so after its first part: a bucket that begins later waits on
+        the device for all that was launched before.
+        """
+        if self._known is None:
+            self._agree()
+
     def expect(self, used: set[VariableNode]) -> None:
         """Backward will reach these leaves alone: the gradients of all others are zero."""
-        self._of_node = {p.node: buckets for p, buckets in self._of_param.items()}
         for p in self._of_param:
             if p.node not in used:
                 p.collect_gradient()
+        self.expect_in_place(used)
+
+    def expect_in_place(self, used: set[VariableNode]) -> None:
+        """The same where the gradients of all others are zero in flat memory already."""
+        self._of_node = {p.node: buckets for p, buckets in self._of_param.items()}
+        for p in self._of_param:
+            if p.node not in used:
                 self._count_down(p.node)
         self._start_complete()
 
@@ -184,7 +222,7 @@ class Overlap:
             call.pause_seconds = PAUSE_SECONDS
         while self._num_started < len(self.buckets):
             self._start(factors, divisor)
-        self._weights = lambda: None  # it belongs to the optimizer, which has this reduction too
+        self._weights, self._agree = lambda: None, _nothing  # the optimizer's, which has this reduction too
         self._finish(passage)
 
     def give_up(self) -> None:

@@ -54,6 +54,7 @@ class Reducer(ABC):
     settings: ClassVar[dict[str, ConfigValue]] = {}  # configuration entries of its own, with their defaults
     one_by_one = False  # whether gradients are reduced parameter by parameter
     leaves_gradients = False  # whether they stay as they are
+    is_on_devices = False  # whether gradients of a device are reduced there, without a wait of the host
     added_first: Sequence[int] = ()  # ranks, this one among them, whose sum is sent to the others; empty is each alone
 
     def __init__(self, comm: Configurable) -> None:

@@ -22,7 +22,8 @@ from dbrdist.comm.protocol import arguments
 from dbrdist.comm.protocol.primitives import PendingRow, Ranks, Row
 from dbrdist.comm.transport import disagreement
 from dbrdist.comm.transport.call_log import Call, CallLog
-from dbrdist.errors import CommunicatorError
+from dbrdist.core.array.backend import capturing
+from dbrdist.errors import CaptureError, CommunicatorError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -87,7 +88,7 @@ class Gate:
         Raises:
             CommunicatorError: if the communicator is closed, or another thread is in a verb of it.
         """
-        if self.closed or self.ranks.refusal():
+        if self.closed or capturing.is_on or self.ranks.refusal():
             self._check_open(verb)
         if not self.one_thread.acquire(False):
             raise CommunicatorError(self._two_threads(verb))
@@ -105,7 +106,7 @@ class Gate:
 
     def message(self, verb: str, peer: int, tag: int) -> Passage:
         """Enter a send or receive; what is wrong with these arguments is raised on this rank alone."""
-        if self.closed or self.ranks.refusal():
+        if self.closed or capturing.is_on or self.ranks.refusal():
             self._check_open(verb)
         call = Passage(self.record, verb, self.name, self.members)
         call.gate, call.is_collective = self, False
@@ -131,6 +132,8 @@ class Gate:
             return rows
 
     def _check_open(self, verb: str) -> None:
+        if capturing.is_on:  # before other ranks can see it: what is captured has not happened
+            raise CaptureError(f"it calls {verb} of a communicator, in which ranks meet through the host")
         reason = self.closed or self.ranks.refusal()
         if reason:
             raise CommunicatorError(f"{verb}: {reason}")

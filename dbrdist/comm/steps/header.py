@@ -176,9 +176,13 @@ class Steps:
     def poll(self) -> Header | None:
         """The headers of all ranks if they are there already."""
         if self._header is None and self._passage is not None and self._passage.is_answered():
-            with self.meet() as call:
-                self.wait(call)
+            self.wait_early()
         return self._header
+
+    def wait_early(self) -> None:
+        """Wait for the headers before there is anything to reduce."""
+        with self.meet() as call:
+            self.wait(call)
 
     def break_off(self, error: BaseException) -> None:
         """This rank has failed while gradients were sent, at another bucket than others maybe: nothing can follow.

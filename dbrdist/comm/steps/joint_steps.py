@@ -16,8 +16,10 @@ from dbrdist.comm.steps.drift import EVERY, FIRST
 from dbrdist.comm.steps.header import Steps
 from dbrdist.comm.steps.introduction import Introduction
 from dbrdist.comm.steps.policies.accumulation import Accumulation
+from dbrdist.comm.steps.policies.all_ranks import AllRanks
 from dbrdist.comm.steps.policies.choice import policy_for
-from dbrdist.comm.steps.policies.policy import StepPolicy
+from dbrdist.comm.steps.policies.one_rank import OneRank
+from dbrdist.comm.steps.policies.policy import Passes, StepPolicy
 from dbrdist.comm.steps.step_options import StepOptions
 from dbrdist.comm.steps.step_state import StepState
 from dbrdist.core.array import spans
@@ -140,6 +142,8 @@ class JointSteps(HandsOn):
         if carried.loaded is not None:
             carried.take_up(target)
             is_first = False
+        if is_first:
+            policy.passes = None
         self.num_samples = num_samples
         if num_samples == 0 and not carried.gathered:
             target.cleargrads()
@@ -151,7 +155,10 @@ class JointSteps(HandsOn):
             accumulation.begin_anew()
         if is_whole:
             began = time.perf_counter() if spans.recorders else None
-            optimizer.update()
+            if policy.passes is None:
+                optimizer.update()
+            else:
+                policy.passes.update(optimizer.update)
             if began is not None:
                 spans.note("update", began)
             if policy.has_more_to_do:
@@ -161,6 +168,31 @@ class JointSteps(HandsOn):
                 self._steps.compare_parameters()
             elif self._has_means and (not (t := optimizer.t) % EVERY or t <= FIRST):
                 drift.look(t)
+
+    # ---- steps whose passes are replayed from CUDA graphs ----
+
+    def why_not_captured(self) -> str | None:
+        """Why no passes of these steps can be captured as CUDA graphs, or None."""
+        comm, options = self.communicator, ", ".join(self._way.written().values())
+        if options or type(self._policy) not in (AllRanks, OneRank):
+            return f"steps with {options or type(self._policy).__name__} are not captured yet"
+        if comm.size > 1 and not comm.reducer.is_on_devices:
+            return (
+                f"the communicator {type(comm).__name__} sends gradients through host memory, and waits for the device "
+                "in each step; 'pure_nccl' does not"
+            )
+        return None if self.zero_fill else "with zero_fill=False ranks agree in each step on which gradients there are"
+
+    def update_in_passes(self, passes: Passes, /, lossfun: Callable[..., Any], *args: Any, **kwds: Any) -> None:
+        """As :meth:`update`, but forward and backward, and the update, are run by ``passes``.
+
+        The first step with a target is run as always.
+        """
+        self._policy.passes = passes
+        try:
+            self.update(lossfun, *args, **kwds)
+        finally:
+            self._policy.passes = None
 
     # ---- parameters that all ranks have in common ----
 

@@ -192,10 +192,10 @@ def _behind(ends: Sequence[VariableNode]) -> Iterator[FunctionNode]:
                 stack.append(creator)
 
 
-def _leaves(function: FunctionNode) -> set[VariableNode]:
-    """The leaves in flat memory among the inputs that take a gradient."""
+def _leaves(function: FunctionNode) -> dict[VariableNode, None]:
+    """The leaves in flat memory among the inputs that take a gradient, each once, in one order on all ranks."""
     nodes = function.inputs
-    return {nodes[i] for i in function.wanted if nodes[i].view is not None}
+    return dict.fromkeys([nodes[i] for i in function.wanted if nodes[i].view is not None])
 
 
 class TargetWalk(ObservingWalk):

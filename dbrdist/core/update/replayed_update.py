@@ -26,8 +26,6 @@ def why_not_captured(optimizer: Optimizer) -> str | None:
     name = type(optimizer).__name__
     if as_chainer[0]:
         return "a program of Chainer's time may read and assign parameters at any time"
-    if hasattr(optimizer, "actual_optimizer"):
-        return "ranks agree on each step through the host, and NCCL's reductions are not captured yet"
     if not isinstance(optimizer, GradientMethod) or type(optimizer).update is not GradientMethod.update:
         return f"{name} has an update of its own"
     params = list(optimizer.target.params())

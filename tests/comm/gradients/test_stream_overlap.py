@@ -85,3 +85,42 @@ def test_without_a_passage_the_order_stays():
     for _ in range(2):
         run(overlap, params, [0, 1, 2, 3], None)
     assert sent == [3, 2, 1, 0] * 2 and joined == [4, 8]
+
+
+def test_a_rehearsal_counts_buckets_and_sends_none():
+    overlap, params, sent, joined = four()
+    weights, agreed = [None], []
+
+    def agree():
+        agreed.append(1)
+        weights[0] = None, 2.0
+
+    overlap.open(lambda: weights[0], ("train.py", 1), agree)
+    with overlap.rehearsing():
+        overlap.agree()
+        overlap.expect({p.node for p in params[1:]})
+        assert overlap.num_complete == 1
+        for p in params[3:0:-1]:
+            overlap.ready(p.node)
+        assert overlap.num_complete == 4
+    assert (sent, agreed, overlap.num_complete, overlap.may_have_started) == ([], [], 0, False)
+    params[0].grad = np.full(64, 3, "f")  # from a graph, as the zeros of other steps
+    overlap.expect_in_place({p.node for p in params[1:]})
+    overlap.ready(params[3].node)
+    assert sent == []  # the ranks have not agreed
+    overlap.agree()
+    overlap.ready(params[2].node)
+    assert sent == [3, 2] and overlap.num_complete == 3
+    overlap.agree()
+    overlap.ready(params[1].node)
+    assert sent == [3, 2, 1, 0] and agreed == [1]
+    overlap.wait(None, 2.0)
+    assert joined == [4]
+    np.testing.assert_array_equal(params[0].grad, 3)
+
+
+def test_after_a_step_nobody_waits_for_its_ranks():
+    overlap, _params, _, _ = four()
+    overlap.open(lambda: None, ("train.py", 1), lambda: 1 / 0)
+    overlap.wait(None, 2.0)
+    overlap.agree()

@@ -9,7 +9,8 @@ import pytest
 from dbrdist.comm import create_communicator, run_threads
 from dbrdist.comm.protocol import gate
 from dbrdist.comm.transport import message
-from dbrdist.errors import CommunicatorError
+from dbrdist.core.array import backend
+from dbrdist.errors import CaptureError, CommunicatorError
 from tests.each import each
 
 
@@ -151,3 +152,15 @@ def test_a_verb_of_a_closed_communicator_is_not_entered_again():
         fail()
     with pytest.raises(CommunicatorError, match=r"update: this communicator cannot be used any more, because bcast"):
         comm.gate.again(call)
+
+
+@each(verb=["bcast", "send"])
+def test_no_verb_is_entered_while_a_step_is_captured(verb, monkeypatch):
+    """Other ranks would see what has not happened: the capture ends, and the rank does it again."""
+    comm = create_communicator("single")
+    monkeypatch.setattr(backend.capturing, "is_on", True)
+    with pytest.raises(CaptureError, match=f"it calls {verb} of a communicator"):
+        comm.gate.call(verb) if verb == "bcast" else comm.gate.message(verb, 0, 0)
+    monkeypatch.setattr(backend.capturing, "is_on", False)
+    with comm.gate.call(verb) as call:
+        assert call.number == 0

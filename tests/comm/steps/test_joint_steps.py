@@ -1,6 +1,10 @@
 """The loop of joint steps: who has the first parameters, what an update is made of."""
 
 import copy
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
 
 from dbrdist import optimizers
 from dbrdist.comm import create_communicator, create_multi_node_optimizer
@@ -77,3 +81,64 @@ def test_a_copy_counts_its_own_seconds():
     other.exposed_seconds += 1
     assert (optimizer.exposed_seconds, other.exposed_seconds) == (2.0, 3.0)
     assert JointSteps.takes_num_samples
+
+
+class Passes:
+    """Runs the passes of steps, and notes it."""
+
+    def __init__(self):
+        self.done = []
+
+    def backward(self, run, listener):
+        self.done.append(listener)
+        run(self.lossfun, self.args, {}, listener)
+
+    def update(self, run):
+        self.done.append("update")
+        run()
+
+
+def test_passes_run_the_later_steps():
+    """With the loss and the arguments that they choose."""
+    (optimizer, model), (usual, other) = made(), made()
+    x, t = next(batches(1))
+    passes = Passes()
+    passes.lossfun, passes.args = lambda *args: model(*args) * 2.0, (x, t)
+    for step in range(3):
+        optimizer.update_in_passes(passes, model, x, t, num_samples=3)
+        assert passes.done == [None, "update"] * step  # the first step is run as always
+        usual.update(lambda *args, by=1.0 + (step > 0): other(*args) * by, x, t, num_samples=3)
+    optimizer.update(model, x, t)
+    usual.update(other, x, t)
+    assert len(passes.done) == 4
+    for a, b in zip(model.params(), other.params(), strict=True):
+        np.testing.assert_array_equal(a.array, b.array)
+
+
+def test_no_passes_are_left_after_an_error():
+    optimizer, model = made()
+    x, t = next(batches(1))
+    optimizer.update(model, x, t)
+    passes = Passes()
+    passes.lossfun, passes.args = (lambda *args: 1 / 0), ()
+    with pytest.raises(ZeroDivisionError):
+        optimizer.update_in_passes(passes, model, x, t)
+    optimizer.update(model, x, t)
+    assert passes.done == [None]
+
+
+@each(size=[1, 2], is_on_devices=[False, True], options=[{}, {"accumulate": 2}, {"zero_fill": False}])
+def test_which_steps_can_be_captured(size, is_on_devices, options):
+    optimizer, _ = made(**options)
+    reducer = SimpleNamespace(is_on_devices=is_on_devices)
+    optimizer.communicator = SimpleNamespace(size=size, reducer=reducer)
+    reason = optimizer.why_not_captured()
+    if "accumulate" in options:
+        assert reason == "steps with accumulate=2 are not captured yet"
+    elif size > 1 and not is_on_devices:
+        assert "SimpleNamespace sends gradients through host memory" in reason
+    else:
+        assert (reason is None) == (not options) and "zero_fill=False" in (reason or "zero_fill=False")
+    optimizer._policy = Policy(optimizer, True, False)
+    if not options:
+        assert optimizer.why_not_captured() == "steps with Policy are not captured yet"

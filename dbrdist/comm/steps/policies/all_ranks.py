@@ -66,7 +66,7 @@ class AllRanks(StepPolicy):
         """What sends gradients while backward runs; None where they are sent after it."""
         overlap: Overlap | None = self.headers.overlap(self.sharding) if self.zero_fill else None
         if overlap is not None:
-            overlap.open(self._weights_if_known, self.headers.place)
+            overlap.open(self._weights_if_known, self.headers.place, self.headers.wait_early)
         return overlap
 
     def reduce(self, call: Passage, plan: ReductionPlan, header: Header, listener: Overlap | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -30,6 +30,16 @@ if TYPE_CHECKING:
 Work: TypeAlias = tuple[Callable[..., Variable] | None, tuple[Operand, ...], Mapping[str, Operand], int | None]
 
 
+class Passes(Protocol):
+    """Runs the passes of a step in another way than by calling them: from CUDA graphs (``training/``)."""
+
+    def backward(self, run: Callable[..., None], listener: Overlap | None) -> None:
+        """Do what ``run(lossfun, args, kwds, listener)`` does: forward and backward."""
+
+    def update(self, run: Callable[[], None]) -> None:
+        """Do what ``run()`` does: the update."""
+
+
 class StepPolicy:
     """How the gradients of a step come about, and what follows the update.
 
@@ -45,6 +55,7 @@ class StepPolicy:
     needs_constant_loss_scale = False
     has_more_to_do = False  # after the update
     sharding: ZeroSharding | None = None
+    passes: Passes | None = None  # that run those of the step under way
 
     def __init__(
         self,
@@ -87,7 +98,14 @@ class StepPolicy:
         self, work: Work, after_forward: Callable[..., None] | None = None, listener: Overlap | None = None
     ) -> None:
         """Forward and backward pass; the gradients are added to those of the step's earlier calls."""
-        lossfun, args, kwds, num_samples = work
+        passes, (lossfun, args, kwds, num_samples) = self.passes, work
+        if passes is not None:
+            self.passes = None  # who runs this pass comes here again
+            try:
+                passes.backward(lambda f, a, k, by: self.backward((f, a, k, num_samples), after_forward, by), listener)
+            finally:
+                self.passes = passes
+            return
         optimizer, target = self.optimizer, self.optimizer.target
         began = time.perf_counter() if spans.recorders else None
         loss = loss_of(self._name, target, lossfun, args, kwds)
@@ -97,7 +115,7 @@ class StepPolicy:
             after_forward()
         if not self.carried.gathered:
             target.cleargrads()
-        scale = optimizer.loss_scale
+        scale: Any = None if optimizer.loss_scale is None else optimizer.scale_of_step()
         if self.is_sum and num_samples is not None:
             scale = num_samples * (1.0 if scale is None else scale)
         began = time.perf_counter() if spans.recorders else None

@@ -52,6 +52,9 @@ class Headers:
     def wait(self, call):
         return self.header
 
+    def wait_early(self):
+        self.waited = True
+
     def poll(self):
         return self.header
 

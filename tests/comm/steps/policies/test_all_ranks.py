@@ -158,9 +158,10 @@ def test_a_failure_in_backward_breaks_off_what_was_begun(has_overlap, may_have_s
 def test_who_listens_to_backward(zero_fill, has_overlap):
     policy, opened = policy_of(AllRanks, zero_fill), []
     overlap = SimpleNamespace(open=lambda *args: opened.append(args)) if has_overlap else None
-    policy.headers = Headers(policy.comm, overlap=overlap)
+    headers = policy.headers = Headers(policy.comm, overlap=overlap)
     assert policy.listener() is (overlap if zero_fill else None)
-    assert opened == ([(policy._weights_if_known, ("x.py", 1))] if zero_fill and has_overlap else [])
+    expected = policy._weights_if_known, ("x.py", 1), headers.wait_early
+    assert opened == ([expected] if zero_fill and has_overlap else [])
 
 
 @each(is_small=[True, False], has_plan=[True, False])
