@@ -159,11 +159,10 @@ def _run(command, folder):
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
 
 
-def built_once(name, text, options, includes=()):
+def built_once(name, text, options):
     """A shared library of C++ code, compiled at its first use; kept in :data:`folder` for other processes, too."""
     global built
-    parts = (text, repr(options), *[(HERE / file).read_text() for file in includes])
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+    key = hashlib.sha256("\0".join((text, repr(options))).encode()).hexdigest()[:24]
     target = folder / f"{name}-{key}.so"
     with open(folder / f"{name}-{key}.lock", "w") as lock:  # others may compile other code meanwhile
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -176,36 +175,43 @@ def built_once(name, text, options, includes=()):
     return ctypes.CDLL(str(target))
 
 
-def _header(options):
-    """The folder with the compiled host_cuda.h, which takes longer to read than most kernels."""
-    text = (HERE / "host_cuda.h").read_text()
-    key = hashlib.sha256((text + repr(options)).encode()).hexdigest()[:24]
-    place = folder / f"header-{key}"
+@functools.cache
+def _common(options):
+    """The folder with what is compiled once for all kernels: host_cuda.h, and what runs threads, host_cuda.cpp."""
+    texts = [(HERE / name).read_text() for name in ("host_cuda.h", "host_cuda.cpp")]
+    key = hashlib.sha256("".join([*texts, repr(options)]).encode()).hexdigest()[:24]
+    place = folder / f"common-{key}"
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (place / "host_cuda.h.gch").exists():
+        if not (place / "threads.o").exists():
             place.mkdir(exist_ok=True)
-            (place / "host_cuda.h").write_text(text)
-            _run([*_OPTIONS, *options, "-x", "c++-header", "host_cuda.h", "-o", "made.gch"], place)
-            (place / "made.gch").rename(place / "host_cuda.h.gch")
+            for name, text in zip(("host_cuda.h", "threads.cpp"), texts, strict=True):
+                (place / name).write_text(text)
+            _run([*_OPTIONS, *options, "-x", "c++-header", "host_cuda.h", "-o", "host_cuda.h.gch"], place)
+            _run([*_OPTIONS, *options, "-c", "threads.cpp", "-o", "made.o"], place)
+            (place / "made.o").rename(place / "threads.o")
     return place
 
 
-@functools.cache
-def _library(file, name):
-    """The function that launches one kernel of a file."""
-    text = cuda_source.source(file).replace(
-        "extern __shared__ float shared[];", "float* shared = shared_floats.data();"
-    )
-    text = "\n".join(line for line in text.split("\n") if not line.startswith(("#include <cuda", "#pragma unroll")))
-    options = _SANITIZE if is_sanitized else ()
+def launcher(name, text, options):
+    """The function that launches the kernel of this name in the text."""
+    common = _common(options)
     code = (
         f'#include "host_cuda.h"\n{text}\n'
         'extern "C" int run(const unsigned* grid, const unsigned* block, size_t shared, void** values,'
         " const size_t* sizes, size_t count) {\n"
         f"    return launch({name}, grid, block, shared, values, sizes, count);\n}}\n"
     )
-    return built_once(name.partition("<")[0], code, (*options, f"-I{_header(options)}"), ["host_cuda.h"]).run
+    options = (*options, f"-I{common}", f"{common}/threads.o")
+    return built_once(name.partition("<")[0], code, options).run
+
+
+@functools.cache
+def _library(file, name):
+    """The function that launches one kernel of a file."""
+    text = cuda_source.source(file).replace("extern __shared__ float shared[];", "float* shared = shared_floats;")
+    text = "\n".join(line for line in text.split("\n") if not line.startswith(("#include <cuda", "#pragma unroll")))
+    return launcher(name, text, _SANITIZE if is_sanitized else ())
 
 
 def compiled(device, file, name):

@@ -314,10 +314,6 @@ def test_threads_of_a_block_that_wait_in_different_places_are_reported(xp, on_ho
     """Labels of half a warp: the sum over a warp wants all of it."""
     import host_cuda
 
-    code = 'extern "C" int run(const unsigned* g, const unsigned* b, size_t s, void** v, const size_t* z, size_t n)'
     text = "void wrong() { if (threadIdx.x < 16) __syncthreads(); else __syncwarp(); }"
-    library = host_cuda.built_once(
-        "wrong", f'#include "host_cuda.h"\n{text}\n{code} {{ return launch(wrong, g, b, s, v, z, n); }}\n',
-        (f"-I{host_cuda._header(())}",), ["host_cuda.h"],
-    )  # fmt: skip
-    assert library.run((host_cuda._two((1,))), host_cuda._two((32,)), 0, None, None, 0) == -3
+    run = host_cuda.launcher("wrong", text, ())
+    assert run(host_cuda._two((1,)), host_cuda._two((32,)), 0, None, None, 0) == -3
