@@ -42,20 +42,25 @@ INSIDE float exp_rest(float r) {
     return fmaf(q, r, 0.5f);
 }
 
+/* The same, but its low 9 bits are those of the integer plus twice the exponent's bias. */
+#define BIASED_SHIFT (SHIFT + 254.0f)
+
 /* exp(x + rest) for a rest of at most 0.14 */
-INSIDE float exp_of_sum(float x, float rest) {
+INSIDE float exp_with(float x, float rest, int has_rest) {
     x = x > 89.0f ? 89.0f : x;
     x = x < -105.0f ? -105.0f : x;
-    float shifted = fmaf(x, LOG2_E, SHIFT);
-    int32_t n = (int32_t)(bits_of(shifted) - bits_of(SHIFT));
-    float whole = shifted - SHIFT;
-    float r = fmaf(whole, -LN_2_LOW, fmaf(whole, -LN_2_HIGH, x)) + rest;
+    float shifted = fmaf(x, LOG2_E, BIASED_SHIFT);
+    float whole = shifted - BIASED_SHIFT;
+    float r = fmaf(whole, -LN_2_LOW, fmaf(whole, -LN_2_HIGH, x));
+    r = has_rest ? r + rest : r;
     float power = fmaf(r * r, exp_rest(r), r) + 1.0f;
-    int32_t half = n >> 1; /* in two steps, for results at both ends of the type */
-    return power * power_of_2(half) * power_of_2(n - half);
+    uint32_t exponents = bits_of(shifted) << 23, half = exponents >> 1 & 0xFF800000u;
+    /* times 2^n in two steps, for results at both ends of the type */
+    return power * float_of(half) * float_of(exponents - half);
 }
 
-INSIDE float exp_of(float x) { return exp_of_sum(x, 0.0f); }
+INSIDE float exp_of_sum(float x, float rest) { return exp_with(x, rest, 1); }
+INSIDE float exp_of(float x) { return exp_with(x, 0.0f, 0); }
 
 /* exp(x) - 1 for x <= 0 */
 INSIDE float expm1_below_0(float x) {
