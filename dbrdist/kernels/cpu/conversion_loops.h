@@ -32,37 +32,45 @@ INSIDE uint16_t bfloat_of(float x) {
     FOR_EACH_LEVEL(name, float, TO *restrict to = (TO *)arrays[0];       \
                    const FROM *restrict from = (const FROM *)arrays[1];, , to[i] = __VA_ARGS__;)
 CONVERSION(slow_float_to_half, float, uint16_t, half_of(from[i]))
-CONVERSION(half_to_float, uint16_t, float, float_of_half(from[i]))
+CONVERSION(slow_half_to_float, uint16_t, float, float_of_half(from[i]))
 CONVERSION(float_to_bfloat, float, uint16_t, bfloat_of(from[i]))
 CONVERSION(bfloat_to_float, uint16_t, float, float_of((uint32_t)from[i] << 16))
 CONVERSION(float_to_double, float, double, from[i])
 CONVERSION(double_to_float, double, float, (float)from[i])
 
-/* The processor's own instruction takes half of the time, and gives the same but for NaN. */
+/* The processor's own instructions take half of the time or less, and give the same but for NaN. */
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <cpuid.h>
 #include <immintrin.h>
-#define TO_HALF(name, TARGET, WIDTH, LOAD, HAS_NAN, STORE)                                            \
+#define BY_INSTRUCTION(name, TARGET, WIDTH, FROM, TO, slow, LOAD, HAS_NAN, STORE)                     \
     __attribute__((target(TARGET))) static void name(void **arrays, ptrdiff_t start, ptrdiff_t stop,  \
                                                      const double *numbers) {                         \
-        uint16_t *restrict to = (uint16_t *)arrays[0];                                                \
-        const float *restrict from = (const float *)arrays[1];                                        \
+        TO *restrict to = (TO *)arrays[0];                                                            \
+        const FROM *restrict from = (const FROM *)arrays[1];                                          \
         ptrdiff_t i = start;                                                                          \
         (void)numbers;                                                                                \
         for (; i + WIDTH <= stop; i += WIDTH) {                                                       \
             LOAD                                                                                      \
             if (HAS_NAN)                                                                              \
-                for (int k = 0; k < WIDTH; ++k) to[i + k] = half_of(from[i + k]);                     \
+                for (int k = 0; k < WIDTH; ++k) to[i + k] = slow(from[i + k]);                        \
             else STORE                                                                                \
         }                                                                                             \
-        for (; i < stop; ++i) to[i] = half_of(from[i]);                                               \
+        for (; i < stop; ++i) to[i] = slow(from[i]);                                                  \
     }
-TO_HALF(to_half_by_8, "avx2,fma,f16c", 8, __m256 x = _mm256_loadu_ps(from + i);,
-        _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)),
-        _mm_storeu_si128((__m128i *)(to + i), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));)
-TO_HALF(to_half_by_16, "avx512f", 16, __m512 x = _mm512_loadu_ps(from + i);,
-        _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q),
-        _mm256_storeu_si256((__m256i *)(to + i), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));)
+#define HAS_NAN_OF_8 _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q))
+#define HAS_NAN_OF_16 _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q)
+BY_INSTRUCTION(to_half_by_8, "avx2,fma,f16c", 8, float, uint16_t, half_of, __m256 x = _mm256_loadu_ps(from + i);,
+               HAS_NAN_OF_8,
+               _mm_storeu_si128((__m128i *)(to + i), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));)
+BY_INSTRUCTION(to_half_by_16, "avx512f", 16, float, uint16_t, half_of, __m512 x = _mm512_loadu_ps(from + i);,
+               HAS_NAN_OF_16,
+               _mm256_storeu_si256((__m256i *)(to + i), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));)
+BY_INSTRUCTION(to_float_by_8, "avx2,fma,f16c", 8, uint16_t, float, float_of_half,
+               __m256 x = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i)));, HAS_NAN_OF_8,
+               _mm256_storeu_ps(to + i, x);)
+BY_INSTRUCTION(to_float_by_16, "avx512f", 16, uint16_t, float, float_of_half,
+               __m512 x = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(from + i)));, HAS_NAN_OF_16,
+               _mm512_storeu_ps(to + i, x);)
 
 static int has_half; /* the instruction for 8 at a time */
 static void find_half(void) {
@@ -70,21 +78,21 @@ static void find_half(void) {
     has_half = __get_cpuid(1, &a, &b, &c, &d) && c >> 29 & 1;
 }
 
-static void float_to_half(void **arrays, ptrdiff_t start, ptrdiff_t stop, const double *numbers) {
-    Loop const loops[] = {slow_float_to_half_plain, has_half ? to_half_by_8 : slow_float_to_half_avx2, to_half_by_16};
-    loops[level](arrays, start, stop, numbers);
-}
-#define LEVELS_OF_HALF {float_to_half, float_to_half, float_to_half}
+#define WITH_INSTRUCTION(name, by_8, by_16)                                                                     \
+    static void name(void **arrays, ptrdiff_t start, ptrdiff_t stop, const double *numbers) {                  \
+        Loop const loops[] = {slow_##name##_plain, has_half ? by_8 : slow_##name##_avx2, by_16};               \
+        loops[level](arrays, start, stop, numbers);                                                            \
+    }
+WITH_INSTRUCTION(float_to_half, to_half_by_8, to_half_by_16)
+WITH_INSTRUCTION(half_to_float, to_float_by_8, to_float_by_16)
+#define LEVELS_OF_HALF(f) {f, f, f}
 #else
-#define LEVELS_OF_HALF {float_to_half}
+#define LEVELS_OF_HALF(f) {slow_##f##_plain}
 static void find_half(void) {}
-static void float_to_half(void **arrays, ptrdiff_t start, ptrdiff_t stop, const double *numbers) {
-    slow_float_to_half_plain(arrays, start, stop, numbers);
-}
 #endif
 
 static Loop const CONVERSIONS[][NUM_LEVELS] = {
-    LEVELS_OF_HALF, ALL_LEVELS(half_to_float),   ALL_LEVELS(float_to_bfloat),
+    LEVELS_OF_HALF(float_to_half), LEVELS_OF_HALF(half_to_float), ALL_LEVELS(float_to_bfloat),
     ALL_LEVELS(bfloat_to_float), ALL_LEVELS(float_to_double), ALL_LEVELS(double_to_float),
 };
 
