@@ -70,6 +70,8 @@ class Mixed(_OfPixels):
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...]) -> tuple[Array, ...]:
         (x, w), gy = self.retained_inputs(), gys[0]
+        if type(gy) is np.ndarray:
+            gy = np.ascontiguousarray(gy)  # for both loops
         rules = lambda: call(SpreadMixed(self.pixels), gy, w), lambda: call(PixelProducts(self.pixels), gy, x)
         return tuple([rules[i]() for i in wanted])
 
@@ -134,7 +136,8 @@ def sampled(x: Operand, rows: Operand, columns: Operand) -> Variable:
             numbers.append((row * width + column).reshape(flat))
             weights.append(ops.reshape(ops.mul(row_weight, weight), flat))
     pixels = Pixels(get_array_module(as_array(x)).concatenate(numbers, 1), height * width)
-    values = ops.reshape(ops.transpose(x, (0, 2, 3, 1)), (n, pixels.size, num_channels))
+    # In this order, since four axes as N H W C would pass for images of another layout.
+    values = ops.transpose(ops.reshape(x, (n, num_channels, pixels.size)), (0, 2, 1))
     y = Mixed(pixels).apply((values, ops.concat(weights, axis=1)))[0]
     return ops.reshape(y, (n, *places, num_channels))
 
