@@ -26,6 +26,7 @@ from dbrdist.core.array.backend import (
     unwritten,
 )
 from dbrdist.core.array.ownership import is_private
+from dbrdist.core.array.sums import parts_of_rows, sum_of_many_rows
 from dbrdist.core.array.types import Destinations, PerAxis, Shape
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape import ops
@@ -272,6 +273,8 @@ class _SecondOrder:
 class FixedBatchNormalization(Normalization):
     """y = gamma x_hat + beta with given mean and variance"""
 
+    gives_new = True
+
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_inputs((0, 1, 3, 4))
         key, rectifies = self.taken_key()
@@ -284,28 +287,31 @@ class FixedBatchNormalization(Normalization):
         kept = _kept_shape(x.shape, self.axis)
         s = ops.power(ops.add(var, self.eps), -0.5)
         scale = ops.mul(gamma, s)
-        gbeta = self.total(gy, gamma.shape)
-        gx, terms = (None, None) if self._on_variables else self._by_rows(x, gy, mean, scale)
-        if terms is None:
+        gx, gbeta, along = (None,) * 3 if self._on_variables else self._by_rows(x, gy, mean, scale)
+        if gx is None:
             terms = ops.mul(gy, ops.sub(x, ops.reshape(mean, kept)))
             gx = ops.mul(gy, ops.reshape(scale, kept)) if 0 in wanted else None
-        along = self.total(terms, gamma.shape)
+            gbeta, along = (self.total(v, gamma.shape) for v in (gy, terms))
         gvar = ops.mul(ops.mul(along, ops.mul(scale, ops.mul(s, s))), -0.5)
         grads = (gx, ops.mul(along, s), gbeta, ops.neg(ops.mul(gbeta, scale)), gvar)
         return in_types_of_inputs(self, wanted, [grads[i] for i in wanted])
 
-    def _by_rows(self, x: Array, gy: Array, mean: Array, scale: Array) -> tuple[Array | None, Array | None]:
-        """gy scale and gy (x - mean) by a compiled loop over rows of channels; None where there is none."""
+    def _by_rows(self, x: Array, gy: Array, mean: Array, scale: Array) -> tuple[Any, Any, Any]:
+        """gy scale, and the sums of gy and gy (x - mean), by a compiled loop over rows of channels; or None."""
         are_images = x.ndim == 4 and lies_as_images(x)
         axis = _OF_IMAGES if are_images else _OF_ROWS
-        if self.axis != axis or type(x) is not ndarray or type(gy) is not ndarray:
-            return None, None
+        count, width = x.size // max(mean.size, 1), mean.size
+        parts, blocks = parts_of_rows(count, width) if x.size else (0, 0)
+        if self.axis != axis or type(x) is not ndarray or type(gy) is not ndarray or not parts:
+            return None, None, None
         rows = [v.transpose(0, 2, 3, 1) for v in (x, gy)] if are_images else [x, gy]
-        made = kernels.of_rows("fixed_normalization_backward", (*rows, mean.ravel(), scale.ravel()), mean.size)
+        vectors = mean.ravel(), scale.ravel()
+        made = kernels.of_rows("fixed_normalization_backward", (*rows, *vectors), count, width, parts, blocks)
         if made is None:
-            return None, None
-        gx, terms = (v.reshape(rows[0].shape) for v in made)
-        return (gx.transpose(0, 3, 1, 2), terms.transpose(0, 3, 1, 2)) if are_images else (gx, terms)
+            return None, None, None
+        gx = made[0].reshape(rows[0].shape)
+        gbeta, along = (sum_of_many_rows(v.reshape(parts, width)).reshape(mean.shape) for v in made[1:])
+        return gx.transpose(0, 3, 1, 2) if are_images else gx, gbeta, along
 
     def total(self, v: Operand, shape: tuple[int, ...]) -> Any:
         return ops.reshape(ops.sum(v, self.axis, True), shape)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from dbrdist.core.array.elementwise import KERNEL_ELEMENTS, hand_down_kernel
+from dbrdist.core.array.memory import hand_down_repeat
 from dbrdist.core.array.types import Array, DType, IntArray
 from dbrdist.kernels.table import kernel
 
@@ -39,6 +40,12 @@ def sum_of(terms: tuple[Array, ...], out: Array) -> bool:
     False: nothing was written, and additions have to do.
     """
     return "sum_of", out.dtype, *[(type(a), a.shape, a.strides, a.dtype) for a in terms]
+
+
+@kernel(is_light=True)
+def repeat(a: Array, values: Array) -> bool:
+    """Copy ``values``, a broadcast view of the shape of ``a``, to ``a``. False: nothing was written."""
+    return "repeat", a.shape, a.strides, a.dtype, values.strides
 
 
 @kernel(is_light=True)
@@ -76,3 +83,4 @@ hand_down_kernel("convert", convert)
 hand_down_kernel("philox", philox)
 hand_down_kernel("of_rows", of_rows)
 hand_down_kernel("pick_rows", pick_rows)
+hand_down_repeat(repeat)

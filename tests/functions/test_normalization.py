@@ -13,7 +13,7 @@ import pytest
 import dbrdist
 import dbrdist.functions as F
 from dbrdist import Variable, kernels
-from dbrdist.core.array import backend
+from dbrdist.core.array import backend, sums
 from tests.each import each
 from tests.functions.image_helpers import check_gradients, draw
 from tests.kernels.cpu.test_loops import compiled
@@ -76,7 +76,7 @@ def test_batch_normalization_gradients(shape, axis, fixed):
 
 @compiled
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@each(shape=[(300, 70), (8, 20, 9, 11)])
+@each(shape=[(300, 70), (8, 20, 9, 11), (2100, 33)])
 def test_gradients_with_given_statistics_have_the_bits_of_numpys_formula(shape):
     """By a compiled loop, also where something is not finite; near those of float64."""
     x, gy = (
@@ -94,7 +94,9 @@ def test_gradients_with_given_statistics_have_the_bits_of_numpys_formula(shape):
 
     rows = x.reshape(-1, shape[1]) if x.ndim == 2 else x.transpose(0, 2, 3, 1)
     ones = np.ones(kept, "f")
-    assert kernels.of_rows("fixed_normalization_backward", (rows, rows, ones, ones), shape[1]) is not None
+    sizes = rows.size // shape[1], shape[1]
+    numbers = *sizes, *sums.parts_of_rows(*sizes)
+    assert kernels.of_rows("fixed_normalization_backward", (rows, rows, ones, ones), *numbers) is not None
     for a, b in zip(step("f"), step("d")):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-3)
     for value in (0.0, np.nan, np.inf):

@@ -260,10 +260,30 @@ def full(shape: tuple[int, ...], value: Array | Number, dtype: DTypeLike, like: 
 def fill(a: Array, value: Array | Number) -> None:
     """Copy a number, or an array of the same device, to all elements of ``a``."""
     if type(a) is np.ndarray:
-        a[...] = value
+        if a.size < _MANY_REPEATS or not _is_repeated_by_kernel(a, value):
+            a[...] = value
         return
     with on(a):
         a[...] = value
+
+
+_MANY_REPEATS = 1 << 18  # elements from which on the call of a kernel costs less than NumPy's stores of 16 bytes each
+_repeat: list[Callable[[HostArray, HostArray], bool]] = []
+
+
+def hand_down_repeat(kernel: Callable[[HostArray, HostArray], bool]) -> None:
+    """Called by ``kernels``, which stands above, with what copies a broadcast view to an array, or says False."""
+    _repeat[:] = [kernel]
+
+
+def _is_repeated_by_kernel(a: HostArray, value: Array | Number) -> bool:
+    if isinstance(value, (int, float)):
+        value = number(value, a.dtype)
+    if type(value) is not np.ndarray or value.dtype != a.dtype or not _repeat:
+        return False
+    if not value.ndim:
+        value = np.ndarray(a.shape, a.dtype, value, 0, (0,) * a.ndim)
+    return 0 in value.strides and value.shape == a.shape and _repeat[0](a, value)
 
 
 def zeros(shape: tuple[int, ...], dtype: DTypeLike, like: Array | None = None) -> Array:

@@ -50,7 +50,7 @@ def wide_sum(x: Array, axis: tuple[int, ...] | None, keepdims: bool) -> Array:
         return x.sum(axis=axis, dtype=accumulation_dtype(x.dtype), keepdims=keepdims)
     gone = {a % x.ndim for a in axis or ()}
     shape = [1 if i in gone else n for i, n in enumerate(x.shape) if keepdims or i not in gone]
-    return _sum_of_many_rows(rows).reshape(shape)
+    return sum_of_many_rows(rows).reshape(shape)
 
 
 def mean_over(x: Array, axis: tuple[int, ...] | None, keepdims: bool) -> tuple[Array, float]:
@@ -111,7 +111,7 @@ def _by_loops(x: Array, axis: tuple[int, ...] | None) -> Array | None:
     if axis is not None:
         axes = sorted([a % x.ndim for a in axis if -x.ndim <= a < x.ndim])
         lead = axes[0] if axes else 0
-        if not axes or len(axes) < len(axis) or axes != list(range(lead, axes[-1] + 1)) or len(axes) == x.ndim:
+        if not axes or len(axes) < len(axis) or axes != list(range(lead, axes[-1] + 1)):
             return None
         if axes[-1] < x.ndim - 1:
             return _columns_by_loop(of_rows, x, lead, axes[-1] + 1)
@@ -154,17 +154,28 @@ def _as_rows(x: Array, axis: tuple[int, ...]) -> Array | None:
     return turned.reshape(count, -1) if turned.flags.c_contiguous else None
 
 
-def _sum_of_many_rows(x: Array) -> Array:
+def sum_of_many_rows(x: Array) -> Array:
     """The sums over the first axis of a matrix in C order: of 256 rows to 511 each, until few are left."""
     while x.size and len(x) >= _MANY_ROWS:
         count, width = x.shape
-        blocks = max(min(count // _ROWS_IN_A_SUM, _ELEMENTS_AT_ONCE // width), 1)
-        groups = count // (blocks * _ROWS_IN_A_SUM)
-        whole = count // (groups * blocks) * groups * blocks
-        y = x[:whole].reshape(groups, -1, blocks * width).sum(1).reshape(-1, width)
+        parts, blocks = parts_of_rows(count, width)
+        whole = count // parts * parts
+        y = x[:whole].reshape(parts // blocks, -1, blocks * width).sum(1).reshape(-1, width)
         y[: count - whole] += x[whole:]
         x = y
     return x.sum(0)
+
+
+def parts_of_rows(count: int, width: int) -> tuple[int, int]:
+    """Into how many sums :func:`sum_of_many_rows` first adds so many rows, and how many of them take turns.
+
+    The rows that are left at the end are added to the first sums. Of few rows there is one sum, or none (0, 0) where
+    NumPy has an order of its own.
+    """
+    if count < _MANY_ROWS:
+        return (1, 1) if width >= _WIDE else (0, 0)
+    blocks = max(min(count // _ROWS_IN_A_SUM, _ELEMENTS_AT_ONCE // width), 1)
+    return count // (blocks * _ROWS_IN_A_SUM) * blocks, blocks
 
 
 def square_sum(x: Array) -> Array:
@@ -233,7 +244,7 @@ def sum_rows(x: Array, out: Array | None = None) -> Array:
     if dtype.char not in "fd":
         return sum_over(x, (0,), False)
     if len(x) > _KEPT_ONES and type(x) is np.ndarray and x.flags.c_contiguous:
-        return _sum_of_many_rows(x)
+        return sum_of_many_rows(x)
     weights = ones(len(x), dtype) if len(x) <= _KEPT_ONES else np.ones(len(x), dtype)
     room: Any = out if out is not None and out.dtype is dtype else None
     return weights.dot(x, room)

@@ -3,8 +3,8 @@ macros mean. */
 
 LOOP(hard_sigmoid, OUT(0, y) IN(1, x), , {
     Real line = x[i] * (Real)0.2 + (Real)0.5;
-    line = LARGER(line, 0);
-    y[i] = SMALLER(line, 1);
+    line = AT_LEAST(0, line);
+    y[i] = AT_MOST(1, line);
 })
 
 LOOP(hard_sigmoid_gradient, OUT(0, gx) IN(1, x) IN(2, gy), , {
@@ -14,8 +14,8 @@ LOOP(hard_sigmoid_gradient, OUT(0, gx) IN(1, x) IN(2, gy), , {
 
 #define HELD                            \
     Real a = x[i] - t[i];               \
-    Real held = LARGER(a, -delta);      \
-    held = SMALLER(held, delta);
+    Real held = AT_LEAST(-delta, a);      \
+    held = AT_MOST(delta, held);
 
 LOOP(huber, OUT(0, y) IN(1, x) IN(2, t), NUMBER(0, delta), {
     HELD
@@ -59,8 +59,8 @@ LOOP(leaky_relu_gradient, OUT(0, gx) IN(1, x) IN(2, gy), NUMBER(0, slope), {
 
 LOOP(hardswish, OUT(0, y) IN(1, x), , {
     Real gate = x[i] * (Real)(1.0 / 6) + (Real)0.5;
-    gate = LARGER(gate, 0);
-    y[i] = x[i] * SMALLER(gate, 1);
+    gate = AT_LEAST(0, gate);
+    y[i] = x[i] * AT_MOST(1, gate);
 })
 
 LOOP(hardswish_gradient, OUT(0, gx) IN(1, x) IN(2, gy), , {
@@ -97,6 +97,10 @@ LOOP(reciprocal_gradient, OUT(0, gx) IN(1, x) IN(2, gy), , {
 })
 
 LOOP(root, OUT(0, y) IN(1, x), , y[i] = ROOT(x[i]);)
+
+LOOP(copied, OUT(0, y) IN(1, x), , y[i] = x[i];)
+
+LOOP(square, OUT(0, y) IN(1, x), , y[i] = x[i] * x[i];)
 
 /* gy times the derivative of the square root */
 LOOP(root_gradient, OUT(0, gx) IN(1, x) IN(2, gy), , {
@@ -144,14 +148,14 @@ FLOAT_LOOP(silu_gradient, OUT(0, gx) IN(1, x) IN(2, gy), NUMBER(0, beta), {
 })
 
 FLOAT_LOOP(softplus, OUT(0, y) IN(1, x), NUMBER(0, beta), {
-    float above = LARGER(x[i], 0.0f);
+    float above = AT_LEAST(0.0f, x[i]);
     y[i] = above + softplus_rest(x[i] * beta) / beta;
 })
 
 FLOAT_LOOP(softplus_gradient, OUT(0, gx) IN(1, x) IN(2, gy), NUMBER(0, beta), gx[i] = gy[i] * sigmoid_of(x[i] * beta);)
 
 FLOAT_LOOP(bernoulli, OUT(0, y) IN(1, p) IN(2, x), , {
-    float above = LARGER(x[i], 0.0f);
+    float above = AT_LEAST(0.0f, x[i]);
     y[i] = above - x[i] * p[i] + softplus_rest(x[i]);
 })
 
@@ -163,12 +167,12 @@ FLOAT_LOOP(bernoulli_gradient, OUT(0, gx) IN(1, p) IN(2, x) IN(3, gy), , {
 
 /* scale times x, and below 0 times alpha (exp(x) - 1) */
 FLOAT_LOOP(elu, OUT(0, y) IN(1, x), NUMBER(0, alpha) NUMBER(1, scale), {
-    float below = expm1_below_0(SMALLER(x[i], 0.0f)) * alpha;
+    float below = expm1_below_0(AT_MOST(0.0f, x[i])) * alpha;
     y[i] = chosen(x[i] > 0.0f, x[i], below) * scale;
 })
 
 FLOAT_LOOP(elu_gradient, OUT(0, gx) IN(1, x) IN(2, gy), NUMBER(0, alpha) NUMBER(1, scale), {
-    float below = exp_of(SMALLER(x[i], 0.0f)) * alpha;
+    float below = exp_of(AT_MOST(0.0f, x[i])) * alpha;
     gx[i] = gy[i] * (chosen(x[i] >= 0.0f, 1.0f, below) * scale);
 })
 
@@ -317,8 +321,8 @@ FLOAT_LOOP(laplace_nll_gradients,
     float sign = t[i] == 1.0f ? 1.0f : -1.0f;                                              \
     float score = x[i] * sign;                                                             \
     float rest = softplus_rest(score);                                                     \
-    float minus_ln_p = LARGER(-score, 0.0f) + rest;                                        \
-    float power = exp_of((LARGER(score, 0.0f) + rest) * -gamma);                           \
+    float minus_ln_p = AT_LEAST(0.0f, -score) + rest;                                        \
+    float power = exp_of((AT_LEAST(0.0f, score) + rest) * -gamma);                           \
     float weight = t[i] == 1.0f ? of_ones : of_zeros;
 
 FLOAT_LOOP(focal_loss, OUT(0, y) IN(1, x) IN(2, t), FOCAL_NUMBERS, {

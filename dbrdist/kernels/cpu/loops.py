@@ -118,7 +118,10 @@ TABLE: dict[Any, CompiledLoop | tuple[CompiledLoop, ...]] = {
     ("lgamma", 0): CompiledLoop("digamma_product", ("x", "gy"), beyond=lambda x, gy: gy * _scipy("digamma")(x)),
     "digamma": CompiledLoop("digamma", ("x",), beyond=_scipy("digamma")),
     ("digamma", 0): CompiledLoop("trigamma_product", ("x", "gy"), beyond=lambda x, gy: gy * _scipy("zeta")(2, x)),
-    "pow_number": CompiledLoop("root", ("x",), lambda c: _when(c == 0.5)),
+    "pow_number": (
+        CompiledLoop("square", ("x",), lambda c: _when(c == 2)),
+        CompiledLoop("root", ("x",), lambda c: _when(c == 0.5)),
+    ),
     ("pow_number", 0): (
         CompiledLoop("reciprocal_gradient", ("x", "gy"), lambda c: _when(c == -1)),
         CompiledLoop("root_gradient", ("x", "gy"), lambda c: _when(c == 0.5)),
@@ -321,7 +324,7 @@ def _plan_of_rows(name: str, arrays: tuple[HostArray, ...], numbers: tuple[Any, 
     run, dtype = _loop(name, *arrays), arrays[0].dtype
     of_row = {kind: _of_row(kind, *numbers) for kind in kinds}
     count = max(a.size // of_row[kind] for kind, a in zip(kinds[num_out:], arrays))
-    sizes = [of_row[kind] * (1 if kind in "cmiv" else count) for kind in kinds[:num_out]]
+    sizes = [of_row[kind] * (1 if kind in "cmsiv" else count) for kind in kinds[:num_out]]
     new = [backend.plain_allocator((size,), dtype) for size in sizes]
 
     def of_rows(
@@ -351,6 +354,7 @@ def _of_row(kind: str, n: int, columns: int = 0, plane: int = 1, *_: float) -> i
     of_plane = n // max(plane, 1)
     return {
         "r": 1, "p": 32, "t": 2 * n, "c": n * columns, "i": n * columns, "k": of_plane, "q": 4 * of_plane,
+        "s": columns * plane,
     }.get(kind, n)  # fmt: skip
 
 
@@ -373,6 +377,17 @@ def _plan_sum_of(terms: tuple[HostArray, ...], out: HostArray) -> Plan:
         return True
 
     return sum_of
+
+
+def _plan_repeat(a: HostArray, values: HostArray) -> Plan:
+    """See host_dispatch.repeat: of one value, or of one for each row of a matrix."""
+    if any(values.strides):
+        if a.ndim != 2 or values.strides[1] or a.dtype != np.float32 or not _is_in_c_order(a):
+            raise onednn.Unsupported("other repetitions, or types")
+        fill, numbers = _loop("fill_rows", a, values), (a.shape[1],)
+        return lambda a, values: fill((a, np.ascontiguousarray(values[:, 0])), numbers)
+    run, _ = _elementwise_loop("copied", a, values)
+    return lambda a, values: run((memory_row(a), _as_operand(values)), ())
 
 
 def _plan_pick_rows(rows: HostArray, numbers: HostArray, picked: HostArray, adds: bool) -> Plan:
@@ -436,6 +451,7 @@ ROWS = {
     "convert": _plan_convert,
     "philox": _plan_philox,
     "pick_rows": _plan_pick_rows,
+    "repeat": _plan_repeat,
     "sum_of": _plan_sum_of,
     "update": _plan_update,
     "row": _plan_row,

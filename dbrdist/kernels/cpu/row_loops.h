@@ -208,19 +208,42 @@ FLOAT_LOOP(swish_rows_backward, OUT(0, to) OUT(1, to_xe) IN(2, from) IN(3, of_gy
     }
 })
 
-/* ---- normalization with given statistics: the gradient of x, and the terms of that of gamma */
+/* ---- normalization with given statistics: the gradient of x, and the sums of gy and gy (x - mean) over the rows, of which
+there are numbers[2] parts, numbers[3] of them in turns, in the order of sum_of_many_rows in core/array/sums.py */
+
+INSIDE void fixed_row(float *restrict gx, float *restrict sums, float *restrict term_sums, const float *restrict x,
+                      const float *restrict gy, const float *restrict mean, const float *restrict scale, ptrdiff_t width) {
+    NOTHING_OVERLAPS
+    for (ptrdiff_t j = 0; j < width; ++j) {
+        float term = gy[j] * (x[j] - mean[j]);
+        gx[j] = gy[j] * scale[j];
+        sums[j] = sums[j] + gy[j];
+        term_sums[j] = term_sums[j] + term;
+    }
+}
 
 FLOAT_LOOP(fixed_normalization_backward,
-           OUT(0, to) OUT(1, to_terms) IN(2, from) IN(3, of_gy) IN(4, mean) IN(5, scale), ROW_LENGTH, {
-    const float *restrict x = from + i * n;
-    const float *restrict gy = of_gy + i * n;
-    float *restrict gx = to + i * n;
-    float *restrict terms = to_terms + i * n;
-    (void)whole;
-    for (ptrdiff_t j = 0; j < n; ++j) {
-        gx[j] = gy[j] * scale[j];
-        terms[j] = gy[j] * (x[j] - mean[j]);
+           OUT(0, gx) OUT(1, sums) OUT(2, term_sums) IN(3, x) IN(4, gy) IN(5, mean) IN(6, scale),
+           const ptrdiff_t n = (ptrdiff_t)numbers[0]; const ptrdiff_t width = (ptrdiff_t)numbers[1];
+           const ptrdiff_t parts = (ptrdiff_t)numbers[2]; const ptrdiff_t turns = (ptrdiff_t)numbers[3];, {
+    const ptrdiff_t each = n / parts * turns; /* rows of the parts that take turns */
+    for (ptrdiff_t part = 0; part < parts; ++part) {
+        memset(sums + part * width + i, 0, (size_t)(stop - i) * sizeof(float));
+        memset(term_sums + part * width + i, 0, (size_t)(stop - i) * sizeof(float));
     }
+    for (ptrdiff_t r = 0; r < n; ++r) {
+        const ptrdiff_t left = r - n / parts * parts; /* from 0 on for the rows that are left */
+        const ptrdiff_t part = (left < 0 ? r / each * turns + r % turns : left) * width + i;
+        fixed_row(gx + r * width + i, sums + part, term_sums + part, x + r * width + i, gy + r * width + i, mean + i,
+                  scale + i, stop - i);
+    }
+    i = stop - 1;
+})
+
+FLOAT_LOOP(fill_rows, OUT(0, to) IN(1, values), ROW_LENGTH, {
+    const float value = values[i];
+    (void)whole;
+    for (ptrdiff_t j = 0; j < n; ++j) to[i * n + j] = value;
 })
 
 /* ---- both halves of a CReLU */
@@ -431,14 +454,14 @@ INSIDE ptrdiff_t first_half(ptrdiff_t n) { return n / 2 - n / 2 % 8; }
 PAIRWISE(sum, const float *restrict x, x, x += n;, OF_X)
 PAIRWISE(dot, TOGETHER(const float *restrict a, const float *restrict b), TOGETHER(a, b), a += n; b += n;, OF_PRODUCT)
 
-FLOAT_LOOP(sum_of_rows, OUT(0, y) IN(1, x), LENGTH, y[i] = 0.0f + pairwise_sum(x + i * n, n);)
+LOOP_OF_8(sum_of_rows, OUT(0, y) IN(1, x), LENGTH, y[i] = 0.0f + pairwise_sum(x + i * n, n);)
 
-FLOAT_LOOP(dot_of_rows, OUT(0, y) IN(1, a) IN(2, b), LENGTH, y[i] = 0.0f + pairwise_dot(a + i * n, b + i * n, n);)
+LOOP_OF_8(dot_of_rows, OUT(0, y) IN(1, a) IN(2, b), LENGTH, y[i] = 0.0f + pairwise_dot(a + i * n, b + i * n, n);)
 
 /* The same in PARTS parts of each row, which result when halves are halved 5 times: i counts the parts of all rows, and
 whoever adds the parts two by two gets the row's sum. So several threads share a long row, with the same result. */
 enum { HALVINGS = 5, PARTS = 1 << HALVINGS };
-FLOAT_LOOP(sum_of_parts, OUT(0, y) IN(1, x), LENGTH, {
+LOOP_OF_8(sum_of_parts, OUT(0, y) IN(1, x), LENGTH, {
     const float *part = x + i / PARTS * n;
     ptrdiff_t length = n;
     for (int bit = HALVINGS - 1; bit >= 0; --bit) {

@@ -14,16 +14,18 @@ enum { TAPS = 4 };
 INSIDE void mix_rows(float *restrict y, const float *a, const float *b, const float *c, const float *d, const float *w,
                      ptrdiff_t places, ptrdiff_t width) {
     const float of_a = w[0], of_b = w[places], of_c = w[2 * places], of_d = w[3 * places];
+    NOTHING_OVERLAPS
     for (ptrdiff_t j = 0; j < width; ++j) y[j] = d[j] * of_d + (c[j] * of_c + (b[j] * of_b + (a[j] * of_a + 0.0f)));
 }
 
-FLOAT_LOOP(mix_pixels, OUT(0, to) IN(1, from) IN(2, weights) IN(3, numbers_of), SAMPLING, {
+LOOP_OF_8(mix_pixels, OUT(0, to) IN(1, from) IN(2, weights) IN(3, numbers_of), SAMPLING, {
     const float *x = from + i * whole, *w = weights + i * TAPS * places, *number = numbers_of + i * TAPS * places;
     for (ptrdiff_t p = 0; p < places; ++p)
         mix_rows(to + i * n + p * width, x + PIXEL(0), x + PIXEL(1), x + PIXEL(2), x + PIXEL(3), w + p, places, width);
 })
 
 INSIDE void add_row(float *restrict y, const float *restrict x, float w, ptrdiff_t width) {
+    NOTHING_OVERLAPS
     for (ptrdiff_t j = 0; j < width; ++j) y[j] = y[j] + x[j] * w;
 }
 
@@ -46,11 +48,15 @@ FLOAT_LOOP(spread_pixels, OUT(0, to) OUT(1, scratch) IN(2, from) IN(3, weights) 
 })
 
 /* The gradient of each weight: the product of a place's values with those of a pixel. */
-FLOAT_LOOP(pixel_products, OUT(0, to) IN(1, from) IN(2, pixels) IN(3, numbers_of), SAMPLING, {
+LOOP_OF_8(pixel_products, OUT(0, to) IN(1, from) IN(2, pixels) IN(3, numbers_of), SAMPLING, {
     const float *y = from + i * n, *x = pixels + i * whole, *number = numbers_of + i * TAPS * places;
-    for (int k = 0; k < TAPS; ++k)
-        for (ptrdiff_t p = 0; p < places; ++p)
-            to[(i * TAPS + k) * places + p] = 0.0f + pairwise_dot(y + p * width, x + PIXEL(k), width);
+    for (int k = 0; k < TAPS; ++k) {
+        float *products = to + (i * TAPS + k) * places;
+        if (width <= 128)
+            for (ptrdiff_t p = 0; p < places; ++p) products[p] = 0.0f + short_dot(y + p * width, x + PIXEL(k), width);
+        else
+            for (ptrdiff_t p = 0; p < places; ++p) products[p] = 0.0f + pairwise_dot(y + p * width, x + PIXEL(k), width);
+    }
 })
 
 /* Rows of numbers[1] elements mixed two elements at a time, to rows of n: their numbers, 32-bit integers that stand in arrays of

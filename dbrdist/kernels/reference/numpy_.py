@@ -371,6 +371,7 @@ ROWS |= {
     "sum_of": _planner(lambda *_: False),
     "philox": _planner(lambda *_: False),
     "pick_rows": _planner(lambda *_: False),
+    "repeat": _planner(lambda *_: False),
     "filter_rows": _planner(lambda *_: False),
     "row": _planner(lambda *_: None),  # the row's own formula is NumPy's kernel
     "update": _planner(lambda *_: False),  # and so is the rule's

@@ -6,7 +6,7 @@ import pytest
 import dbrdist
 import dbrdist.functions as F
 from dbrdist import kernels
-from dbrdist.core.array import backend
+from dbrdist.core.array import backend, memory, sums
 from dbrdist.functions import noise
 from dbrdist.kernels.cpu import loops
 from tests.each import each
@@ -109,6 +109,8 @@ def of_twenty_rows(name, num_numbers, arrays):
     kinds = loops._found.ROWS[name]
     if "b" in kinds:
         values = 100, 200, 4, 3, 2, 1
+    if "s" in kinds:
+        values = 100, 20, 4, 2
     pixels = (np.arange(2000, dtype=np.int32) % 50).view("f")
     arrays = [pixels if kind in "qj" else a for kind, a in zip(kinds, arrays)]
     sizes = {
@@ -126,6 +128,7 @@ def of_twenty_rows(name, num_numbers, arrays):
         "b": 4000,
         "q": 2000,
         "j": 100,
+        "s": 80,
     }
     return values[:num_numbers], tuple(np.resize(a, sizes[kind]) for a, kind in zip(arrays, kinds))
 
@@ -209,6 +212,8 @@ def test_the_slope_of_a_reciprocal_has_the_bits_of_numpys_formula(dtype):
     with np.errstate(all="ignore"):
         assert kernels.provider_of("row", ("pow_number", 0), ("x", "gy"), (numbers(dtype, 0),) * 2, (-1,)) == "loops"
         assert kernels.provider_of("row", ("pow_number", 0), ("x", "gy"), (numbers(dtype, 0),) * 2, (3,)) != "loops"
+        squares = dbrdist.Variable(numbers(dtype, 0)) ** 2
+        assert squares.array.tobytes() == np.square(numbers(dtype, 0)).tobytes()
         ours = step(), step(2)
         with kernels.use("columns"):
             assert (step(), step(2)) == ours
@@ -219,7 +224,7 @@ def test_the_slope_of_a_reciprocal_has_the_bits_of_numpys_formula(dtype):
 def test_powers_by_loops_and_by_others_are_near_those_of_float64(exponent, dtype):
     x, gy = np.random.default_rng(0).uniform(0.1, 4, (2, 20_000)).astype(dtype)
     found = kernels.provider_of("row", "pow_number", ("x",), (x,), (exponent,))
-    assert (found == "loops") == (exponent == 0.5)
+    assert (found == "loops") == (exponent in (0.5, 2))
     found = kernels.provider_of("row", ("pow_number", 0), ("x", "gy"), (x, gy), (exponent,))
     assert (found == "loops") == (exponent in (-1, 0.5) or (exponent == 2 and dtype == np.float32))
     v = dbrdist.Variable(x)
@@ -229,3 +234,29 @@ def test_powers_by_loops_and_by_others_are_near_those_of_float64(exponent, dtype
     rtol = 8 * np.finfo(dtype).eps
     np.testing.assert_allclose(y.array, x.astype("d") ** exponent, rtol)
     np.testing.assert_allclose(v.grad, exponent * x.astype("d") ** (exponent - 1) * gy, rtol)
+
+
+@compiled
+@each(shape=[(1000, 300), (2, 40, 75, 50)], dtype=[np.float32, np.float64])
+def test_values_are_repeated_to_large_memory(shape, dtype):
+    """One value, from whatever holds it, or one for each row, over C order and over images."""
+    one, rows = np.array(-0.0, dtype), np.arange(float(shape[0])).astype(dtype).reshape(-1, *(1,) * (len(shape) - 1))
+    repeated = np.broadcast_to(rows, shape)
+    for value in (3, 0.1, np.nan, one, np.broadcast_to(one, shape), repeated, repeated[::-1]):
+        a = backend.empty(shape, dtype)
+        a[...] = 7
+        memory.fill(a, value)
+        assert a.tobytes() == np.broadcast_to(np.asarray(value, dtype), shape).tobytes()
+    served = {v is one: kernels.provider_of("repeat", a, np.broadcast_to(v, shape)) for v in (one, rows)}
+    assert served[True] == "loops" and (served[False] == "loops") == (dtype == np.float32 and len(shape) == 2)
+
+
+@compiled
+@each(shape=[(90, 100), (301, 7, 300)], dtype=[np.float32, np.float64])
+def test_sums_over_all_axes_by_their_numbers_have_the_bits_of_numpys(shape, dtype):
+    x = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+    for axis in (None, tuple(range(x.ndim)), tuple(range(-1, -1 - x.ndim, -1))):
+        for keepdims in (False, True):
+            found = sums.sum_over(x, axis, keepdims)
+            assert found.tobytes() == x.sum(axis=axis, keepdims=keepdims).tobytes()
+            assert found.shape == (1,) * len(shape) * keepdims
