@@ -272,7 +272,7 @@ _repeat: list[Callable[[HostArray, HostArray], bool]] = []
 
 
 def hand_down_repeat(kernel: Callable[[HostArray, HostArray], bool]) -> None:
-    """Called by ``kernels``, which stands above, with what copies a broadcast view to an array, or says False."""
+    """Called by ``kernels``, which imports this, with what copies a broadcast view to an array, or says False."""
     _repeat[:] = [kernel]
 
 
