@@ -48,6 +48,7 @@ OF_WHEEL = ("cli", "comm", "contracts", "core", "functions", "kernels", "links",
 NOT_OF_WHEEL = (
     "cli/test_entry.py", "cli/test_hostile.py", "cli/test_imagenet_recipes.py", "cli/test_mistakes_of_commands.py",
     "cli/builders/test_weights.py", "cli/inspection", "cli/configuration",
+    "gpu/test_gpu_sources.py", "gpu/test_gpu_launches.py", "gpu/test_gpu_benchmarks.py",
 )  # fmt: skip
 # As root, and with more ranks than cores, Open MPI wants these.
 OPENMPI = {
@@ -411,11 +412,11 @@ def _wheel(step: Step) -> None:
         if not any(re.match(r"dbrdist: .*, compiled", line) for line in step.lines):
             raise StepError(f"{step.name}: the installed package is not compiled")
         path = _path(python)
-        rooms = os.environ.get("WHEEL_TESTS", "").split()
-        if not rooms:
-            rooms = [f"tests/{name}" for name in OF_WHEEL] + [f"--ignore=tests/{name}" for name in NOT_OF_WHEEL]
-        step.suite(python, *rooms, alone=("-n", WAITERS, "--dist", "worksteal"), cwd=sources, PATH=path)
-        step.suite(python, "tests/gpu", "--on", "stand-in", alone=("-n", WORKERS), cwd=sources, PATH=path)
+        rooms = os.environ.get("WHEEL_TESTS", "").split() or [f"tests/{name}" for name in OF_WHEEL]
+        without = [f"--ignore=tests/{name}" for name in NOT_OF_WHEEL]
+        step.suite(python, *rooms, *without, alone=("-n", WAITERS, "--dist", "worksteal"), cwd=sources, PATH=path)
+        on_gpu = ("tests/gpu", "--on", "stand-in")
+        step.suite(python, *on_gpu, *without, alone=("-n", WORKERS), cwd=sources, PATH=path)
         step.ranks(python, "2", cwd=sources, PATH=path)
 
 
