@@ -12,8 +12,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from itertools import repeat
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,7 +92,7 @@ class Gate:
         if not self.one_thread.acquire(False):
             raise CommunicatorError(self._two_threads(verb))
         call = Passage(self.record, verb, self.name, self.members, place)
-        call.gate = self
+        call.gate, call.enclosed = self, ()
         return call
 
     def again(self, call: Passage) -> Passage:
@@ -109,7 +108,7 @@ class Gate:
         if self.closed or capturing.is_on or self.ranks.refusal():
             self._check_open(verb)
         call = Passage(self.record, verb, self.name, self.members)
-        call.gate, call.is_collective = self, False
+        call.gate, call.enclosed, call.is_collective = self, (), False
         size = len(self.members)
         # Short messages are fast: what is right mostly is looked at first.
         call.peer = peer = peer if type(peer) is int and 0 <= peer < size else arguments.rank_of(peer, size, verb)
@@ -177,7 +176,7 @@ class Gate:
 class Passage(Call):
     """One verb on its way through the gate."""
 
-    enclosed: Sequence[list[Any]] = ()  # for each array enclosed in the row what every rank enclosed
+    enclosed: Sequence[list[Any]]  # for each array enclosed in the row what every rank enclosed
     gate: Gate
     _answer: PendingRow | None = None
     _is_meeting = False  # shows a row and waits for the others'
@@ -246,7 +245,7 @@ class Passage(Call):
         self._is_meeting = True
         rows, self.enclosed = self.gate.ranks.exchange_row(self, row, enclosed)
         self._is_meeting = False
-        if error is None and all(map(bytes.startswith, rows, repeat(row[: 8 * (_HEAD + num_same)]))):
+        if error is None and _begin_alike(rows, row[: 8 * (_HEAD + num_same)]):
             return rows
         raise self._disagreement(what, detail, error) from error
 
@@ -296,7 +295,7 @@ class Passage(Call):
         self.enclosed = answer.pieces()
         self._answer, self._detail, self._row = None, "", b""  # the record keeps this passage, not whole models
         own = self._own_error
-        if own is None and all(map(bytes.startswith, rows, repeat(row[: 8 * (_HEAD + self._num_same)]))):
+        if own is None and _begin_alike(rows, row[: 8 * (_HEAD + self._num_same)]):
             return rows
         raise self._disagreement(self._what, words, own) from own
 
@@ -321,6 +320,13 @@ class _Moving:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         if kind is None:
             self._call.is_moving = False
+
+
+def _begin_alike(rows: Iterable[bytes], head: bytes) -> bool:
+    for row in rows:  # noqa: SIM110 - in half the time of all() for a few ranks
+        if not row.startswith(head):
+            return False
+    return True
 
 
 def _payloads(rows: list[bytes]) -> Row:

@@ -61,7 +61,7 @@ class Drift:
             self._pause -= 1
             return
         if t > FIRST:
-            every = EVERY if isinstance(named[0][1].array, np.ndarray) else _EVERY_ON_DEVICE
+            every = EVERY if isinstance(named[0][1].lend(), np.ndarray) else _EVERY_ON_DEVICE
             if t % every:
                 return
             turn = t // every
@@ -71,7 +71,8 @@ class Drift:
         self._looked, self._turn = named, turn
         checksum = 1
         for _, p in named:
-            if p.is_initialized and (a := p.lend()).size:  # a hook may have taken elements away
+            a = p.lend()
+            if a is not None and a.size:  # a hook may have taken elements away
                 checksum = zlib.crc32(_some(a, turn).tobytes(), checksum)
         self.checksum = checksum
 
@@ -115,7 +116,7 @@ class Drift:
 
 def _some(a: Array, turn: int) -> HostArray:
     """A few elements at even distances, in each turn others, whatever the order of memory."""
-    step = max(a.size // _NUM_ELEMENTS, 1)
+    step = a.size // _NUM_ELEMENTS or 1
     if type(a) is np.ndarray:
         return a.flat[turn % step :: step]
     where = np.unravel_index(np.arange(turn % step, a.size, step), a.shape) if a.ndim else (np.newaxis,)

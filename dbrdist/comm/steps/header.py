@@ -124,7 +124,7 @@ class Steps:
             bool(zero_fill),
             digest("".join(new)) if new else 0,
             self.introduction.number,
-            self.introduction.position,
+            self.introduction.position(),
             self.drift.checksum,
             self._runs_digest,
             EQUAL_WEIGHT if num_samples is None else num_samples,
@@ -193,7 +193,6 @@ class Steps:
         if not self._is_refused:
             self._passage.break_off(error)
 
-    @property
     def shown_plan(self) -> ReductionPlan:
         """The plan of what the header spoke of; there is one where gradients came with it."""
         assert self._plan is not None

@@ -104,7 +104,6 @@ class Introduction:
         self._roster.num_introduced += 1
         self.number = self._roster.num_introduced
 
-    @property
     def position(self) -> int:
         """How far shared batches have come, as one number; 0 where batches are not shared."""
         if not self._divided:

@@ -35,8 +35,9 @@ class JointSteps(HandsOn):
     """The steps of a multi-node optimizer, which wraps ``actual_optimizer``."""
 
     __slots__ = (
-        "_accumulation", "_carried", "_has_means", "_is_one_of_many", "_is_synchronized", "_known", "_num_plans",
-        "_policy", "_steps", "_target", "_way", "communicator", "num_samples",
+        "_accumulation", "_carried", "_has_means", "_has_more_to_do", "_is_one_of_many", "_is_synchronized", "_known",
+        "_needs_constant_loss_scale", "_num_plans", "_policy", "_steps", "_target", "_way", "communicator",
+        "num_samples",
     )  # fmt: skip
 
     takes_num_samples = True  # the updater passes num_samples to update()
@@ -68,6 +69,7 @@ class JointSteps(HandsOn):
         self._carried = carried
         parts = self.communicator, self.actual_optimizer, zero_fill, self._way, self._steps, carried
         self._policy = policy = make_policy(*parts)
+        self._has_more_to_do, self._needs_constant_loss_scale = policy.has_more_to_do, policy.needs_constant_loss_scale
         num_calls = self._way.accumulate
         self._accumulation = Accumulation(num_calls, policy, carried) if num_calls > 1 else None
 
@@ -136,7 +138,7 @@ class JointSteps(HandsOn):
             raise RuntimeError("the multi-node optimizer has no target yet; call setup(link) first")
         if num_samples is not None and type(num_samples) is not int:
             num_samples = policy.counted(num_samples)
-        if policy.needs_constant_loss_scale and optimizer.has_dynamic_loss_scale:
+        if self._needs_constant_loss_scale and optimizer.has_dynamic_loss_scale:
             self._way.check_with(dynamic_loss_scale="a dynamic loss scale")
         is_first = not self._is_in_step(target) and self._synchronize(args, kwds)
         if carried.loaded is not None:
@@ -161,7 +163,7 @@ class JointSteps(HandsOn):
                 policy.passes.update(optimizer.update)
             if began is not None:
                 spans.note("update", began)
-            if policy.has_more_to_do:
+            if self._has_more_to_do:
                 policy.after_update(is_first)
             drift = self._steps.drift
             if drift.is_suspected:  # looked at here: during the step a program may have perturbed them on purpose

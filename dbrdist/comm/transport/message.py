@@ -211,8 +211,9 @@ def weighted_sum(
         total = _sum_by_loop(pieces, out) if pieces[0].size >= _MANY else None
         if total is None:
             total = np.add(pieces[0], pieces[1], out)
-            for piece in pieces[2:]:
-                total += piece
+            if len(pieces) > 2:
+                for piece in pieces[2:]:
+                    total += piece
         divide(total, divisor)
         return total
     wide = np.dtype(np.float32) if dtype.kind == "V" else backend.accumulation_dtype(dtype)

@@ -176,7 +176,7 @@ def test_a_plan_holds_until_the_forward_pass_changes_something():
     steps.look()
     steps.look()
     plan = steps.plan()
-    assert plan is steps.current_plan() is steps.shown_plan and steps.num_plans == 1
+    assert plan is steps.current_plan() is steps.shown_plan() and steps.num_plans == 1
     assert steps.is_current(model) and not steps.is_current(Net())
     assert set(plan.params) == set(model.params())
     model.l1.b.update_rule.enabled = False

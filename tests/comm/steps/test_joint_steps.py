@@ -64,7 +64,8 @@ class Policy:
 def test_a_step_is_its_policy_and_an_update(is_whole, has_more_to_do):
     optimizer, model = made()
     model(*next(batches(1))).backward()
-    policy = optimizer._policy = Policy(optimizer, is_whole, has_more_to_do)
+    policy = Policy(optimizer, is_whole, has_more_to_do)
+    optimizer._carry(optimizer._carried, True, lambda *parts: policy)
     for step, is_first in enumerate([True, False]):
         policy.done.clear()
         optimizer.update(len, 1, num_samples=2, a=3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dbrdist.comm.gradients.overlap import Overlap, Weights
 from dbrdist.comm.gradients.reduction_plan import ReductionPlan
@@ -30,16 +30,19 @@ class AllRanks(StepPolicy):
 
     may_enclose = True  # short gradients in the header
 
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._may_enclose = self.may_enclose  # read in each step: sooner found here than in the class
+
     def gradients(self, work: Work, is_first: bool) -> bool:
         headers, is_done = self.headers, False
         lossfun, _, _, num_samples = work
-        works = int(lossfun is not None and num_samples != 0)
+        works = 0 if lossfun is None or num_samples == 0 else 1
         if self.is_sum:
             num_samples = self.carried.samples(num_samples)
         if is_first and lossfun is not None and not (self.is_sum or headers.late):
             works, is_done = works and self._backward_after_broadcast(work), True
-        encloses = self.may_enclose and self.zero_fill and headers.is_small()
-        if encloses:
+        if self._may_enclose and self.zero_fill and headers.is_small():
             if works and not is_done:
                 self.backward(work)
             began = time.perf_counter()
@@ -168,7 +171,7 @@ class AllRanks(StepPolicy):
             if header.is_enclosed:
                 began = time.perf_counter() if spans.recorders else None
                 factors, divisor = self.weights(header) if self.is_sum else header.weights()
-                headers.shown_plan.add_up(call, call.enclosed, factors, divisor)
+                headers.shown_plan().add_up(call, call.enclosed, factors, divisor)
                 if began is not None:
                     spans.note("reduce", began)
                 return True

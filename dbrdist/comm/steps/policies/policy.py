@@ -55,7 +55,6 @@ class StepPolicy:
     needs_constant_loss_scale = False
     has_more_to_do = False  # after the update
     sharding: ZeroSharding | None = None
-    passes: Passes | None = None  # that run those of the step under way
 
     def __init__(
         self,
@@ -74,6 +73,7 @@ class StepPolicy:
         self.carried = carried
         self.is_sum = way.accumulate > 1  # backward adds up sums over examples, of several calls
         self._name = f"MultiNode{type(optimizer).__name__}"
+        self.passes: Passes | None = None  # that run those of the step under way
         self.exposed_seconds = 0.0  # after backward, in reductions and in waiting for other ranks, so far
 
     def bring_together(self, target: Link) -> None:

@@ -34,7 +34,7 @@ class Headers:
         self.comm, self.header, self.found, self.listener = comm, header, plan, overlap
         self.is_small = lambda: is_small
         self.added, self.asked, self.posted, self.broken = [], [], [], []
-        self.shown_plan = SimpleNamespace(
+        self.shown_plan = lambda: SimpleNamespace(
             add_up=lambda call, enclosed, *weights: self.added.append((enclosed, weights))
         )
 

@@ -23,8 +23,8 @@ def noting(monkeypatch, *names, kind=AllRanks):
 
 @each(is_small=[True, False], zero_fill=[True, False], kind_may=[True, False])
 def test_gradients_come_with_the_header_where_they_can(monkeypatch, is_small, zero_fill, kind_may):
-    policy = policy_of(AllRanks, zero_fill)
     monkeypatch.setattr(AllRanks, "may_enclose", kind_may)
+    policy = policy_of(AllRanks, zero_fill)
     done = noting(monkeypatch, "backward", "_reduce_with_header", "_reduce")
     policy.headers = Headers(policy.comm, is_small=is_small)
     policy.gradients(work(), False)
