@@ -213,7 +213,7 @@ class HeadsOnDevice(FunctionNode):
     def __init__(self, num_heads: int | None, scale: float, seen: Seen, dropped: Dropped | None) -> None:
         self.num_heads = num_heads
         self.scale, self.seen, self.dropped = scale, seen, dropped
-        self.fused: Array | None = None  # what the backward pass of a fused kernel needs
+        self.fused: list[Array | None] | None = None  # what the backward pass of a fused kernel needs
 
     def prepare(self, xs: tuple[Array, ...], biases: tuple[Array | None, ...]) -> bool:
         """Compute the result; False where there is no kernel for that."""
@@ -221,18 +221,19 @@ class HeadsOnDevice(FunctionNode):
         if heads is None:
             return False
         q, k, v = heads
-        if self.dropped is None and self.seen.keys is None and self.seen.added is None:
-            fused = kernels.fused_attention(q, k, v, self.scale, self.seen.is_causal, self.num_heads is not None)
+        drop: Drop = (None, 0, 1.0)
+        if self.dropped is not None:
+            drop = self.dropped.lines.draw, int(self.dropped.threshold), float(q.dtype.type(self.dropped.scale))
+        if self.seen.keys is None and self.seen.added is None:
+            is_merged = self.num_heads is not None
+            fused = kernels.fused_attention(q, k, v, drop, self.scale, self.seen.is_causal, is_merged)
             if fused is not None:
-                self.y, stats = fused
-                self.kept, self.fused = (q, k, v), stats
+                self.y, *self.fused = fused
+                self.kept = q, k, v
                 return True
         s, added = kernels.scaled_matmul(q, k.swapaxes(2, 3), self.scale), self.seen.added
         if s is None:
             return False
-        drop: Drop = (None, 0, 1.0)
-        if self.dropped is not None:
-            drop = self.dropped.lines.draw, int(self.dropped.threshold), float(s.dtype.type(self.dropped.scale))
         weights = kernels.attention_weights(s, self.seen.keys, added, self.seen.is_causal, *drop)
         if weights is None:
             return False
@@ -252,7 +253,7 @@ class HeadsOnDevice(FunctionNode):
     def _at_once(self, wanted: tuple[int, ...], gy: Array) -> tuple[Any, ...]:
         gy = get_array_module(gy).ascontiguousarray(gy.astype(self.y.dtype, copy=False))
         if self.fused is not None:
-            operands = *self.kept, self.y, self.fused, gy
+            operands = *self.kept, self.y, *self.fused, gy
             made = kernels.fused_attention_backward(
                 *operands, self.scale, self.seen.is_causal, self.num_heads is not None
             )

@@ -267,21 +267,24 @@ def merge_heads(ys: tuple[Array, ...]) -> tuple[Array, ...] | None:
 
 @kernel(is_light=True)
 def fused_attention(
-    q: Array, k: Array, v: Array, scale: float, is_causal: bool, is_merged: bool
-) -> tuple[Array, Array] | None:
+    q: Array, k: Array, v: Array, drop: tuple[Draw | None, int, float], scale: float, is_causal: bool, is_merged: bool
+) -> tuple[Array, Array, Array | None] | None:
     """softmax(scale q k') v of heads (B, H, L, D), and what backward needs; scores are never stored.
 
-    The result is (B, H, L, V) or, if ``is_merged``, (B, L, H V).
+    ``drop``: what is drawn, the threshold and the scale of a dropout of weights; a draw of None drops nothing. The
+    result is (B, H, L, V) or, if ``is_merged``, (B, L, H V); the last value is the dropout's mask, or None.
     """
-    return "fused_attention", type(q), *_lies(q, k, v), scale, is_causal, is_merged, _switches(q, k, v)
+    drops = drop[0] is not None
+    return "fused_attention", type(q), *_lies(q, k, v), drops, scale, is_causal, is_merged, _switches(q, k, v)
 
 
 @kernel(is_light=True)
 def fused_attention_backward(
-    q: Array, k: Array, v: Array, y: Array, stats: Array, gy: Array, scale: float, is_causal: bool, is_merged: bool
-) -> tuple[Array, ...] | None:
+    q: Array, k: Array, v: Array, y: Array, stats: Array, mask: Array | None, gy: Array, scale: float, is_causal: bool,
+    is_merged: bool,
+) -> tuple[Array, ...] | None:  # fmt: skip
     """The gradients of q, k and v of :func:`fused_attention`, with heads side by side if ``is_merged``."""
-    arrays = q, k, v, y, stats, gy
+    arrays = q, k, v, y, stats, mask, gy
     return "fused_attention_backward", type(q), *_lies(*arrays), scale, is_causal, is_merged, _switches(*arrays)
 
 

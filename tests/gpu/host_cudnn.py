@@ -78,7 +78,7 @@ class Graph:
     def __init__(self, io_data_type, intermediate_data_type, compute_data_type, handle):
         assert intermediate_data_type == compute_data_type == "FLOAT"
         self.type, self.handle = io_data_type, handle
-        self.steps, self.deselected = [], []
+        self.steps, self.deselected, self.numbers = [], [], []
         for step in _STEPS:
             setattr(self, step, lambda *arguments, step=step: self._step(step))
 
@@ -92,8 +92,12 @@ class Graph:
         assert "create_execution_plans" in self.steps
         self.deselected += notes
 
-    def tensor(self, dim, stride, data_type):
-        return Tensor(dim, stride, data_type)
+    def tensor(self, dim, stride, data_type, is_pass_by_value=False):
+        made = Tensor(dim, stride, data_type)
+        if is_pass_by_value:
+            assert dim == stride == [1] * 4 and data_type == "FLOAT"
+            self.numbers.append(made)
+        return made
 
     def _described(self, kind, first, second, window):
         assert kind is not None and set(window) == {"pre_padding", "post_padding", "stride", "dilation"}
@@ -116,14 +120,19 @@ class Graph:
             self.kind
         ]
 
-    def sdpa(self, q, k, v, generate_stats, attn_scale, use_causal_mask):
-        assert generate_stats
-        return self._attention("sdpa", [q, k, v], 2, attn_scale, use_causal_mask)
+    def sdpa(self, q, k, v, generate_stats, attn_scale, use_causal_mask, dropout=None):
+        """``dropout``: the mask, and the scale of what is kept."""
+        assert generate_stats and (dropout is None or list(dropout[1:]) == self.numbers)
+        return self._attention("sdpa", [q, k, v], 2, attn_scale, use_causal_mask, dropout)
 
-    def sdpa_backward(self, q, k, v, o, dO, stats, attn_scale, use_causal_mask):
-        return self._attention("sdpa_backward", [q, k, v, o, dO, stats], 3, attn_scale, use_causal_mask)
+    def sdpa_backward(self, q, k, v, o, dO, stats, attn_scale, use_causal_mask, dropout=None):
+        """``dropout``: the mask, the scale of what is kept, and one over it."""
+        assert dropout is None or (list(dropout[1:]) == self.numbers and len(self.numbers) == 2)
+        return self._attention("sdpa_backward", [q, k, v, o, dO, stats], 3, attn_scale, use_causal_mask, dropout)
 
-    def _attention(self, kind, operands, num_made, scale, is_causal):
+    def _attention(self, kind, operands, num_made, scale, is_causal, dropout):
+        self.drops = dropout is not None
+        operands = [*operands, dropout[0]] if self.drops else operands
         self.kind, self.scale, self.is_causal, self.num_read = kind, scale, is_causal, len(operands)
         self.tensors = [*operands, *[Tensor() for _ in range(num_made)]]
         return self.tensors[self.num_read :]
@@ -134,7 +143,8 @@ class Graph:
         assert self.type != "FLOAT" and d % 8 == wide % 8 == 0 and max(d, wide) <= 128, "widths that it does not take"
         assert k.dim == [b, h, v.dim[2], d] and v.dim[:2] == [b, h]
         y, rows = [b, h, num, wide], [b, h, num, 1]
-        expected = [y, rows] if self.kind == "sdpa" else [y, y, rows, q.dim, k.dim, v.dim]
+        mask = [[b, h, num, k.dim[2]]] * self.drops
+        expected = [*mask, y, rows] if self.kind == "sdpa" else [y, y, rows, *mask, q.dim, k.dim, v.dim]
         assert [t.dim for t in others] == expected
         for t, dim in zip(others, expected):
             assert t.type == ("FLOAT" if dim is rows else self.type)
@@ -178,7 +188,8 @@ class Graph:
         operands = [t.at(addresses[t.uid]) for t in self.tensors]
         if self.kind.startswith("sdpa"):
             read, written = operands[: self.num_read], operands[self.num_read :]
-            for a, made in zip(written, self._attended(*[a.astype("d") for a in read]), strict=True):
+            scales = [ctypes.c_float.from_address(addresses[t.uid]).value for t in self.numbers]
+            for a, made in zip(written, self._attended(*[a.astype("d") for a in read], scales=scales), strict=True):
                 a[...] = made.astype("f")
             return
         inputs = [self._seen(a) for a in operands[:2]]
@@ -190,8 +201,10 @@ class Graph:
             made = made * (1 + 2.0**-22 * _rng.standard_normal(made.shape))
         operands[2][...] = made.astype("f")
 
-    def _attended(self, q, k, v, *others):
+    def _attended(self, q, k, v, *others, scales):
         """Output and logarithms of sums; or the gradients of q, k and v."""
+        (*others, mask), (factor, inverse) = (others if self.drops else (*others, 1.0)), (*scales, 1.0, 1.0)[:2]
+        mask = mask * factor
         s = self.scale * q @ k.swapaxes(2, 3)
         if self.is_causal:
             s = np.where(np.tri(*s.shape[2:], dtype=bool), s, -np.inf)
@@ -199,11 +212,12 @@ class Graph:
         logarithms = largest + np.log(np.exp(s - largest).sum(-1, keepdims=True))
         p = np.exp(s - logarithms)
         if not others:
-            return p @ v, logarithms
+            return (p * mask) @ v, logarithms
         y, gy, stats = others
         p = np.exp(s - stats)
-        gs = p * (gy @ v.swapaxes(2, 3) - (gy * y).sum(-1, keepdims=True)) * self.scale
-        return gs @ k, gs.swapaxes(2, 3) @ q, p.swapaxes(2, 3) @ gy
+        assert inverse == 1 / factor
+        gs = p * (mask * (gy @ v.swapaxes(2, 3)) - (gy * y).sum(-1, keepdims=True)) * self.scale
+        return gs @ k, gs.swapaxes(2, 3) @ q, (p * mask).swapaxes(2, 3) @ gy
 
     def _seen(self, a):
         """An operand in float64, as the engine reads it."""

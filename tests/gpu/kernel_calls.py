@@ -10,6 +10,7 @@ import numpy as np
 from dbrdist import kernels
 from dbrdist.core.array import backend, random
 from dbrdist.kernels import ConvGeometry, PoolGeometry
+from dbrdist.kernels.gpu import cuda_transformer
 from dbrdist.kernels.gpu.cuda_layout import FilterLayout
 from dbrdist.kernels.reference import numpy_recurrent
 
@@ -105,7 +106,7 @@ def _of_rows(rng: Any, rows: Any, x: Any, gamma: Any, flat: Any, count: int) -> 
         ),
         "attention": Call(
             _attention, (heads := _plain(rng, 2, max(count // 128, 3), 64), heads[::-1] + F32(1), flat[2][:64]),
-            ("split_heads", "merge_heads", "attention_weights", "attention_weights_backward"),
+            ("split_heads", "merge_heads", "attention_mask", "attention_weights", "attention_weights_backward"),
         ),
         "by_table": Call(_by_table, (np.resize(pixels, (2, 5 * (count // 10), 4)),), ("by_table",)),
         "LSTM": Call(_lstm, (*states, z, V), ("lstm_forward", "lstm_backward")),
@@ -187,14 +188,16 @@ def _attention(x: Any, gy: Any, b: Any) -> Any:
         bits = np.stack([lines.bits(row, 0, heads * length) for row in range(2)]).reshape(p.shape)
         w, gw = p * (bits >= 2**30) * F32(4 / 3), q @ g.swapaxes(2, 3)
         gs = w * gw - p * (w * gw).sum(-1, keepdims=True)
-        return q, g, g.transpose(0, 2, 1, 3).reshape(x.shape), p, w, gs
+        mask = (bits >= 2**30) * F32(4 / 3)
+        return q, g, g.transpose(0, 2, 1, 3).reshape(x.shape), p, w, gs, mask
     q, g = (*kernels.split_heads((x,), (b,), heads), *kernels.split_heads((gy,), (None,), heads))
     host_q, host_g = (np.array(a) for a in (q, g))
     send = backend.device_of(x).send
     made = host_q @ host_q.swapaxes(2, 3), host_q @ host_g.swapaxes(2, 3)
     s, gw = (send(a.reshape(-1)).reshape(a.shape) for a in made)  # in C order
     p, w = kernels.attention_weights(s, send(keys), None, True, lines.draw, 2**30, float(F32(4 / 3)))
-    return q, g, *kernels.merge_heads((g,)), p, w, kernels.attention_weights_backward(p, w, gw)
+    mask = cuda_transformer.mask_of_weights(q, length)(lines.draw, 2**30, float(F32(4 / 3)))
+    return q, g, *kernels.merge_heads((g,)), p, w, kernels.attention_weights_backward(p, w, gw), mask
 
 
 def _sigmoid(x: Any) -> Any:

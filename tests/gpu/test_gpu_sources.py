@@ -64,6 +64,7 @@ KERNELS = {
                 "log_softmax_backward",
                 "dropout",
                 "masked",
+                "attention_mask",
                 "attention_weights",
                 "attention_weights_backward",
             )

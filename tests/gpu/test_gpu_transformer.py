@@ -124,7 +124,9 @@ def test_a_block_of_mixed16(device, launched):
 
 
 def test_a_block_of_bfloat16(device):
-    compare(lambda: L.TransformerBlock(16, 2, dropout=0.25), masked("none"), device, "bfloat16", [numbers((B, N, 16))])
+    """Of numbers whose hidden units stay on their side of zero when they are rounded."""
+    arrays = [numbers((B, N, 16), 1)]
+    compare(lambda: L.TransformerBlock(16, 2, dropout=0.25), masked("none"), device, "bfloat16", arrays)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -363,7 +365,19 @@ def test_cudnn_attends_to_heads_at_hand(causal, device, launched):
         assert not launched() & FUSED
 
 
-@pytest.mark.parametrize("options, mask", [({"dropout": 0.2}, "none"), ({}, "keys")])
+@FUSED_TYPES
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [5, 9])
+def test_cudnn_drops_weights_by_the_mask_of_the_host(length, causal, dtype, device, launched):
+    """Keys as many as queries or more, with the draws of the host."""
+    arrays = [numbers((B, 5, 16)), numbers((B, length, 16), 1), numbers((B, length, 16), 2)]
+    call = lambda net, *xs: net(*xs, is_causal=causal)  # noqa: E731
+    compare(lambda: L.MultiHeadAttention(16, 2, dropout=0.4), call, device, dtype, arrays)
+    if launched:
+        assert launched() & FUSED == {"split_heads"} and "attention_mask" in launched()
+
+
+@pytest.mark.parametrize("options, mask", [({"dropout": 0.2}, "keys"), ({}, "keys")])
 def test_own_kernels_attend_where_something_is_dropped_or_hidden(options, mask, device, launched):
     compare(lambda: L.MultiHeadAttention(16, 2, **options), masked(mask), device, "float16", [numbers((B, N, 16))])
     if launched:
@@ -389,24 +403,32 @@ def test_stacks_are_multiplied_and_scaled_by_one_kernel(device):
     np.testing.assert_allclose(backend.to_cpu(y).astype("d"), 0.25 * (a64 @ b64), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("drops", (False, True))
 @pytest.mark.parametrize("is_merged", (False, True))
 @pytest.mark.parametrize("is_causal", (False, True))
-def test_attention_of_cudnn_is_that_of_the_definition(device, is_causal, is_merged):
+def test_attention_of_cudnn_is_that_of_the_definition(device, is_causal, is_merged, drops):
     (q, q64), (k, k64), (v, v64) = (in_order(device, 2, 3, 6, 8, seed=i) for i in range(3))
     scores = 0.3 * q64 @ k64.swapaxes(2, 3) + np.where(np.tri(6, dtype=bool) | (not is_causal), 0, -np.inf)
     weights = np.exp(scores - scores.max(3, keepdims=True))
     weights /= weights.sum(3, keepdims=True)
     g64 = numbers((2, 3, 6, 8), 9).astype("e").astype("d")
-    of_weights = g64 @ v64.swapaxes(2, 3)
+    random.set_stream(5, 1, 2, row=3)
+    lines = random.Lines(18, 6)
+    bits = np.stack([lines.bits(row, 0, 18) for row in range(2)]).reshape(2, 3, 6, 6)
+    kept = (bits >= 2**30) * (4 / 3) if drops else np.ones(1)
+    drop = (lines.draw, 2**30, float(np.float16(4 / 3))) if drops else (None, 0, 1.0)
+    of_weights = kept * (g64 @ v64.swapaxes(2, 3))
     of_scores = 0.3 * weights * (of_weights - (of_weights * weights).sum(3, keepdims=True))
-    expected = weights @ v64, of_scores @ k64, of_scores.swapaxes(2, 3) @ q64, weights.swapaxes(2, 3) @ g64
+    dropped = weights * kept
+    expected = dropped @ v64, of_scores @ k64, of_scores.swapaxes(2, 3) @ q64, dropped.swapaxes(2, 3) @ g64
 
     def placed(a):
         return np.ascontiguousarray(a.swapaxes(1, 2)).reshape(2, 6, 24) if is_merged else a
 
-    y, stats = kernels.fused_attention(q, k, v, 0.3, is_causal, is_merged)
+    y, stats, mask = kernels.fused_attention(q, k, v, drop, 0.3, is_causal, is_merged)
+    assert (mask is not None) == drops
     gy = device.xp.ascontiguousarray(device.send(placed(g64).astype("e")))
-    grads = kernels.fused_attention_backward(q, k, v, y, stats, gy, 0.3, is_causal, is_merged)
+    grads = kernels.fused_attention_backward(q, k, v, y, stats, mask, gy, 0.3, is_causal, is_merged)
     for made, wanted in zip((y, *grads), expected, strict=True):
         np.testing.assert_allclose(backend.to_cpu(made).astype("d"), placed(wanted), rtol=1e-2, atol=5e-3)
 

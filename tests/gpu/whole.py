@@ -288,10 +288,10 @@ def _execute(graph: Any, addresses: Any, workspace: int, handle: Any) -> None:
     _computed(graph, addresses, workspace, handle)
     if clocks.capture is not None:
         at = {uid: int(address) for uid, address in addresses.items()}
+        arrays = [*[at[t.uid] for t in graph.tensors], *[workspace] * bool(workspace)]
         clocks.capture.add(
-            f"cuDNN's {graph.kind}", [Address.of(a) for a in (*at.values(), *[workspace] * bool(workspace))],
-            lambda: _replayed(graph, at, workspace, handle),
-        )  # fmt: skip
+            f"cuDNN's {graph.kind}", list(map(Address.of, arrays)), lambda: _replayed(graph, at, workspace, handle)
+        )
 
 
 def _replayed(graph: Any, *call: Any) -> None:

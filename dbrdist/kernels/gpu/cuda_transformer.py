@@ -187,6 +187,21 @@ def attention_weights(
     return plan
 
 
+def mask_of_weights(q: Array, size: int) -> Callable[[Draw, int, float], Array]:
+    """A function that makes the mask of a dropout of weights (B, H, L, size), 0 or the scale, in the type of ``q``."""
+    shape = (*q.shape[:3], size)
+    run = cuda_source.kernel("rows", "attention_mask", q.dtype, backend.accumulation_dtype(q.dtype))
+    new, rows, columns = cuda_source.plain(shape, q.dtype), q.size // q.shape[3], np.int32(size)
+    grid, block = over_rows(rows)
+
+    def made(draw: Draw, threshold: int, scale: float) -> Array:
+        mask = new()
+        run(grid, block, (mask, rows, columns, *bits_of(draw, threshold, scale)))
+        return mask
+
+    return made
+
+
 def _steps(a: Array | None, s: Array) -> tuple[int, ...]:
     """From one element to the next along each axis of the scores, in elements of an array that broadcasts to them."""
     if a is None:

@@ -138,6 +138,13 @@ class Graph:
         self.operands.append(t)
         return t
 
+    def number(self) -> Any:
+        """An operand of one float32 in host memory, which is read at each call."""
+        wide = self.library.cudnn.data_type.FLOAT
+        t = self.graph.tensor(dim=[1] * 4, stride=[1] * 4, data_type=wide, is_pass_by_value=True)
+        self.operands.append(t)
+        return t
+
     def image(self, shape: Extents) -> Any:
         """A channels-last operand (N, C, H, W)."""
         return self.tensor(shape, image_strides(shape))

@@ -394,6 +394,23 @@ __global__ void attention_weights(T* s, T* w, const unsigned char* keys, const T
     }
 }
 
+// The mask of a dropout of weights (rows, S): 0 or the factor.
+template <typename T, typename A>
+__global__ void attention_mask(T* mask, long long rows, int S, unsigned long long first, unsigned long long draw,
+                               unsigned long long iteration, unsigned long long epoch, unsigned long long key,
+                               unsigned long long purpose, unsigned threshold, double scale,
+                               const unsigned long long* declared) {
+    const Draw bits = drawn({first, draw, iteration, epoch, key, purpose}, declared);
+    const T factor = T(A(scale));
+    const int groups = (S + 7) / 8;
+    EACH_ROW(row, rows) {
+        EACH_GROUP(g, S) {
+            const Words c = words_of(bits, row * groups + g);
+            EACH_OF_GROUP(k, g, S) mask[row * S + k] = is_kept(c, k % 8, threshold) ? factor : T(A(0));
+        }
+    }
+}
+
 // g, the gradient of w, becomes that of the scores: w g - p sum(w g)
 template <typename T, typename A>
 __global__ void attention_weights_backward(const T* p, const T* w, T* g, long long rows, int S) {
