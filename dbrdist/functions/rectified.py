@@ -137,6 +137,12 @@ class SummedGradient(Deferred):
     def force(self) -> Array:
         return self.add(self.a, self.b)
 
+    def taken(self) -> tuple[Array, Array]:
+        """Both gradients, which are forgotten here: the memory of one is free once the other has taken the sum."""
+        gradients = self.a, self.b
+        del self.a, self.b
+        return gradients
+
 
 def defer_sum(a: Any, b: Any, is_ours: bool) -> SummedGradient | None:
     """The sum of gradients of large images, for a ReLU to add and mask in one pass; None for others."""

@@ -56,6 +56,7 @@ class RectifiedSum(BatchNormalization):
     """y = max(gamma x_hat + beta + r, 0), of x, gamma, beta and r
 
     On a GPU the sum is never written, and backward adds the gradients of y, masks them and sums them up in one pass.
+    Elsewhere one pass over the normalization makes y of it.
     """
 
     defer_sum = staticmethod(defer_sum)
@@ -67,7 +68,9 @@ class RectifiedSum(BatchNormalization):
         made = kernels.bn_add_relu(x, gamma, beta, added, self.eps, self.axis, *moving)
         if made is None:
             y, self.mean, self.var, self.saved = self._normalized(x, gamma, beta, False)
-            return (kernels.relu_forward(ops.add(y, added)),)
+            if not kernels.relu_of_sum_over(y, added):
+                y = kernels.relu_forward(ops.add(y, added))
+            return (y,)
         self.has_moved, self.moving = self.moving is not None, None
         y, self.mean, self.var, self.saved = made
         return (y,)
@@ -86,22 +89,29 @@ class RectifiedSum(BatchNormalization):
         gys: tuple[Array, ...] = (gy,)
         is_ours = self.owns_gy
         if type(gy) is SummedGradient:
-            gys, is_ours = (gy.a, gy.b), gy.is_ours
+            gys, is_ours = gy.taken(), gy.is_ours
         elif isinstance(gy, Deferred):
             gys, is_ours = (gy.force(),), True
         statistics = self.mean, self.var
         grads = kernels.bn_backward_of_sum(x, gamma, *statistics, y, gys, self.eps, self.axis, *views, is_ours)
         if grads is None:
-            g = kernels.relu_backward(y, *gys) if len(gys) == 1 else kernels.relu_backward_of_sum(y, *gys)
+            g, gys = _masked(y, gys, is_ours), ()
             grads = *self.backward_kernel(x, gamma, g, *views), g
         return grads
+
+
+def _masked(y: Array, gys: tuple[Array, ...], is_ours: bool) -> Array:
+    """The gradient of what the ReLU took, over the last of the gradients of y where that may be."""
+    if len(gys) == 1:
+        return (kernels.relu_backward_over if is_ours else kernels.relu_backward)(y, *gys)
+    return kernels.relu_backward_of_sum(y, gys[0], gys[1], gys[1] if is_ours else None)
 
 
 def batch_normalization_add_relu(
     x: Operand, gamma: Operand, beta: Operand, residual: Operand, *, eps: float = 2e-5,
     running_mean: Array | None = None, running_var: Array | None = None, decay: float = 0.9, axis: Any = None,
 ) -> Variable:  # fmt: skip
-    """``relu(batch_normalization(x, gamma, beta, ...) + residual)``: on a GPU two passes over x instead of four.
+    """``relu(batch_normalization(x, gamma, beta, ...) + residual)`` in fewer passes: on a GPU two over x, not four.
 
     Args:
         x: the input, (N, C, H, W) or (N, C).

@@ -49,6 +49,16 @@ def repeat(a: Array, values: Array) -> bool:
 
 
 @kernel(is_light=True)
+def relu_of_sum_over(a: Array, b: Array) -> bool:
+    """max(a + b, 0), rounded as by both in turn, over a, which lies as b does and shares no memory with it: one pass
+    instead of two.
+
+    False: nothing was written, and an addition and a ReLU have to do.
+    """
+    return "relu_of_sum_over", *[(type(v), v.shape, v.strides, v.dtype) for v in (a, b)]
+
+
+@kernel(is_light=True)
 def pick_rows(rows: Array, numbers: IntArray, picked: Array, adds: bool) -> bool:
     """Copy the rows (outer, height, width) of these numbers to (outer, count, width), or add those to them, in order.
 

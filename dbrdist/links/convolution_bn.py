@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dbrdist import functions as F
-from dbrdist.core.array.backend import is_on_gpu
 from dbrdist.core.array.config import config
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.model.link_hook import thread
@@ -34,8 +33,8 @@ def conv_bn(conv: Any, bn: Any, x: Any, *, relu: bool = False, residual: Any = N
         residual: what is added before the ReLU, an array or a Variable; or a function without arguments that gives it,
             such as a call of the shortcut. None adds nothing.
 
-    In training it is nothing but these calls, one after the other, except that on a GPU all of it is one function: the
-    end, normalization, addition and ReLU, goes over memory twice rather than four times, and the host has less to do;
+    In training it is nothing but these calls, one after the other, except that the end, normalization, addition and
+    ReLU, is one function with fewer passes over memory, and on a GPU all of it is, so that the host has less to do;
     float32 is rounded as by the calls. At inference (``config.train``
     False, within ``no_backprop_mode``) oneDNN computes them in one pass over memory on a CPU, in float32 and bfloat16:
     ResNet-50 takes 0.87 of the time for one image. Results then differ from those of the separate calls by rounding:
@@ -72,7 +71,7 @@ def conv_bn(conv: Any, bn: Any, x: Any, *, relu: bool = False, residual: Any = N
         # Called after the convolution: where that fails, no statistics of a shortcut may have moved.
         residual = residual()
         y = None
-        if _is_training(conv, bn):
+        if bn._gpu is not None and _is_training(conv, bn):
             own, running = (bn.gamma, bn.beta), (bn.avg_mean, bn.avg_var)
             y = bn_of_batch_with_convolution(h, conv.W, own, running, bn.eps, bn.decay, residual)
         return bn.add_relu(h, residual) if y is None else y
@@ -83,8 +82,8 @@ def conv_bn(conv: Any, bn: Any, x: Any, *, relu: bool = False, residual: Any = N
 
 
 def _is_one_pass(bn: Any) -> bool:
-    """Is there a kernel for a normalization with what follows, and does nobody look on?"""
-    if type(bn) is not BatchNormalization or not (config.train and is_on_gpu(bn.avg_mean)):
+    """May a normalization of the batch be one function with what follows: does nobody look on?"""
+    if type(bn) is not BatchNormalization or not config.train:
         return False
     return not (bn._hooks or "forward" in bn.__dict__ or thread.hooks or is_observed())
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from dbrdist.core.array.backend import as_dtype, device_of, full, is_on_gpu, to_device
+from dbrdist.core.array.backend import as_dtype, device_of, full, to_device
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config, get_dtype
 from dbrdist.core.array.types import Array
@@ -129,13 +129,13 @@ class BatchNormalization(Link):
         return self._normalized(x, finetune)
 
     def add_relu(self, x: Any, residual: Any) -> Any:
-        """``relu(self(x) + residual)``; in training on a GPU in two passes over x, where the calls take four.
+        """``relu(self(x) + residual)``; in training one function, with fewer passes over x than the calls.
 
         Args:
             x: the input (N, channels, ...), to the same shape.
             residual: what is added, an array or Variable, as a rule of the shape of x.
         """
-        if config.train and type(self) is BatchNormalization and is_on_gpu(self.avg_mean):
+        if config.train and type(self) is BatchNormalization:
             return self._normalized(x, False, residual)
         return relu(self(x) + residual)
 

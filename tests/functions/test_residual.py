@@ -9,7 +9,9 @@ from dbrdist.gradient_check import check_backward, check_double_backward
 import dbrdist
 import dbrdist.functions as F
 from dbrdist import Variable
+from dbrdist.core.array.backend import channels_last
 from dbrdist.functions.residual import RectifiedSum, batch_normalization_add_relu
+from tests.each import each
 
 SHAPES = [(3, 4, 5, 2), (6, 4)]
 
@@ -74,11 +76,30 @@ def test_a_number_is_added_too():
     np.testing.assert_array_equal(batch_normalization_add_relu(x, gamma, beta, 0.3).array, expected)
 
 
-def test_a_link_on_the_host_calls_the_parts():
+def test_a_link_on_the_host_is_one_function():
     bn = dbrdist.links.BatchNormalization(4, dtype="d")
     x, _, _, r = drawn((3, 4, 5, 2))
     y = bn.add_relu(x, r)
-    assert type(y.creator).__name__ == "ReLU"
+    assert type(y.creator).__name__ == "RectifiedSum"
     np.testing.assert_allclose(y.array, np.maximum((x - x.mean((0, 2, 3), keepdims=True)) / np.sqrt(
         x.var((0, 2, 3), keepdims=True) + bn.eps) + r, 0), 1e-12)  # fmt: skip
     np.testing.assert_allclose(bn.avg_mean, 0.1 * x.mean((0, 2, 3)), 1e-12)
+
+
+@each(num_gradients=[1, 2])
+def test_large_images_give_the_bits_of_the_parts_on_the_host(num_gradients):
+    shape = 8, 16, 64, 48  # of which two gradients are added where they are masked
+    values = [a.astype("f") for a in drawn(shape)]
+    gys = [np.random.default_rng(seed).standard_normal(shape, "f") for seed in range(num_gradients)]
+
+    def run(function):
+        xs = [Variable(channels_last(v) if v.ndim == 4 else v.copy()) for v in values]
+        y = function(*xs, eps=1e-3)
+        sum(F.sum(y * channels_last(gy)) for gy in gys).backward()
+        return [y.array, *(v.grad for v in xs)]
+
+    def parts(x, gamma, beta, r, **options):
+        return F.relu(F.batch_normalization(x, gamma, beta, **options) + r)
+
+    for a, b in zip(run(batch_normalization_add_relu), run(parts)):
+        np.testing.assert_array_equal(a, b)

@@ -70,7 +70,13 @@ LOOP(hardswish_gradient, OUT(0, gx) IN(1, x) IN(2, gy), , {
 })
 
 /* As np.maximum with 0: no zero has a sign, and NaN stays. */
-LOOP(relu_forward, OUT(0, y) IN(1, x), , y[i] = x[i] > 0 || x[i] != x[i] ? x[i] : 0;)
+#define RECTIFIED(x) ((x) > 0 || (x) != (x) ? (x) : 0)
+LOOP(relu_forward, OUT(0, y) IN(1, x), , y[i] = RECTIFIED(x[i]);)
+
+LOOP(relu_of_sum_over, OUT(0, a) IN(1, b), , {
+    Real sum = a[i] + b[i];
+    a[i] = RECTIFIED(sum);
+})
 
 /* What passes a ReLU backwards: gy where its output is not 0, else a zero with the sign of gy, as from a product. */
 #define PASSED(y, gy) ((y) != 0 ? (gy) : ZERO_OF(gy))

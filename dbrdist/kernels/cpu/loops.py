@@ -254,6 +254,12 @@ def _plan_relu_forward(x: HostArray) -> Plan:
     return relu_forward
 
 
+def _plan_relu_of_sum_over(a: HostArray, b: HostArray) -> Plan:
+    """See host_dispatch.relu_of_sum_over."""
+    run, _ = _elementwise_loop("relu_of_sum_over", a, b)
+    return lambda a, b: run((memory_row(a), memory_row(b)), ())
+
+
 def _plan_relu_backward(y: HostArray, gy: HostArray) -> Plan:
     run, new = _elementwise_loop("relu_backward", y, gy)
 
@@ -461,6 +467,7 @@ ROWS = {
     "log_softmax": _plan_softmax("log_softmax", numpy_softmax.log_softmax),
     "log_softmax_backward": _plan_softmax("log_softmax_backward", numpy_softmax.log_softmax_backward),
     "relu_forward": _plan_relu_forward,
+    "relu_of_sum_over": _plan_relu_of_sum_over,
     "relu_backward": _plan_relu_backward,
     "relu_backward_over": _plan_relu_backward_over,
     "relu_backward_of_sum": _plan_relu_backward_of_sum,

@@ -240,6 +240,7 @@ static const Entry ENTRIES[] = {
     ENTRY(sum_of_2_over, 2, 1, 0), ENTRY(sum_of_3_over, 3, 1, 0), ENTRY(sum_of_4_over, 4, 1, 0),
     ENTRY(relu_forward, 2, 1, 0),    ENTRY(root, 2, 1, 0),     ENTRY(root_gradient, 3, 1, 0),
     ENTRY(square, 2, 1, 0),          ENTRY(copied, 2, 1, 0),
+    ENTRY(relu_of_sum_over, 2, 1, 0),
     ROW_ENTRY(log_softmax, "xx", 1, 1),   ROW_ENTRY(log_softmax_backward, "xxx", 1, 1),
     ROW_ENTRY(softmax, "xx", 1, 1),       ROW_ENTRY(softmax_backward, "xxx", 1, 1),
     ROW_ENTRY(swish_rows, "xxw", 1, 1),   ROW_ENTRY(swish_rows_backward, "xxxxw", 3, 1),

@@ -369,6 +369,7 @@ ROWS |= {
     "convert": _planner(lambda *_: None),
     "of_rows": _planner(lambda *_: None),
     "sum_of": _planner(lambda *_: False),
+    "relu_of_sum_over": _planner(lambda *_: False),
     "philox": _planner(lambda *_: False),
     "pick_rows": _planner(lambda *_: False),
     "repeat": _planner(lambda *_: False),

@@ -289,6 +289,21 @@ def test_what_passes_a_relu_backwards(dtype, lay, out):
 
 
 @compiled
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@each(dtype=[np.float32, np.float64], lay=[backend.channels_last, np.ascontiguousarray])
+def test_the_relu_of_a_sum_is_written_over_a_summand(dtype, lay):
+    a, b = (lay(numbers(dtype, seed).reshape(2, 50, 10, 20)) for seed in range(2))
+    a[0, 0, 0, :2], b[0, 0, 0, :2] = (-0.0, np.nan), (-0.0, -1)
+    expected, before = np.maximum(a + b, 0), b.copy()
+    assert kernels.relu_of_sum_over(a, b)
+    np.testing.assert_array_equal(a, expected)
+    np.testing.assert_array_equal(b, before)
+    assert not np.signbit(a[a == 0]).any()
+    assert not kernels.relu_of_sum_over(a, a)
+    assert not kernels.relu_of_sum_over(a, np.swapaxes(a, 0, 1))
+
+
+@compiled
 def test_arrays_that_share_memory_or_may_not_be_written_are_left_to_numpy():
     p = np.ones(100, "f")
     assert not kernels.update("sgd", (p, p), (0.1,))
