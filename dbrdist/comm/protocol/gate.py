@@ -12,7 +12,8 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -245,8 +246,13 @@ class Passage(Call):
         self._is_meeting = True
         rows, self.enclosed = self.gate.ranks.exchange_row(self, row, enclosed)
         self._is_meeting = False
-        if error is None and _begin_alike(rows, row[: 8 * (_HEAD + num_same)]):
-            return rows
+        head = row[: 8 * (_HEAD + num_same)]
+        for theirs in rows:  # in half the time of all() for a few ranks
+            if not theirs.startswith(head):
+                break
+        else:
+            if error is None:
+                return rows
         raise self._disagreement(what, detail, error) from error
 
     def _disagreement(self, what: str, detail: str | Callable[[], str], error: Exception | None) -> Exception:
@@ -295,7 +301,7 @@ class Passage(Call):
         self.enclosed = answer.pieces()
         self._answer, self._detail, self._row = None, "", b""  # the record keeps this passage, not whole models
         own = self._own_error
-        if own is None and _begin_alike(rows, row[: 8 * (_HEAD + self._num_same)]):
+        if own is None and all(map(bytes.startswith, rows, repeat(row[: 8 * (_HEAD + self._num_same)]))):
             return rows
         raise self._disagreement(self._what, words, own) from own
 
@@ -320,13 +326,6 @@ class _Moving:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         if kind is None:
             self._call.is_moving = False
-
-
-def _begin_alike(rows: Iterable[bytes], head: bytes) -> bool:
-    for row in rows:  # noqa: SIM110 - in half the time of all() for a few ranks
-        if not row.startswith(head):
-            return False
-    return True
 
 
 def _payloads(rows: list[bytes]) -> Row:
