@@ -13,7 +13,7 @@ import numpy as np
 from dbrdist import kernels
 from dbrdist.core.array.backend import Array, get_array_module, is_on_gpu, zeros_as
 from dbrdist.core.array.config import config, no_backprop_mode
-from dbrdist.core.array.random import Draw, drawn, next_draw
+from dbrdist.core.array.random import Drop, drawn, next_draw
 from dbrdist.core.array.types import Destinations
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.call import revive
@@ -25,8 +25,6 @@ from dbrdist.functions.example_normalization import LayerNormalizationGradient, 
 from dbrdist.functions.noise import dropout
 from dbrdist.functions.normalization import in_types_of_inputs
 from dbrdist.functions.rectifier import relu
-
-Drop = tuple[Draw | None, int, float]  # what is drawn, the threshold and the scale of a dropout; None: nothing
 
 
 class LinearBeforeBias(LinearFunction):

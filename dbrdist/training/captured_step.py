@@ -18,8 +18,8 @@ from dbrdist.core.array.types import Array, CudaStream
 from dbrdist.core.update.replayed_update import plain_values, switches_of, why_not_captured
 from dbrdist.core.usage.mistakes import warn
 from dbrdist.kernels.gpu import cublaslt
-from dbrdist.training.graph_of_joint_step import JointStep
-from dbrdist.training.graph_of_step import Args, Named, NotCaptured, Step
+from dbrdist.training.graph_of_joint_step import GraphOfJointStep
+from dbrdist.training.graph_of_step import Args, GraphOfStep, Named, NotCaptured
 from dbrdist.training.step_attributes import Loss
 
 _MOST_GRAPHS = 8  # of one updater, each with memory of its own
@@ -33,7 +33,7 @@ class CapturedSteps:
     """
 
     def __init__(self) -> None:
-        self._steps: dict[tuple[object, ...], Step] = {}
+        self._steps: dict[tuple[object, ...], GraphOfStep] = {}
         self._said: set[str] = set()
         self._is_first = True
         self._stream: CudaStream | None = None
@@ -56,7 +56,7 @@ class CapturedSteps:
         of_all = optimizer.why_not_captured() if is_joint else None  # the same on all ranks
         reason = of_all or why_not_captured(one) or _why_not_inputs((*args, *named.values())) or cublaslt.why_not()
         if reason is None:
-            step = self._step_of(one, JointStep if is_joint else Step, loss_func, args, named)
+            step = self._step_of(one, GraphOfJointStep if is_joint else GraphOfStep, loss_func, args, named)
             if step is None:
                 reason = f"there are {_MOST_GRAPHS} graphs already, for other shapes of inputs or values of hooks"
             elif step.reason is None:
@@ -81,7 +81,9 @@ class CapturedSteps:
                 f"{updater.__name__} is the program's own; give StandardUpdater a loss function instead"
             )
 
-    def _step_of(self, optimizer: Any, kind: type[Step], loss_func: Loss, args: Args, named: Named) -> Step | None:
+    def _step_of(
+        self, optimizer: Any, kind: type[GraphOfStep], loss_func: Loss, args: Args, named: Named
+    ) -> GraphOfStep | None:
         which = loss_func if isinstance(loss_func, Hashable) else id(loss_func)
         inputs = _kinds(args), tuple(named), _kinds(named.values())
         key = id(optimizer), kind, which, inputs, switches_of(optimizer), plain_values(config.__dict__.values())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 from dbrdist.core.array.declared import DeclaredBlock
 from dbrdist.core.model import flat
 from dbrdist.core.tape.backprop import Listener
-from dbrdist.training.graph_of_step import NUM_EAGER, Args, Named, NotCaptured, Step
+from dbrdist.training.graph_of_step import NUM_EAGER, Args, GraphOfStep, Named, NotCaptured
 from dbrdist.training.step_attributes import Attributes, Loss
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Reductions(Listener, Protocol):
         """As ``expect``, where the gradients of all other leaves are zero in flat memory already."""
 
 
-class Part(NamedTuple):
+class CapturedPart(NamedTuple):
     """A graph of a backward pass, and what the listener is told after it."""
 
     graph: CudaGraph
@@ -51,12 +51,12 @@ class Part(NamedTuple):
 Run: TypeAlias = "Callable[[Loss, Args, Named, Listener | None], None]"
 
 
-class JointStep(Step):
+class GraphOfJointStep(GraphOfStep):
     """One kind of step of this rank, while others make theirs; also what runs the passes of the optimizer's step."""
 
     def __init__(self, stream: CudaStream, loss_func: Loss) -> None:
         super().__init__(stream, loss_func)
-        self._parts: list[Part] = []
+        self._parts: list[CapturedPart] = []
         self._update_block: DeclaredBlock | None = None
         self._places: list[tuple[VariableNode, Array]] = []  # where backward leaves gradients
         self._inputs: tuple[GradientMethod, Args, Named] | None = None  # of the step under way
@@ -122,7 +122,7 @@ class JointStep(Step):
                 updated = [p for p in params if p.update_rule is None or p.update_rule.enabled]
                 flat.collect_gradients(updated)
             cuts.end()
-            self._parts = [Part(graph, *told) for graph, told in zip(self.graphs, cuts.told, strict=True)]
+            self._parts = [CapturedPart(graph, *told) for graph, told in zip(self.graphs, cuts.told, strict=True)]
             self._places = [(p.node, p.node.view) for p in updated]
             with self._recording() as self._update_block:
                 one.update()

@@ -33,7 +33,7 @@ class NotCaptured(Exception):
     """A step cannot be captured; nothing has happened on the device."""
 
 
-class Step:
+class GraphOfStep:
     """One kind of step: how often it ran, then its graph.
 
     Args:

@@ -590,8 +590,8 @@ def test_one_capture_at_a_time(device, monkeypatch):
             step._capture(None, None, (), {})
 
     gate = threading.Event()
-    monkeypatch.setattr(graph_of_step.Step, "_here", record)
-    steps = [graph_of_step.Step(None, None) for _ in range(4)]
+    monkeypatch.setattr(graph_of_step.GraphOfStep, "_here", record)
+    steps = [graph_of_step.GraphOfStep(None, None) for _ in range(4)]
     threads = [threading.Thread(target=capture, args=(step,)) for step in steps]
     for thread in threads:
         thread.start()

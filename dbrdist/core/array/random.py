@@ -205,6 +205,9 @@ class Draw(tuple[int, ...]):
         return Draw.at(s.row, self.blocks_per_row, self[1], s.iteration, s.epoch, s.seed)
 
 
+Drop = tuple[Draw | None, int, float]  # what is drawn, the threshold and the scale of a dropout; None: nothing
+
+
 def next_draw(num_rows: int, words_per_row: int) -> Draw:
     """Which words :func:`raw_words` would draw next, for a device that makes them itself and then calls ``drawn``."""
     s = _stream

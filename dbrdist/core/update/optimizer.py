@@ -239,10 +239,9 @@ class GradientMethod(Optimizer):
         for p in params:
             was_frozen = p.is_frozen or (p.update_rule is not None and not p.update_rule.enabled)
             p.update_rule = self.create_update_rule()
-            if not isinstance(p.update_rule, UpdateRule):  # whatever has an update(param) works, too
-                continue
-            p.update_rule.use_fp32_update(self._in_fp32)
-            p.update_rule.enabled = not was_frozen
+            if isinstance(p.update_rule, UpdateRule):  # whatever has an update(param) works, too
+                p.update_rule.use_fp32_update(self._in_fp32)
+                p.update_rule.enabled = not was_frozen
         owners[self.hyperparam] = weakref.ref(self)
         if all(p.is_initialized for p in params):
             flat.gather(params)
@@ -519,9 +518,8 @@ class GradientMethod(Optimizer):
         if "_hookable" in state:  # Chainer pickled it
             pickles_of_chainer.set_up(self, state)
         else:
-            # Early versions had none of these.
-            self._copying, self._params_at_setup, self._first_updates = [], None, None
-            self.__dict__.update(state)
+            early = {"_copying": [], "_params_at_setup": None, "_first_updates": None}  # versions had none of these
+            self.__dict__.update({**early, **state})
 
 
 _CALLS = GradientMethod.call_hook, Optimizer.call_hooks

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.array.config import config
-from dbrdist.core.array.random import Draw
+from dbrdist.core.array.random import Drop
 from dbrdist.core.array.types import Array, DType
 from dbrdist.kernels.gpu import cuda_source, cudnn
 from dbrdist.kernels.gpu.cuda_transformer import mask_of_weights
@@ -19,7 +19,6 @@ from dbrdist.kernels.unsupported import Unsupported
 
 Plan = Callable[..., object]
 Execute = Callable[..., None]  # of addresses
-Drop = tuple[Draw | None, int, float]  # what is drawn, the threshold and the scale of a dropout; None: nothing
 
 _MOST_WIDTH, _MULTIPLE = 128, 8  # of the numbers of a head, forward and backward
 _float32 = np.dtype(np.float32)
