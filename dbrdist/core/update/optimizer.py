@@ -518,7 +518,7 @@ class GradientMethod(Optimizer):
         if "_hookable" in state:  # Chainer pickled it
             pickles_of_chainer.set_up(self, state)
         else:
-            early = {"_copying": [], "_params_at_setup": None, "_first_updates": None}  # versions had none of these
+            early: dict[str, Any] = {"_copying": [], "_params_at_setup": None, "_first_updates": None}  # versions had none of these
             self.__dict__.update({**early, **state})
 
 
