@@ -518,7 +518,11 @@ class GradientMethod(Optimizer):
         if "_hookable" in state:  # Chainer pickled it
             pickles_of_chainer.set_up(self, state)
         else:
-            early: dict[str, Any] = {"_copying": [], "_params_at_setup": None, "_first_updates": None}  # versions had none of these
+            early: dict[str, Any] = {
+                "_copying": [],
+                "_params_at_setup": None,
+                "_first_updates": None,
+            }  # versions had none of these
             self.__dict__.update({**early, **state})
 
 
