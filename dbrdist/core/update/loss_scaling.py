@@ -98,7 +98,8 @@ class LossScaling:
             return
         names: dict[Parameter, str] = {}
         for name, p in self.target.namedparams():
-            names.setdefault(p, name)
+            if getattr(p.update_rule, "enabled", True):  # gradients of frozen parameters are no rank's but this one's
+                names.setdefault(p, name)
         for p, g in () if self._are_finite(names) else self._gradients(names):
             if not is_finite(g):
                 self._is_safe = False
