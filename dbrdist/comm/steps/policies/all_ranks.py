@@ -69,7 +69,7 @@ class AllRanks(StepPolicy):
         """What sends gradients while backward runs; None where they are sent after it."""
         overlap: Overlap | None = self.headers.overlap(self.sharding) if self.zero_fill else None
         if overlap is not None:
-            overlap.open(self._weights_if_known, self.headers.place, self.headers.wait_early)
+            overlap.open(self._weights_if_known, self.headers.place, self._wait_early)
         return overlap
 
     def reduce(self, call: Passage, plan: ReductionPlan, header: Header, listener: Overlap | None) -> bool:
@@ -125,6 +125,14 @@ class AllRanks(StepPolicy):
         header = self.headers.poll()
         is_agreed = header is not None and header.is_placed and self.headers.plan() is not None
         return self.weights(header) if header is not None and is_agreed else None
+
+    def _wait_early(self) -> None:
+        """Wait for the headers while backward runs on the device; a slower rank is waited for here, not after it."""
+        began = time.perf_counter()
+        self.headers.wait_early()
+        self.exposed_seconds += time.perf_counter() - began
+        if spans.recorders:
+            spans.note("exposed wait", began)
 
     def _backward_with(self, listener: Overlap | None, work: Work) -> None:
         """Forward and backward, during which the listener sends gradients."""

@@ -55,6 +55,18 @@ def test_forward_and_backward_of_a_step(monkeypatch, num_samples, has_loss):
         assert model.l1.b.grad.tolist() == [7.0] * 9
 
 
+def test_a_wait_for_ranks_during_backward_is_exposed(monkeypatch):
+    policy = policy_of(AllRanks)
+    opened = []
+    listener = SimpleNamespace(open=lambda weights, place, agree: opened.append(agree))
+    policy.headers = Headers(policy.comm, overlap=listener)
+    policy.listener()
+    times = iter([10.0, 12.5])
+    monkeypatch.setattr(all_ranks, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    opened[0]()
+    assert policy.headers.waited and policy.exposed_seconds == 2.5
+
+
 @each(is_enclosed=[True, False], same_runs=[True, False], plan=["plan", None], accumulate=[1, 2])
 def test_what_is_reduced_where_ranks_meet_once(monkeypatch, is_enclosed, same_runs, plan, accumulate):
     policy = policy_of(AllRanks, accumulate=accumulate)
@@ -158,9 +170,9 @@ def test_a_failure_in_backward_breaks_off_what_was_begun(has_overlap, may_have_s
 def test_who_listens_to_backward(zero_fill, has_overlap):
     policy, opened = policy_of(AllRanks, zero_fill), []
     overlap = SimpleNamespace(open=lambda *args: opened.append(args)) if has_overlap else None
-    headers = policy.headers = Headers(policy.comm, overlap=overlap)
+    policy.headers = Headers(policy.comm, overlap=overlap)
     assert policy.listener() is (overlap if zero_fill else None)
-    expected = policy._weights_if_known, ("x.py", 1), headers.wait_early
+    expected = policy._weights_if_known, ("x.py", 1), policy._wait_early
     assert opened == ([expected] if zero_fill and has_overlap else [])
 
 
