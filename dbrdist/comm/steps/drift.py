@@ -76,13 +76,11 @@ class Drift:
                 checksum = zlib.crc32(_some(a, turn).tobytes(), checksum)
         self.checksum = checksum
 
-    def _values(self) -> dict[str, HostArray]:
-        """Elements of all parameters, those among them that the last look was at."""
+    def _values(self) -> tuple[dict[str, HostArray], tuple[int, list[str]], dict[str, HostArray]]:
+        """Elements of all parameters; in which turn the last look was, and the elements that it was at."""
         found = {name: samples.some(p.lend()) for name, p in self._named if p.is_initialized}
-        for name, p in self._looked:
-            if name in found and p.lend().size:
-                found[name] = np.concatenate([found[name], _some(p.lend(), self._turn)])
-        return found
+        looked = {name: _some(p.lend(), self._turn) for name, p in self._looked if name in found and p.lend().size}
+        return found, (self._turn, list(looked)), looked
 
     def compare(self, comm: CommunicatorBase, t: int, own_hooks: Sequence[str]) -> None:
         """Raise CommunicatorError on every rank if parameters differ by more than rounding. Collective.
@@ -90,9 +88,12 @@ class Drift:
         ``own_hooks`` are this rank's hooks that dbrdist does not know.
         """
         self.is_suspected = False
-        mine = self._values()
         path, line = place_of(sys._getframe(1))
-        everyone = comm.allgather_obj((mine, own_hooks, f"{path}:{line}"))
+        everyone = comm.allgather_obj((self._values(), own_hooks, f"{path}:{line}"))
+        looks = [look for (_, look, _), *_ in everyone]
+        # A rank on a device looks less often than one on a host: what they looked at last may be other elements.
+        is_same_look = looks.count(looks[0]) == len(looks)
+        everyone = [(_joined(found, looked if is_same_look else {}), *rest) for (found, _, looked), *rest in everyone]
         expected, _, where = everyone[0]
         is_equal = True
         for name, values in expected.items():
@@ -112,6 +113,10 @@ class Drift:
             is_equal = is_equal and all(theirs.tobytes() == values.tobytes() for theirs in rows)
         self.checksum = 0  # the next comparison is after the next look, not in every step until then
         self._pause = 0 if is_equal else _PAUSE
+
+
+def _joined(found: dict[str, HostArray], looked: dict[str, HostArray]) -> dict[str, HostArray]:
+    return found | {name: np.concatenate([found[name], some]) for name, some in looked.items()}
 
 
 def _some(a: Array, turn: int) -> HostArray:

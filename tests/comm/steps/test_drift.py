@@ -103,6 +103,23 @@ def test_what_counts_as_different(values, differ):
         assert "after update 5" in first and "/p on rank 1" in first and "own: one (called at" in first
 
 
+def test_a_rank_that_looks_less_often_has_not_drifted():
+    """As one whose parameters are on a device: the last look was at other elements."""
+
+    def body(comm):
+        p = Parameter(np.arange(90, dtype=np.float32))
+        found = Drift()
+        found.plan([("/p", p)])
+        for t in (4, 8)[: 1 + comm.rank]:
+            found.look(t)
+        found.compare(comm, 9, [])
+        p.array[...] += comm.rank
+        with pytest.raises(CommunicatorError, match="/p on rank 1"):
+            found.compare(comm, 10, [])
+
+    run_threads(2, body)
+
+
 def test_processors_that_round_differently_compare_once_in_a_while(monkeypatch):
     """Their checksums always differ: a comparison in each step would cost more than the step."""
     compared = []
