@@ -121,9 +121,11 @@ class GraphOfStep:
                 try:
                     yield links
                     self._check_reports()
-                except Exception as e:
+                except BaseException as e:  # after an interrupt, too, there is no part of a step to replay
                     links.go_back()
                     self.graphs = []
+                    if not isinstance(e, Exception):
+                        raise
                     raise NotCaptured(words_of(e)) from e
                 finally:
                     self._num_draws = random.get_state()[_DRAW]
