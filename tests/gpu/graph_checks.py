@@ -22,7 +22,7 @@ from dbrdist.iterators import SerialIterator
 from dbrdist.kernels.gpu import cublaslt
 from dbrdist.optimizers import SGD, Adam, MomentumSGD
 from dbrdist.optimizers.hooks import GradientClipping, WeightDecay
-from dbrdist.training import StandardUpdater
+from dbrdist.training import StandardUpdater, graph_of_joint_step
 
 
 class Net(Chain):
@@ -93,7 +93,7 @@ def train(comm, device, capture, steps=6, make=Net, optimizer=Adam, mode="float3
     for name, value in {"overlap": True, "allreduce_grad_dtype": None, **config}.items():
         comm.set_config(name, value)
     with using_config("dtype", mode if mode == "mixed16" else np.dtype(mode)):
-        net = make().to_device(device)
+        net = make() if device is None else make().to_device(device)
         net.comm = comm
         own = create_multi_node_optimizer(optimizer(), comm).setup(net)
         for hook in hooks:
@@ -121,7 +121,7 @@ def train(comm, device, capture, steps=6, make=Net, optimizer=Adam, mode="float3
     return {**found, "losses": np.array(losses), "counts": np.array(counts)}, updater
 
 
-def both(comm, device, num_graphs=1, wanted=True, **options):
+def both(comm, device, num_graphs=1, wanted=True, are_alike=True, **options):
     """The same bits with graphs as without; returns what was warned of, and the updater with graphs."""
     num_calls = [len(stand_in_nccl.calls)]
     eager, _ = train(comm, device, False, **options)
@@ -137,7 +137,7 @@ def both(comm, device, num_graphs=1, wanted=True, **options):
     if num_graphs is not None and wanted:
         assert updater._captured.num_graphs == num_graphs, (comm.rank, updater._captured.num_graphs)
     same = comm.allgather_obj({n: a.tobytes() for n, a in captured.items() if n.startswith("/")})
-    assert all(theirs == same[0] for theirs in same)
+    assert not are_alike or all(theirs == same[0] for theirs in same)
     return [str(w.message) for w in said if w.category is UsageWarning and "CUDA graph" in str(w.message)], updater
 
 
@@ -208,6 +208,40 @@ def check_changes(comm, device):
     both(comm, device, steps=18, each=each)
     said, _ = both(comm, device, 0 if comm.size > 1 else None, each=lambda k, net, o, u: setattr(o, "zero_fill", False))
     assert comm.size == 1 or ["zero_fill=False" in words for words in said] == [True] * (comm.rank == 0)
+
+
+def check_interrupted(comm, device):
+    """Between two parts of its capture: no part is left, and the step is captured later."""
+    cut = graph_of_joint_step.GraphOfJointStep._cut
+
+    def interrupt(step):
+        cut(step)
+        graph_of_joint_step.GraphOfJointStep._cut = cut
+        raise KeyboardInterrupt
+
+    def each(k, net, optimizer, updater):
+        if k != 4:
+            return
+        if updater._captured is None:
+            updater.get_iterator("main").next()
+            return
+        graph_of_joint_step.GraphOfJointStep._cut = interrupt
+        try:
+            updater.update()
+        except KeyboardInterrupt:
+            return
+        raise AssertionError("not captured")
+
+    said, _ = both(comm, device, each=each)
+    assert not said
+
+
+def check_one_on_the_host(comm, device):
+    """The last rank's model is in host memory: all gradients go there, and no rank replays."""
+    device = None if comm.rank and comm.rank == comm.size - 1 else device
+    said, _ = both(comm, device, 0 if comm.size > 1 else None, steps=10, are_alike=False)
+    words = "not on the GPU that it uses for NCCL"
+    assert comm.size == 1 or [words in line for line in said] == [True] * (comm.rank == 0), said
 
 
 def put(device, a):
@@ -284,6 +318,6 @@ def main():
 
 CHECKS = (
     check_many_steps, check_kinds, check_other_batches, check_some_eager, check_meetings, check_changes, check_refused,
-    check_events,
+    check_events, check_interrupted, check_one_on_the_host,
 )  # fmt: skip
 main()

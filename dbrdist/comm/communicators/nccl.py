@@ -243,7 +243,6 @@ class NcclReducer(FlatReducer):
     the host uses.
     """
 
-    is_on_devices = True
     _ring: NcclRing | None = None
     _side: SideStream | None = None  # on which gradients are reduced while backward runs
     _side_ring: NcclRing | None = (
@@ -263,6 +262,14 @@ class NcclReducer(FlatReducer):
         are_there = self._are_on_my_device([run.grad for run in plan.runs])
         ring = self._ring_if_all(call, bool(plan.runs) and are_there)
         return super().share_gradients(call, plan) if ring is None else NcclGradients(ring, plan)
+
+    def why_staged(self, plan: ReductionPlan | None) -> str | None:
+        if plan is None or not plan.place or isinstance(plan.shared, NcclGradients):
+            return None
+        return (
+            "the parameters of a rank are not on the GPU that it uses for NCCL, so that all gradients go through host "
+            "memory; on every rank, call dbrdist.get_device(comm.intra_rank).use() and move the model there"
+        )
 
     def overlap(self, call: Passage, plan: ReductionPlan) -> Overlap | None:
         if not isinstance(plan.shared, NcclGradients):

@@ -54,7 +54,6 @@ class Reducer(ABC):
     settings: ClassVar[dict[str, ConfigValue]] = {}  # configuration entries of its own, with their defaults
     one_by_one = False  # whether gradients are reduced parameter by parameter
     leaves_gradients = False  # whether they stay as they are
-    is_on_devices = False  # whether gradients of a device are reduced there, without a wait of the host
     added_first: Sequence[int] = ()  # ranks, this one among them, whose sum is sent to the others; empty is each alone
 
     def __init__(self, comm: Configurable) -> None:
@@ -180,6 +179,16 @@ class Reducer(ABC):
     def share_values(self, call: Passage, plan: ReductionPlan) -> SharedValues | None:
         """Bring the parameters of a plan there too, so that each rank takes the others' parts. Collective."""
         return None
+
+    def why_staged(self, plan: ReductionPlan | None) -> str | None:
+        """Why a device's gradients of a plan go through the host, which waits for them; the same on all ranks.
+
+        None where they are reduced on the device, or ranks have not yet reduced gradients of this plan.
+        """
+        return (
+            f"the communicator {type(self.comm).__name__} sends gradients through host memory, and waits for the "
+            "device in each step; 'pure_nccl' does not"
+        )
 
     def overlap(self, call: Passage, plan: ReductionPlan) -> Overlap | None:
         """What reduces the gradients of a plan while backward runs; None where that does not pay. Collective."""

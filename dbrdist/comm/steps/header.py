@@ -199,6 +199,11 @@ class Steps:
         return self._plan
 
     @property
+    def last_plan(self) -> ReductionPlan | None:
+        """The plan of the last header; None before the first, or while parameters wait for their shapes."""
+        return self._plan
+
+    @property
     def place(self) -> tuple[str, int]:
         """The line of the call."""
         assert self._passage is not None

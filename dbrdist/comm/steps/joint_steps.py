@@ -178,11 +178,9 @@ class JointSteps(HandsOn):
         comm, options = self.communicator, ", ".join(self._way.written().values())
         if options or type(self._policy) not in (AllRanks, OneRank):
             return f"steps with {options or type(self._policy).__name__} are not captured yet"
-        if comm.size > 1 and not comm.reducer.is_on_devices:
-            return (
-                f"the communicator {type(comm).__name__} sends gradients through host memory, and waits for the device "
-                "in each step; 'pure_nccl' does not"
-            )
+        staged = comm.reducer.why_staged(self._steps.last_plan) if comm.size > 1 else None
+        if staged is not None:
+            return str(staged)
         return None if self.zero_fill else "with zero_fill=False ranks agree in each step on which gradients there are"
 
     def update_in_passes(self, passes: Passes, /, lossfun: Callable[..., Any], *args: Any, **kwds: Any) -> None:

@@ -249,6 +249,11 @@ def test_what_nccl_reduces(monkeypatch, has_ring):
     plan.shared = found
     assert comm.overlap(call, plan) == (None if has_ring else "flat overlap")
     assert type(found) is NcclGradients and found._grads == ["g"] if has_ring else found == "flat share_gradients"
+    plan.place = 0
+    assert comm.why_staged(None) is comm.why_staged(plan) is None  # not known yet
+    plan.place = 1
+    reason = comm.why_staged(plan)
+    assert reason is None if has_ring else "not on the GPU that it uses for NCCL" in reason
     asked.clear()
     comm.share_gradients(call, SimpleNamespace(runs=[]))
     assert asked == [[], False]  # no gradients are on no device
