@@ -518,12 +518,8 @@ class GradientMethod(Optimizer):
         if "_hookable" in state:  # Chainer pickled it
             pickles_of_chainer.set_up(self, state)
         else:
-            early: dict[str, Any] = {
-                "_copying": [],
-                "_params_at_setup": None,
-                "_first_updates": None,
-            }  # versions had none of these
-            self.__dict__.update({**early, **state})
+            self._copying, self._params_at_setup, self._first_updates = [], None, None  # early versions had none
+            self.__dict__.update(state)
 
 
 _CALLS = GradientMethod.call_hook, Optimizer.call_hooks
