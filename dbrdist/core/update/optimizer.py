@@ -199,12 +199,13 @@ class GradientMethod(Optimizer):
     _alone: list[Parameter]  # the parameters that their rules update outside of flat memory,
     _nodes: list[VariableNode]  # the nodes of all parameters,
     _watch: Watch | None  # and what tells whether it still holds
+    # Defaults of the class: what early versions pickled has none of these, and a subclass may restore its state itself.
+    _copying: Sequence[Part] = ()  # those of which kernels of a device may read copies
+    _params_at_setup: weakref.WeakSet[Parameter] | None = None
+    _first_updates: FirstUpdates | None = None  # what looks at the first updates since setup; None after them
 
     def __init__(self, **hyperparams: float) -> None:
         super().__init__()
-        self._copying: Sequence[Part] = ()  # those of which kernels of a device may read copies
-        self._params_at_setup: weakref.WeakSet[Parameter] | None = None
-        self._first_updates: FirstUpdates | None = None  # what looks at the first updates since setup; None after them
         self.hyperparam = Hyperparameter()
         for name, value in hyperparams.items():
             setattr(self.hyperparam, name, value)  # within the limits of the signature: checked by the constructor
@@ -518,7 +519,6 @@ class GradientMethod(Optimizer):
         if "_hookable" in state:  # Chainer pickled it
             pickles_of_chainer.set_up(self, state)
         else:
-            self._copying, self._params_at_setup, self._first_updates = [], None, None  # early versions had none
             self.__dict__.update(state)
 
 

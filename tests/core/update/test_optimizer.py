@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -455,3 +457,50 @@ def test_a_saver_of_ones_own_that_does_not_say_so_gets_what_the_velocity_means()
     entries = {}
     MomentumSGD(0.1).setup(L.Linear(2, 1)).serialize(Saver(entries))
     assert entries["state_meaning"] == MomentumSGD.rule_class.state_meaning
+
+
+class Settable(SGD):
+    """A program's own, which looks at each assignment."""
+
+    def __init__(self, lr=0.1):
+        self.__dict__["assigned"] = []
+        super().__init__(lr)
+
+    def __setattr__(self, name, value):
+        self.assigned.append(name)
+        super().__setattr__(name, value)
+
+
+class Restored(SGD):
+    """A program's own, which restores its state itself."""
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+
+
+def stepped(optimizer):
+    link = L.Linear(2, 1, initialW=1.0)
+    optimizer.setup(link).update(lambda: ops.sum(link(np.ones((3, 2), np.float32)) ** 2))
+    return link.W.array.tolist()
+
+
+@each(
+    copied=[
+        copy.copy,
+        copy.deepcopy,
+        lambda x: pickle.loads(pickle.dumps(x)),
+        lambda x: pickle.loads(pickle.dumps(x, 0)),
+    ]
+)
+def test_a_copy_of_a_subclass_that_looks_at_assignments_steps(copied):
+    assert stepped(copied(Settable())) == stepped(SGD(0.1))
+
+
+@each(kind=[SGD, Restored])
+def test_what_a_version_pickled_that_had_fewer_attributes_steps(kind):
+    state = kind(0.1).__getstate__()
+    for name in ("_copying", "_params_at_setup", "_first_updates"):
+        del state[name]
+    optimizer = kind.__new__(kind)
+    optimizer.__setstate__(state)
+    assert stepped(optimizer) == stepped(SGD(0.1))
