@@ -19,7 +19,7 @@ from dbrdist.training.graph_of_step import NUM_EAGER, Args, GraphOfStep, Named, 
 from dbrdist.training.step_attributes import Attributes, Loss
 
 if TYPE_CHECKING:
-    from dbrdist.core.array.types import Array, CudaGraph, CudaStream
+    from dbrdist.core.array.types import CudaGraph, CudaStream
     from dbrdist.core.tape.node import VariableNode
     from dbrdist.core.update.optimizer import GradientMethod
 
@@ -58,7 +58,6 @@ class GraphOfJointStep(GraphOfStep):
         super().__init__(stream, loss_func)
         self._parts: list[CapturedPart] = []
         self._update_block: DeclaredBlock | None = None
-        self._places: list[tuple[VariableNode, Array]] = []  # where backward leaves gradients
         self._inputs: tuple[GradientMethod, Args, Named] | None = None  # of the step under way
         self._is_replayed = False  # the step under way
 
@@ -123,7 +122,7 @@ class GraphOfJointStep(GraphOfStep):
                 flat.collect_gradients(updated)
             cuts.end()
             self._parts = [CapturedPart(graph, *told) for graph, told in zip(self.graphs, cuts.told, strict=True)]
-            self._places = [(p.node, p.node.view) for p in updated]
+            self._note_gradients(params)
             with self._recording() as self._update_block:
                 one.update()
 
@@ -133,8 +132,7 @@ class GraphOfJointStep(GraphOfStep):
         self._stream.begin_capture()
 
     def _replay_parts(self, args: Args, named: Named, listener: Reductions | None) -> None:
-        for node, view in self._places:
-            node.gradient = view
+        self._give_gradients()
         with self._here():
             self._send(args, named)
             for graph, used, complete in self._parts:

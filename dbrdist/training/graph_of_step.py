@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -21,6 +21,8 @@ from dbrdist.training.step_attributes import Attribute, Attributes, Loss, words_
 
 if TYPE_CHECKING:
     from dbrdist.core.array.types import Array, CudaGraph, CudaStream
+    from dbrdist.core.model.parameter import Parameter
+    from dbrdist.core.tape.node import VariableNode
     from dbrdist.core.update.optimizer import GradientMethod
 
 NUM_EAGER = 3  # steps before a capture, the last one on its stream and with its memory
@@ -55,6 +57,7 @@ class GraphOfStep:
         self._reported: dict[str, Array] = {}
         self._num_draws = 0
         self._persistent: list[Attribute] = []  # arrays of links, such as running statistics
+        self._gradients: list[tuple[VariableNode, Array | None]] = []  # in flat memory, where backward leaves them
 
     @property
     def is_stale(self) -> bool:
@@ -107,6 +110,7 @@ class GraphOfStep:
     def _capture(self, optimizer: GradientMethod, loss_func: Loss, args: Args, named: Named) -> None:
         with self._capturing(optimizer, args, named) as links, self._recording() as self._block:
             optimizer.update(links.watched(loss_func), *self._args, **self._named)
+            self._note_gradients(optimizer.target.params())
 
     @contextlib.contextmanager
     def _capturing(self, optimizer: GradientMethod, args: Args, named: Named) -> Iterator[Attributes]:
@@ -164,6 +168,7 @@ class GraphOfStep:
     def _replay(self, args: Args, named: Named) -> None:
         assert self._host is not None and self._block is not None
         self._host.begin()
+        self._give_gradients()
         with self._here():
             self._send(args, named)
             self.graphs[0].launch(self._stream)
@@ -177,6 +182,15 @@ class GraphOfStep:
             if backend.is_array(a):
                 place[...] = a
         self._block.send(self._stream)
+
+    def _note_gradients(self, params: Iterable[Parameter]) -> None:
+        """Which parameters have a gradient after backward, frozen ones among them: no replay gives or clears it."""
+        nodes = [p.node for p in params if p.node.view is not None]
+        self._gradients = [(node, node.view if node.gradient is node.view else None) for node in nodes]
+
+    def _give_gradients(self) -> None:
+        for node, gradient in self._gradients:
+            node.gradient = gradient
 
     def _hand_on(self) -> None:
         """What forward leaves on the host: copies of what it reported, and the number of draws."""

@@ -199,7 +199,7 @@ def check_changes(comm, device):
     def each(k, net, optimizer, updater):
         if k in (6, 13):
             (net.first.disable_update if k == 6 else net.first.enable_update)()
-        if k == 5:
+        if k in (5, 11):
             net.cleargrads()
         if k % 4 == 3:
             with using_config("train", False):

@@ -344,6 +344,23 @@ def test_frozen_parameters_are_captured_anew(device, same_products):
     assert updater._captured.num_graphs == 1
 
 
+def test_frozen_parameters_have_the_gradients_of_the_last_step(device, same_products):
+    """Also after a program has cleared them between replays."""
+    found = []
+
+    def each(k, net, optimizer, updater):
+        if k == 0:
+            net.conv.disable_update()
+        if k == 6:
+            net.cleargrads()
+        if k == 8:
+            found.append({n: backend.to_cpu(p.grad) for n, p in net.namedparams()})
+
+    updater = both(device, each=each, steps=9)
+    assert updater._captured.num_graphs == 1
+    assert_same(*found)
+
+
 def test_switches_and_hooks_have_graphs_of_their_own(device, same_products):
     def each(k, net, optimizer, updater):
         if k == 5:
