@@ -65,10 +65,12 @@ def pytest_ignore_collect(collection_path, config):
     return True if parts.is_left_out(collection_path, markexpr) else None
 
 
+@pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config, items):
     """What starts jobs starts programs, and what starts programs is slow: `make test-fast` and `make test-quick`.
 
-    Slow are whole runs of `dbrdist-train` in this process, too.
+    Slow are whole runs of `dbrdist-train` in this process, too. The inner loop has few combinations of what `-m` and
+    `-k` select, so that these have every value that is selected.
     """
     for item in items:
         if not STARTING.isdisjoint(item.fixturenames):
@@ -77,6 +79,7 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.programs)
         if item.get_closest_marker("programs") or ("run" in item.fixturenames and RUNS.match(item.nodeid)):
             item.add_marker(pytest.mark.slow)
+    yield
     if config.option.quick:
         items[:], left_out = quick.divided(items)
         config.hook.pytest_deselected(items=left_out)

@@ -45,18 +45,23 @@ def each(**axes: Iterable[Any] | Callable[..., Iterable[Any]]) -> Callable[[Call
             values = [list(v(**_chosen(v, arguments)) if callable(v) else v) for v in axes.values()]
             cases = [_case(axes, chosen) for chosen in itertools.product(*values)]
             assert cases, "no cases"
+            failed: dict[str, Exception] = {}
+            skipped: dict[int, BaseException] = {}
+            numbers: Iterable[int] = range(len(cases))
             if quick.is_on[0]:
-                numbers = itertools.product(*(range(len(axis)) for axis in values))
-                cases = [cases[k] for k in quick.covering([dict(zip(axes, row)) for row in numbers])]
+                places = itertools.product(*(range(len(axis)) for axis in values))
+                numbers = quick.chosen([dict(zip(axes, row)) for row in places], skipped)
             arguments = {name: value for name, value in arguments.items() if name in signature.parameters}
-            failed, skipped = {}, []
-            for number, case in enumerate(cases):
-                if number:
+            num_run = 0
+            for number in numbers:
+                case = cases[number]
+                if num_run:
                     fresh_chance()
+                num_run += 1
                 try:
                     test(**arguments, **case)
                 except pytest.skip.Exception as e:
-                    skipped.append(e)
+                    skipped[number] = e
                 except Exception as e:
                     name = name_of(case)
                     failed[f"{name} (number {number})" if name in failed or "<lambda>" in name else name] = e
@@ -66,9 +71,9 @@ def each(**axes: Iterable[Any] | Callable[..., Iterable[Any]]) -> Callable[[Call
             if failed:
                 for name, e in failed.items():
                     e.add_note(f"in the case {name}")
-                words = f"{len(failed)} of {len(cases)} cases failed: {'; '.join(failed)}"
+                words = f"{len(failed)} of {num_run} cases failed: {'; '.join(failed)}"
                 raise ExceptionGroup(words, list(failed.values()))
-            if len(skipped) == len(cases):
+            if len(skipped) == num_run:
                 raise skipped[0]
 
         kept = {name: p for name, p in signature.parameters.items() if name not in names}

@@ -8,7 +8,7 @@ layout. A test that takes more than ``LIMIT_SECONDS`` should have the mark; the 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -18,13 +18,14 @@ _MOST_NAMED = 10
 is_on = [False]
 
 
-def covering(rows: Sequence[Mapping[str, object]]) -> list[int]:
+def covering(rows: Sequence[Mapping[str, object]], covered: Iterable[Mapping[str, object]] = ()) -> list[int]:
     """The positions of a few rows that together have every value of every axis, in their order.
 
     Args:
         rows: of each combination what tells its value on each axis from others.
+        covered: combinations whose values need no other one.
     """
-    seen: set[tuple[str, object]] = set()
+    seen = {pair for row in covered for pair in row.items()}
     chosen: set[int] = set()
     for least in range(max(map(len, rows), default=0), 0, -1):  # rows that bring most come first
         for k, row in enumerate(rows):
@@ -34,15 +35,22 @@ def covering(rows: Sequence[Mapping[str, object]]) -> list[int]:
     return sorted(chosen)
 
 
+def chosen(rows: Sequence[Mapping[str, object]], skipped: Container[int]) -> Iterator[int]:
+    """As :func:`covering`, and further positions for the values of combinations that are ``skipped`` when they run."""
+    left = list(range(len(rows)))
+    done: list[int] = []
+    while more := [left[i] for i in covering([rows[k] for k in left], [rows[k] for k in done])]:
+        yield from more
+        left = [k for k in left if k not in more]
+        done += [k for k in more if k not in skipped]
+
+
 def divided(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """The items that run in the inner loop, and the combinations that are left to the other suites."""
     of_test: dict[str, list[pytest.Item]] = {}
-    kept: set[pytest.Item] = set()
     for item in items:
-        if item.get_closest_marker("slow"):  # which covers nothing: its mark leaves it out
-            kept.add(item)
-        else:
-            of_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        of_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept: set[pytest.Item] = set()
     for group in of_test.values():
         rows = [_row(item) for item in group]
         kept |= {group[k] for k in covering(rows)} if all(rows) else set(group)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests import quick, suites
-from tests.conftest import STARTING
+from tests.conftest import STARTING, pytest_collection_modifyitems
 from tests.each import each
 from tests.rules.test_marks import MARKS
 from tests.rules.test_mirror import TESTS, mirrored
@@ -42,11 +42,11 @@ class Item(SimpleNamespace):
         return [SimpleNamespace(args=(names,), kwargs={}) for names in self.marks]
 
     def get_closest_marker(self, name):
-        return self.is_slow or None
+        return None
 
 
-def items(name, marks, rows, is_slow=False):
-    made = [Item(nodeid=f"{name}[{k}]", marks=marks, is_slow=is_slow, callspec=SimpleNamespace(params=row))
+def items(name, marks, rows):
+    made = [Item(nodeid=f"{name}[{k}]", marks=marks, fixturenames=list(row), callspec=SimpleNamespace(params=row))
             for k, row in enumerate(rows)]  # fmt: skip
     return made
 
@@ -56,17 +56,26 @@ def test_combinations_are_left_out_and_rows_of_one_table_are_not():
     crossed = items("t.py::f", ["a", "b"], [{"a": a, "b": b} for a in (x, y) for b in (x, y, z)])
     joint = items("t.py::g", ["a, b"], [{"a": a, "b": b} for a in (x, y) for b in (x, y, z)])
     fixture = items("t.py::h", [("a",)], [{"a": a, "world": w} for w in (x, y) for a in (x, y)])
-    plain = [Item(nodeid="t.py::k", marks=[], is_slow=False)]
+    plain = [Item(nodeid="t.py::k", marks=[])]
     kept, left_out = quick.divided([*crossed, *joint, *fixture, *plain])
     assert kept == [crossed[0], crossed[2], crossed[4], *joint, fixture[0], fixture[3], *plain]
     assert left_out == [crossed[1], crossed[3], crossed[5], fixture[1], fixture[2]]
 
 
-def test_what_is_slow_covers_nothing():
+@each(is_quick=[True, False])
+def test_what_m_and_k_leave_out_covers_nothing(is_quick):
     x, y = object(), object()
-    slow = items("t.py::f", ["a", "b"], [{"a": x, "b": x}], is_slow=True)
-    others = items("t.py::f", ["a", "b"], [{"a": x, "b": y}, {"a": y, "b": x}, {"a": y, "b": y}])
-    assert quick.divided([*slow, *others]) == ([*slow, *others[:2]], [others[2]])
+    collected = items("t.py::f", ["a", "b"], [{"a": a, "b": b} for a in (x, y) for b in (x, y)])
+    others = collected[1:]
+    left_out = []
+    hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
+    config = SimpleNamespace(option=SimpleNamespace(quick=is_quick), hook=hook)
+    selection = pytest_collection_modifyitems(config, collected)
+    next(selection)
+    del collected[0]  # as pytest does where the first combination is slow
+    with pytest.raises(StopIteration):
+        next(selection)
+    assert (collected, left_out) == ((others[:2], others[2:]) if is_quick else (others, []))
 
 
 def test_a_loop_of_cases_has_each_value_once(monkeypatch):
@@ -79,6 +88,28 @@ def test_a_loop_of_cases_has_each_value_once(monkeypatch):
     monkeypatch.setattr(quick, "is_on", [True])
     check()
     assert seen == [(1, "x"), (1, "z"), (2, "y")]
+
+
+def test_a_loop_has_the_values_of_cases_that_skip_themselves_in_others(monkeypatch):
+    seen, skipped = [], []
+
+    @each(a=[1, 2], b="xyz")
+    def check(a, b, most):
+        if (a, b) == (2, "y") or a > most:
+            skipped.append((a, b))
+            pytest.skip(f"{a} with {b}")
+        seen.append((a, b))
+
+    monkeypatch.setattr(quick, "is_on", [True])
+    check(most=2)
+    assert seen == [(1, "x"), (1, "z"), (1, "y"), (2, "x")] and skipped == [(2, "y")]
+    seen.clear()
+    check(most=1)
+    assert seen == [(1, "x"), (1, "z"), (1, "y")]
+    skipped.clear()
+    with pytest.raises(pytest.skip.Exception, match="1 with x"):
+        check(most=0)
+    assert len(skipped) == 6
 
 
 def quick_tests(tree: ast.Module) -> list[str]:
