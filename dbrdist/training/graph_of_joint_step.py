@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
+from dbrdist.core.array import spans
 from dbrdist.core.array.declared import DeclaredBlock
 from dbrdist.core.model import flat
 from dbrdist.core.tape.backprop import Listener
@@ -134,9 +135,13 @@ class GraphOfJointStep(GraphOfStep):
     def _replay_parts(self, args: Args, named: Named, listener: Reductions | None) -> None:
         self._give_gradients()
         with self._here():
-            self._send(args, named)
-            for graph, used, complete in self._parts:
-                graph.launch(self._stream)
+            with spans.span("forward"):  # and as much of backward as is in the same graph
+                self._send(args, named)
+                self._parts[0].graph.launch(self._stream)
+            for number, (graph, used, complete) in enumerate(self._parts):
+                if number:
+                    with spans.span("backward"):
+                        graph.launch(self._stream)
                 if listener is None:
                     continue
                 listener.agree()

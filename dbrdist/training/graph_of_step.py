@@ -184,7 +184,7 @@ class GraphOfStep:
         self._block.send(self._stream)
 
     def _note_gradients(self, params: Iterable[Parameter]) -> None:
-        """Which parameters have a gradient after backward, frozen ones among them: no replay gives or clears it."""
+        """Which parameters, frozen ones among them, have a gradient after the backward pass that was captured."""
         nodes = [p.node for p in params if p.node.view is not None]
         self._gradients = [(node, node.view if node.gradient is node.view else None) for node in nodes]
 

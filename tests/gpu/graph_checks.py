@@ -16,7 +16,7 @@ import dbrdist.links as L
 from dbrdist import Chain, Reporter, kernels, report, using_config
 from dbrdist.comm import create_communicator, create_multi_node_optimizer
 from dbrdist.comm.gradients import stream_overlap
-from dbrdist.core.array import backend, random
+from dbrdist.core.array import backend, random, spans
 from dbrdist.errors import UsageWarning
 from dbrdist.iterators import SerialIterator
 from dbrdist.kernels.gpu import cublaslt
@@ -210,6 +210,18 @@ def check_changes(comm, device):
     assert comm.size == 1 or ["zero_fill=False" in words for words in said] == [True] * (comm.rank == 0)
 
 
+def check_spans(comm, device):
+    """A trace shows the same of replayed steps as of eager ones."""
+    for is_captured in (False, True):
+        recorder = spans.Recorder()
+        spans.record(recorder)
+        train(comm, device, is_captured, steps=8)
+        spans.record(None)
+        names = [{s.name for s in recorder.spans if s.step == step} for step in (3, 7)]
+        wanted = {"step", "data wait", "forward", "backward", "exposed wait", "update"}
+        assert all(wanted <= found for found in names), names
+
+
 def check_interrupted(comm, device):
     """Between two parts of its capture: no part is left, and the step is captured later."""
     cut = graph_of_joint_step.GraphOfJointStep._cut
@@ -318,6 +330,6 @@ def main():
 
 CHECKS = (
     check_many_steps, check_kinds, check_other_batches, check_some_eager, check_meetings, check_changes, check_refused,
-    check_events, check_interrupted, check_one_on_the_host,
+    check_events, check_spans, check_interrupted, check_one_on_the_host,
 )  # fmt: skip
 main()

@@ -64,13 +64,17 @@ def test_captured_steps_are_eager_ones(train, on):
         assert a["main/loss"] == pytest.approx(b["main/loss"], rel=1e-5)  # products by cuBLAS and cuBLASLt
 
 
-def test_graphs_on_a_cpu_say_that_there_are_none(train, capsys):
+@pytest.mark.parametrize(
+    ("batch", "reason"),
+    [("50", "the model is in host memory"), ("{virtual_workers: 2, per_worker: 25}", "virtual workers make several")],
+)
+def test_graphs_on_a_cpu_say_that_there_are_none(train, capsys, batch, reason):
     with warnings.catch_warnings():
         warnings.simplefilter("default")
-        train("there", "device=cpu", "graph=true", "iterations=3")
+        train("there", "device=cpu", "graph=true", "iterations=3", f"batch={batch}")
     found = [line for line in capsys.readouterr().err.splitlines() if "CUDA graph" in line]
     assert len(found) == 1, found
-    assert "runs eagerly: the model is in host memory" in found[0]
+    assert f"runs eagerly: {reason}" in found[0]
 
 
 def test_a_plan_names_what_is_missing(train, on, capsys):

@@ -23,6 +23,7 @@ from dbrdist.core.array.backend import DeviceSpec
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.update.optimizer import GradientMethod
+from dbrdist.core.usage.mistakes import warn
 from dbrdist.errors import ConfigError, ScheduleError
 from dbrdist.optimizers import schedules
 from dbrdist.optimizers.schedules import Schedule
@@ -286,3 +287,12 @@ def updater(
             origin, ("updater",), f"expected a StandardUpdater from {settings.name!r}, got {type(own).__name__}"
         )
     return own
+
+
+def warn_of_graph(config: Config, comm: CommunicatorBase) -> None:
+    """Say that steps of virtual workers are not captured, where that is asked for."""
+    if config.graph and not comm.rank:
+        warn(
+            "the step is not captured as a CUDA graph and runs eagerly: virtual workers make several passes in each "
+            "step; leave graph out, or give the batch without virtual_workers"
+        )

@@ -192,6 +192,7 @@ class TrainingRun:
         if config.virtual_workers is not None:
             options = {"converter": made.convert, "input_device": made.device, "reproducible": config.reproducible}
             options |= {"grad_dtype": config.gradient_dtype}
+            build_updates.warn_of_graph(config, self.comm)
             return VirtualUpdater(self.iterator, self.optimizer, self.comm, **options)
         self.comm.set_config("allreduce_grad_dtype", config.gradient_dtype)
         together_optimizer = build_updates.over_ranks(config, self.optimizer, self.comm)

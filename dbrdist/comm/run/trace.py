@@ -215,12 +215,15 @@ def summarize(ranks: Sequence[Recording]) -> Summary:
 def _waits(ranks: Sequence[Recording]) -> list[dict[int, float]]:
     """For each rank how long it waited, after backward, for each rank that others waited for."""
     waits = _meetings(ranks)
-    exposed = [{s.step: s for s in r.spans if s.name == EXPOSED} for r in ranks]
+    exposed: list[dict[int, list[Span]]] = [defaultdict(list) for _ in ranks]  # of each step
+    for windows, recording in zip(exposed, ranks):
+        for s in recording.spans:
+            if s.name == EXPOSED:
+                windows[s.step].append(s)
     blame: list[dict[int, float]] = [defaultdict(float) for _ in ranks]
     for rank, mine in enumerate(waits):
         for wait in mine:
-            window = exposed[rank].get(wait.step)
-            if window is not None:
+            for window in exposed[rank][wait.step]:
                 begin, end = max(wait.begin, window.began), min(wait.end, window.ended)
                 _blame(waits, blame[rank], wait.last, begin, end, len(ranks))
     return blame

@@ -45,6 +45,16 @@ def test_the_last_to_come_is_late_and_the_rest_is_communication():
     assert "rank 1" in found.lines()[-1]
 
 
+def test_a_rank_waits_during_a_replayed_backward_pass_and_after_it():
+    ranks = [rank(4.0, 6.0), rank(5.0, 6.0)]
+    ranks[0].spans.append(Span("exposed wait", 1, 0, 1.0, 3.0))
+    for k, recording in enumerate(ranks):
+        recording.meetings.append(Meeting(("comm", 1, 1, "row"), 1, 0, 1.0 + 2.0 * k, 3.0))
+    for order in (1, -1):
+        found = trace.summarize([Recording(r.spans[::order], r.meetings) for r in ranks])
+        assert (found.late_rank, found.late) == (1, pytest.approx((2.0 + 1.0) / 2))
+
+
 def test_who_waited_for_another_is_not_to_blame():
     """Rank 2 came last to the second meeting, but only because it waited for rank 1 in the first."""
     first, second = ("comm", 1, 1, "row"), ("comm", 2, 1, "reduce")
