@@ -8,11 +8,11 @@
 First the tests, but for those of programs, run once without a mutation and note which functions each of them calls
 (``reached.py``). What these tests notice in a fork is settled at once (``forked_mutants.py``). Each mutation that is
 left is made in a copy of the tree: tests that call its function run first, the shortest ahead, then all tests of its
-room, the slow ones, those under mpiexec and on the stand-in for CuPy where the room has some, and then the inner loop
-of all, of which those are left out that never come near where that is known. The first failure kills it, also that of a
-test which hangs. Where a whole stage runs out of time, as on a busy machine, nothing is known. Results go line by line
-into the state file, and a second start with the same file goes on where the first one ended. Survivors that change
-nothing one could see are marked by hand in ``equivalent_mutants.txt``.
+room, those of programs too, those under mpiexec and on the stand-in for CuPy where the room has some, and then all but
+those of programs, of which those are left out that never come near where that is known. The first failure kills it,
+also that of a test which hangs. Where a whole stage runs out of time, as on a busy machine, nothing is known. Results
+go line by line into the state file, and a second start with the same file goes on where the first one ended. Survivors
+that change nothing one could see are marked by hand in ``equivalent_mutants.txt``.
 
 The aimed sample is drawn from conditions of branches and loops with the numbers in them, defaults of parameters,
 constants in capitals (thresholds, limits), and errors that are not raised; the other one from all places but errors.
@@ -46,7 +46,8 @@ from reached import first_of, tests_of
 ROOT = Path(__file__).parents[2]
 SOURCES = ("dbrdist", "launch/dbrdist_launch")
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
-ALL = ["tests", "-m", "not slow"]
+# All but those of programs, divided so that none of these commands comes near the limit.
+ALL = [["tests", "-m", "not slow"], *(["tests", "-m", "slow and not programs", "--part", f"{k}/2"] for k in (1, 2))]
 PAGES = "tests/rules/test_api_pages.py"  # defaults of public names
 SIGNATURES = (PAGES, "tests/compat/test_defaults_of_chainer.py")  # read by these without a call
 GPU = ["tests/gpu", "--on", "stand-in"]
@@ -54,7 +55,7 @@ AIMED = "conditions, defaults of parameters, constants in capitals and errors of
 ON_HOST = [f"tests/gpu/test_{n}.py" for n in ("gpu_cudnn", "host_cudnn", "host_ops", "gpu_normalization", "gpu_sums")]
 HOST_CUDA = [*ON_HOST, "--on", "host-cuda"]  # kernels compiled for the host
 MPI = ["mpiexec", "-n", "3"]
-# The tests of each room, run before the inner loop; further suites after it.
+# The tests of each room, run before those of others; further suites between them.
 FIRST = {
     "core": [
         "tests/contracts/functions/test_references.py",
@@ -330,15 +331,15 @@ def stages(
 ) -> Iterator[list[str]]:
     """Commands that test a tree, those that notice most first; ``near`` are the tests known to call what changed.
 
-    Where that is none, only processes that tests start may call it: the slow tests come first.
+    Where that is none, only processes that tests start may call it: the tests of programs come first.
     """
     pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", str(options.timeout)]
     own = [t for t in FIRST[room] if (ROOT / t).exists()]
     pages = [t for t in SIGNATURES if (ROOT / t).exists()]
     if first:
         yield [*pytest, *first]
-    quick = [*pytest, *near, *pages] if near else [*pytest, *own, *pages, "-m", "not slow"]
-    by_kind = [quick] if options.room_only else [quick, [*pytest, *pages, *own, "-m", "slow"]]
+    in_process = [*pytest, *near, *pages] if near else [*pytest, *own, *pages, "-m", "not programs"]
+    by_kind = [in_process] if options.room_only else [in_process, [*pytest, *pages, *own, "-m", "programs"]]
     yield from by_kind if near is None or near else reversed(by_kind)
     if options.room_only:
         return
@@ -349,7 +350,7 @@ def stages(
     if room == "kernels":
         yield [*pytest, *HOST_CUDA]
     if near is None:
-        yield [*pytest, *ALL]
+        yield from ([*pytest, *some] for some in ALL)
 
 
 def note_reached(tree: Path, path: Path, limit_seconds: float) -> None:

@@ -14,6 +14,9 @@ from pathlib import Path
 
 import mutants
 import pytest
+from _pytest.mark.expression import Expression
+
+from tests.each import each
 
 SOURCE = b'''"""A docstring with 1 number."""
 from typing import TYPE_CHECKING
@@ -110,6 +113,27 @@ def options(tmp_path, **changes):
         "aimed": False,
     }
     return argparse.Namespace(**{**given, **changes})
+
+
+def chosen(command, path, *marks):
+    """Whether a command of pytest runs a test at this path with these marks, in one of its parts."""
+    words = command[3:]
+    expression = words[words.index("-m") + 1] if "-m" in words else "not slow or slow"
+    is_below = any(path == word or path.startswith(f"{word}/") for word in words)
+    return is_below and Expression.compile(expression).evaluate(lambda name, **_: name in marks)
+
+
+@each(room=["core", "cli"], marks=[(), ("slow",), ("slow", "programs")], near=[None, [], ["tests/x/test_x.py::test_y"]])
+def test_all_that_may_notice_a_change_runs(tmp_path, room, marks, near):
+    commands = list(mutants.stages(room, options(tmp_path, room_only=False), near))
+    own, other = mutants.FIRST[room][-1] + "/test_z.py", "tests/examples/test_z.py"
+    is_reached = [chosen(command, own, *marks) for command in commands]
+    assert any(is_reached) == (not near or "programs" in marks)
+    assert any(chosen(command, other, *marks) for command in commands) == (near is None and "programs" not in marks)
+    if near == []:
+        assert is_reached[0] == ("programs" in marks)
+    first_look = list(mutants.stages(room, options(tmp_path), near))
+    assert len(first_look) == 1 and chosen(first_look[0], own, *marks) == (not near and "programs" not in marks)
 
 
 @pytest.fixture
