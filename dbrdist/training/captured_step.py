@@ -67,6 +67,7 @@ class CapturedSteps:
                     step.reason = str(e)
                 finally:
                     if step.reason is not None:
+                        step.give_back_memory()
                         self._say(step.reason)
         if reason is not None and (of_all is None or not optimizer.communicator.rank):
             self._say(reason)

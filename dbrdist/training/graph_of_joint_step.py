@@ -95,6 +95,10 @@ class GraphOfJointStep(GraphOfStep):
         self._is_replayed = True
         self._replay_parts(args, named, listener)
 
+    def give_back_memory(self) -> None:
+        super().give_back_memory()
+        self._parts, self._update_block = [], None
+
     def update(self, run: Callable[[], None]) -> None:
         """The update of the step under way."""
         if self._is_replayed:

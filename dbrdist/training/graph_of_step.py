@@ -83,6 +83,10 @@ class GraphOfStep:
             self._capture(optimizer, loss_func, args, named)
         self._replay(args, named)
 
+    def give_back_memory(self) -> None:
+        """Let go of what a graph would have needed: the step will not be captured."""
+        self._pool, self._block, self._args, self._named, self._reported = None, None, (), {}, {}
+
     @contextlib.contextmanager
     def _here(self) -> Iterator[None]:
         """On the stream of the capture, after what the program has begun, and before what it begins next."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import re
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -28,7 +30,7 @@ from dbrdist.optimizers import (
     RMSprop,
 )
 from dbrdist.optimizers.hooks import DecoupledWeightDecay, GradientClipping, GradientNoise, WeightDecay
-from dbrdist.training import ParallelUpdater, StandardUpdater
+from dbrdist.training import ParallelUpdater, StandardUpdater, graph_of_step
 
 
 @pytest.fixture(autouse=True)
@@ -403,6 +405,21 @@ def test_steps_race_with_nothing(device, xp, same_products):
 # ---- what runs eagerly, and why
 
 
+@pytest.mark.parametrize("name", ["Reads", "Counts"])  # refused in a capture, and before it
+def test_a_refused_step_keeps_no_memory_for_a_graph(device, same_products, monkeypatch, name):
+    pools = []
+
+    class Pool(graph_of_step.PrivatePool):
+        def __init__(self):
+            super().__init__()
+            pools.append(weakref.ref(self))
+
+    monkeypatch.setattr(graph_of_step, "PrivatePool", Pool)
+    _, said = warned(lambda: train(device, True, make=globals()[name], steps=6))
+    gc.collect()
+    assert len(said) == len(pools) == 1 and pools[0]() is None
+
+
 class Reads(Net):
     def forward(self, x, t):
         loss = super().forward(x, t)
@@ -586,8 +603,6 @@ def test_an_own_update_says_that_it_runs_eagerly(device, on):
 def test_one_capture_at_a_time(device, monkeypatch):
     """Collection and pinned memory are switched for all threads meanwhile: a second thread waits."""
     import threading
-
-    from dbrdist.training import graph_of_step
 
     most, inside, lock = [0], [0], threading.Lock()
 
