@@ -26,6 +26,7 @@ from dbrdist.core.model.link_hook import LinkHook
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.model.versions import Watch
 from dbrdist.core.update.optimizer import GradientMethod
+from dbrdist.core.update.update_rule import UpdateRule
 
 if TYPE_CHECKING:
     from dbrdist.comm.gradients.overlap import Overlap
@@ -265,7 +266,7 @@ class Steps:
         self._params_text = agree.as_lines([_describe(name, p, has_rules) for name, p in named] + self._constants)
         self._params_digest = digest(self._params_text)
         params = list(dict.fromkeys(p for _, p in named))
-        rules = [p.update_rule for p in params if p.update_rule is not None]
+        rules = [p.update_rule for p in params if isinstance(p.update_rule, UpdateRule)]
         self._watch = Watch([*target.links(), *params, *rules, *(rule.hyperparam for rule in rules)])
 
     def compare_parameters(self) -> None:
@@ -327,7 +328,7 @@ def _is_ours(thing: Link | LinkHook) -> bool:
 
 def _is_updated(p: Parameter) -> bool:
     """All but the frozen ones, whose gradients nobody reads."""
-    return p.update_rule is None or bool(p.update_rule.enabled)
+    return p.update_rule is None or bool(getattr(p.update_rule, "enabled", True))
 
 
 def _describe(name: str, p: Parameter, has_rules: bool) -> str:
@@ -336,6 +337,8 @@ def _describe(name: str, p: Parameter, has_rules: bool) -> str:
         what += " frozen"
     if p.update_rule is None:
         return f"{what} without an update rule" if has_rules else what
+    if not isinstance(p.update_rule, UpdateRule):  # whatever has an update(param) works, too
+        return f"{what} updated by {type(p.update_rule).__name__}"
     if p.update_rule.is_in_fp32(p):
         what += " in float32"
     return " ".join([what, *described(p.update_rule.hyperparam.own())])

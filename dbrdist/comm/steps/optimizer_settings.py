@@ -137,7 +137,7 @@ def _timed(hooks: Hooks | None) -> Iterator[tuple[object, str]]:
 
 
 def _hooks_of_rule(p: Parameter) -> Iterator[tuple[object, str]]:
-    return _timed(None if p.update_rule is None else p.update_rule.hooks)
+    return _timed(getattr(p.update_rule, "hooks", None))
 
 
 def _are_same(one: list[object], other: list[object]) -> bool:

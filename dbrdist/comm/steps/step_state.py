@@ -98,8 +98,8 @@ class StepState:
                 found[f"gradient{name}"] = to_cpu(p.grad)
             if self._is_local and p.is_initialized:  # after a round too: a layer frozen within it was left out
                 found[f"value{name}"] = to_cpu(p.lend())
-            if self._is_local and p.update_rule is not None:
-                state = p.update_rule.state or {}
+            if self._is_local:
+                state = getattr(p.update_rule, "state", None) or {}
                 found.update((f"state{name}/{key}", np.asarray(_on_host(a))) for key, a in state.items())
         if self.gathered:
             found["counts"] = np.array([_NO_COUNT if n is None else n for n in self.gathered], np.int64)
@@ -235,7 +235,7 @@ def _read(serializer: AbstractSerializer, keys: list[str]) -> Entries:
 
 
 def _set_state(p: Parameter | None, name: str, value: HostArray) -> None:
-    state = None if p is None or p.update_rule is None else p.update_rule.state
+    state = None if p is None else getattr(p.update_rule, "state", None)
     if state is None or name not in state:
         return
     if is_array(state[name]):

@@ -7,13 +7,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import dbrdist.links as L
 from dbrdist import optimizers
-from dbrdist.comm import create_communicator
+from dbrdist.comm import create_communicator, create_multi_node_optimizer, run_threads
 from dbrdist.comm.gradients.reduction_plan import EQUAL_WEIGHT, weights
 from dbrdist.comm.protocol import gate
 from dbrdist.comm.steps.header import Header, Steps
 from dbrdist.comm.steps.optimizer_settings import OptimizerValues, in_words
 from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.tape import ops
 from dbrdist.errors import CommunicatorError, NoSamplesError
 from tests.comm.training_contract import Net, batches
 from tests.each import each
@@ -264,3 +266,43 @@ def test_most_steps_change_no_value():
 def test_equal_numbers_have_equal_words(value, words):
     assert in_words(value, {}) == words
     assert in_words(np.array([1.0, 2.0]), {}) != in_words(np.array([2.0, 1.0]), {})
+
+
+class Halved:
+    """No rule of ours, of which an optimizer asks only for `update`."""
+
+    def update(self, param):
+        param.array = param.array - 0.5 * param.grad
+
+
+class Other(Halved):
+    """Another one."""
+
+
+@each(options=[{}, {"zero_fill": False}, {"accumulate": 2}, {"local_steps": 2}, {"double_buffering": True}])
+def test_ranks_step_with_rules_that_are_none_of_ours(options):
+    def run(comm):
+        link = L.Linear(2, 1, nobias=True, initialW=1.0)
+        optimizer = optimizers.SGD(1.0).setup(link)
+        link.W.update_rule = Halved()
+        optimizer = create_multi_node_optimizer(optimizer, comm, **options)
+        x = np.full((1, 2), comm.rank + 1, np.float32)  # which is the gradient
+        for _ in range(3):
+            optimizer.update(lambda: ops.sum(link(x)))
+        return link.W.array.tolist()
+
+    num_updates = 1 if "accumulate" in options else 2 if "double_buffering" in options else 3
+    assert run_threads(2, run) == [[[1.0 - num_updates * 0.5 * 1.5] * 2]] * 2
+
+
+def test_ranks_whose_rules_are_of_different_classes_do_not_step():
+    def run(comm):
+        link = L.Linear(2, 1, nobias=True)
+        optimizer = optimizers.SGD(1.0).setup(link)
+        link.W.update_rule = [Halved, Other][comm.rank]()
+        with pytest.raises(
+            CommunicatorError, match=r"rank 1: /W .* updated by Other .*instead of .* updated by Halved"
+        ):
+            create_multi_node_optimizer(optimizer, comm).update(lambda: ops.sum(link(np.ones((1, 2), np.float32))))
+
+    run_threads(2, run)

@@ -216,4 +216,4 @@ class AllRanks(StepPolicy):
     def _updated_params(self) -> list[tuple[str, Parameter]]:
         """All but the frozen ones, whose gradients nobody reads."""
         named = self.optimizer.target.namedparams()
-        return [(name, p) for name, p in named if p.update_rule is None or p.update_rule.enabled]
+        return [(name, p) for name, p in named if p.update_rule is None or getattr(p.update_rule, "enabled", True)]
