@@ -15,6 +15,7 @@ import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import Chain, Reporter, kernels, report, using_config
 from dbrdist.comm import create_communicator, create_multi_node_optimizer
+from dbrdist.comm.functions.normalization import multi_node_batch_normalization
 from dbrdist.comm.gradients import stream_overlap
 from dbrdist.core.array import backend, random, spans
 from dbrdist.errors import UsageWarning
@@ -58,6 +59,18 @@ class Meets(Net):
     def forward(self, x, t):
         loss = super().forward(x, t)
         return loss + 0.0 * self.comm.allreduce(loss.array)
+
+
+class Together(Net):
+    """Batch normalization over ranks."""
+
+    comm = None
+
+    def forward(self, x, t):
+        h = multi_node_batch_normalization(self.comm, self.first(x), self.bn.gamma, self.bn.beta)
+        loss = F.softmax_cross_entropy(self.second(h), t)
+        report({"loss": loss}, self)
+        return loss
 
 
 class Uneven(Net):
@@ -191,6 +204,8 @@ def check_meetings(comm, device):
     """A forward pass in which ranks meet is not captured, and no rank is left waiting."""
     said, _ = both(comm, device, 0 if comm.size > 1 else None, make=Meets)
     assert comm.size == 1 or re.search("it calls allreduce of a communicator.*in forward", *said), said
+    said, _ = both(comm, device, 0, make=Together)
+    assert re.search("batch normalization over ranks reads their sums on the host.*in forward", *said), said
 
 
 def check_changes(comm, device):

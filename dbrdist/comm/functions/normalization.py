@@ -12,6 +12,7 @@ from dbrdist.comm.functions.graph import applied, going_back_through, in_order, 
 from dbrdist.comm.protocol import agree
 from dbrdist.comm.protocol.roster import RosterName, are_same
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, to_cpu
+from dbrdist.core.array.declared import refuse_in_capture
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected
 from dbrdist.functions.normalization import SharedBatchNormalization, checked_axis, move_running
@@ -66,6 +67,7 @@ class MultiNodeBatchNormalization(SharedBatchNormalization):
         self.number: int  # of the call, once it has passed the gate
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        refuse_in_capture("batch normalization over ranks reads their sums on the host")
         self.retain_inputs((0, 1))
         x, gamma, beta = xs
         xp = get_array_module(x)
