@@ -73,8 +73,8 @@ class ZeroSharding:
     def _has_moved(self, runs: Sequence[Run]) -> bool:
         """Whether the state of a parameter here is not that of the elements which this rank owns now."""
         pieces = {p: s.piece(p, where) for run in runs for s in [self.shard(run)] for p, where in s.layers()}
-        rules = [(p, p.update_rule) for p in self._optimizer.target.params() if p.update_rule is not None]
-        return any(rule.piece is not None and rule.piece != pieces.get(p, rule.piece) for p, rule in rules)
+        owned = [(p, getattr(p.update_rule, "piece", None)) for p in self._optimizer.target.params()]
+        return any(piece is not None and piece != pieces.get(p, piece) for p, piece in owned)
 
     def borders(self, number: int, begin: int, end: int) -> list[int]:
         """The parts of the ranks between two elements of a run, counted from the first of these."""

@@ -85,8 +85,9 @@ def check_divisible(params: Iterable[Parameter], hooks: Hooks) -> None:
     """Refuse ``params`` whose rule or hooks need whole parameters, where each rank has a part of them."""
     for p in params:
         rule = p.update_rule
-        if not rule.runs_flat or rule._hooks is not None:
-            what = f"{type(rule).__name__} updates" if not rule.runs_flat else "a hook of its rule sees"
+        runs_flat = getattr(rule, "runs_flat", False)  # one that is none of ours has only an update(param), maybe
+        if not runs_flat or rule._hooks is not None:
+            what = "a hook of its rule sees" if runs_flat else f"{type(rule).__name__} updates"
             raise ValueError(
                 f"optimizer state divided over ranks (zero=1 or 2): {what} {p.name or 'a parameter'} as a whole; "
                 "use rules that define step, and hooks of the optimizer, or zero=0"

@@ -379,7 +379,7 @@ class GradientMethod(Optimizer):
                 p.update_rule.fit(p)
             runs = flat.runs(updated, rule_key, is_lent=True)
             if self._sharding is not None:
-                self.check_divisible(updated)
+                self.check_divisible([*updated, *self._alone])
                 runs = [self._sharding.shard(run) for run in runs]
             self._parts = []
             for run in runs:

@@ -295,6 +295,18 @@ def test_ranks_step_with_rules_that_are_none_of_ours(options):
     assert run_threads(2, run) == [[[1.0 - num_updates * 0.5 * 1.5] * 2]] * 2
 
 
+@each(zero=[1, 2])
+def test_a_divided_state_is_refused_to_rules_that_are_none_of_ours(zero):
+    def run(comm):
+        link = L.Linear(2, 1)
+        optimizer = optimizers.SGD(1.0).setup(link)
+        link.b.update_rule = Halved()
+        with pytest.raises(ValueError, match="Halved updates b as a whole"):
+            create_multi_node_optimizer(optimizer, comm, zero=zero).update(lambda: ops.sum(link(np.ones((1, 2), "f"))))
+
+    run_threads(2, run)
+
+
 def test_ranks_whose_rules_are_of_different_classes_do_not_step():
     def run(comm):
         link = L.Linear(2, 1, nobias=True)
