@@ -277,13 +277,10 @@ def hand_down_repeat(kernel: Callable[[HostArray, HostArray], bool]) -> None:
 
 
 def _is_repeated_by_kernel(a: HostArray, value: Array | Number) -> bool:
-    if isinstance(value, (int, float)):
-        value = number(value, a.dtype)
-    if type(value) is not np.ndarray or value.dtype != a.dtype or not _repeat:
+    """Of values one for each row; NumPy stores a single one as fast, and faster to what no cache holds."""
+    if type(value) is not np.ndarray or value.dtype != a.dtype or value.shape != a.shape or not _repeat:
         return False
-    if not value.ndim:
-        value = np.ndarray(a.shape, a.dtype, value, 0, (0,) * a.ndim)
-    return 0 in value.strides and value.shape == a.shape and _repeat[0](a, value)
+    return 0 in value.strides and any(value.strides) and _repeat[0](a, value)
 
 
 def zeros(shape: tuple[int, ...], dtype: DTypeLike, like: Array | None = None) -> Array:

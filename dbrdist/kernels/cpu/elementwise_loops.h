@@ -104,8 +104,6 @@ LOOP(reciprocal_gradient, OUT(0, gx) IN(1, x) IN(2, gy), , {
 
 LOOP(root, OUT(0, y) IN(1, x), , y[i] = ROOT(x[i]);)
 
-LOOP(copied, OUT(0, y) IN(1, x), , y[i] = x[i];)
-
 LOOP(square, OUT(0, y) IN(1, x), , y[i] = x[i] * x[i];)
 
 /* gy times the derivative of the square root */

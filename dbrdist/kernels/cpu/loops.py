@@ -386,14 +386,11 @@ def _plan_sum_of(terms: tuple[HostArray, ...], out: HostArray) -> Plan:
 
 
 def _plan_repeat(a: HostArray, values: HostArray) -> Plan:
-    """See host_dispatch.repeat: of one value, or of one for each row of a matrix."""
-    if any(values.strides):
-        if a.ndim != 2 or values.strides[1] or a.dtype != np.float32 or not _is_in_c_order(a):
-            raise onednn.Unsupported("other repetitions, or types")
-        fill, numbers = _loop("fill_rows", a, values), (a.shape[1],)
-        return lambda a, values: fill((a, np.ascontiguousarray(values[:, 0])), numbers)
-    run, _ = _elementwise_loop("copied", a, values)
-    return lambda a, values: run((memory_row(a), _as_operand(values)), ())
+    """See host_dispatch.repeat: of one value for each row of a matrix."""
+    if a.ndim != 2 or values.strides[1] or a.dtype != np.float32 or not _is_in_c_order(a):
+        raise onednn.Unsupported("other repetitions, or types")
+    fill, numbers = _loop("fill_rows", a, values), (a.shape[1],)
+    return lambda a, values: fill((a, np.ascontiguousarray(values[:, 0])), numbers)
 
 
 def _plan_pick_rows(rows: HostArray, numbers: HostArray, picked: HostArray, adds: bool) -> Plan:
