@@ -16,7 +16,7 @@ from dbrdist.core.tape.variable import Operand
 from dbrdist.functions.convolution import convolution_bn_2d
 from dbrdist.functions.residual import bn_of_batch_with_convolution, convolution_bn_of_batch
 from dbrdist.links.convolution import Convolution2D
-from dbrdist.links.normalization import BatchNormalization
+from dbrdist.links.normalization import BatchNormalization, is_one_pass
 
 if TYPE_CHECKING:
     from dbrdist.core.model.link import Link
@@ -65,7 +65,7 @@ def conv_bn(conv: Any, bn: Any, x: Any, *, relu: bool = False, residual: Any = N
         if y is not None:
             return y
     h = conv(x)
-    if relu and residual is not None and _is_one_pass(bn):
+    if relu and residual is not None and is_one_pass(bn):
         if not callable(residual):
             return bn.add_relu(h, residual)
         # Called after the convolution: where that fails, no statistics of a shortcut may have moved.
@@ -79,13 +79,6 @@ def conv_bn(conv: Any, bn: Any, x: Any, *, relu: bool = False, residual: Any = N
     residual = residual() if callable(residual) else residual
     h = h if residual is None else h + residual
     return F.relu(h) if relu else h
-
-
-def _is_one_pass(bn: Any) -> bool:
-    """May a normalization of the batch be one function with what follows: does nobody look on?"""
-    if type(bn) is not BatchNormalization or not config.train:
-        return False
-    return not (bn._hooks or "forward" in bn.__dict__ or thread.hooks or is_observed())
 
 
 def _is_training(conv: Any, bn: Any) -> bool:

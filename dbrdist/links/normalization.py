@@ -13,9 +13,11 @@ from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config, get_dtype
 from dbrdist.core.array.types import Array
 from dbrdist.core.model.link import Link
+from dbrdist.core.model.link_hook import thread
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.names.limits import Sizes
 from dbrdist.core.tape.checks import expected, wrong_type
+from dbrdist.core.tape.function_node import is_observed
 from dbrdist.core.usage.foreign_names import refuse_unknown
 from dbrdist.core.usage.mistakes import warn
 from dbrdist.functions import example_normalization as E
@@ -129,13 +131,13 @@ class BatchNormalization(Link):
         return self._normalized(x, finetune)
 
     def add_relu(self, x: Any, residual: Any) -> Any:
-        """``relu(self(x) + residual)``; in training one function, with fewer passes over x than the calls.
+        """``relu(self(x) + residual)``; in training one function, with fewer passes over x, where no hook looks on.
 
         Args:
             x: the input (N, channels, ...), to the same shape.
             residual: what is added, an array or Variable, as a rule of the shape of x.
         """
-        if config.train and type(self) is BatchNormalization:
+        if is_one_pass(self):
             return self._normalized(x, False, residual)
         return relu(self(x) + residual)
 
@@ -175,6 +177,13 @@ class BatchNormalization(Link):
         return of_batch(
             x, gamma, beta, *residual, eps=self.eps, running_mean=mean, running_var=var, axis=axis, decay=decay
         )
+
+
+def is_one_pass(bn: Any) -> bool:
+    """May a normalization of the batch be one function with what follows: does nobody look on?"""
+    if type(bn) is not BatchNormalization or not config.train:
+        return False
+    return not (bn._hooks or "forward" in bn.__dict__ or thread.hooks or is_observed())
 
 
 def use_last_batch(link: Link) -> None:

@@ -86,6 +86,31 @@ def test_a_link_on_the_host_is_one_function():
     np.testing.assert_allclose(bn.avg_mean, 0.1 * x.mean((0, 2, 3)), 1e-12)
 
 
+class Seen(dbrdist.LinkHook):
+    name = "seen"
+
+    def __init__(self):
+        self.links = []
+
+    def forward_postprocess(self, args):
+        self.links.append(args.link)
+
+
+def test_the_parts_of_a_link_are_called_where_a_hook_looks_on():
+    bn, (x, _, _, r), seen = dbrdist.links.BatchNormalization(4, dtype="d"), drawn((6, 4)), Seen()
+    with seen:
+        bn.add_relu(x, r)
+    bn.add_hook(seen)
+    bn.add_relu(x, r)
+    bn.delete_hook("seen")
+    assert seen.links == [bn, bn]
+    with dbrdist.function_hooks.TimerHook() as timer:
+        bn.add_relu(x, r)
+    assert [name for name, _ in timer.call_history] == ["BatchNormalization", "add", "ReLU"]
+    bn.forward = lambda x: 2 * x
+    np.testing.assert_array_equal(bn.add_relu(Variable(x), r).array, np.maximum(2 * x + r, 0))
+
+
 @each(num_gradients=[1, 2])
 def test_large_images_give_the_bits_of_the_parts_on_the_host(num_gradients):
     shape = 8, 16, 64, 48  # of which two gradients are added where they are masked
