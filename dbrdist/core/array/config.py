@@ -281,8 +281,8 @@ class SwitchBlock(ContextDecorator):
         elif isinstance(config, GlobalConfig) or name in config._record.own:  # unless the block deleted it
             delattr(config, name)
 
-    def __del__(self) -> None:
-        if not self._is_used and not sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # modules may have gone by then
+        if not self._is_used and not is_finalizing():
             name, value, _ = self._arguments
             warn_user(
                 f"using_config({name!r}, {value!r}) was not entered, so it changed nothing; write `with "

@@ -14,6 +14,7 @@ import pytest
 
 import dbrdist
 from dbrdist import config, global_config, using_config
+from dbrdist.core.array import config as core_config
 from dbrdist.core.array.config import DebugMode
 
 
@@ -309,3 +310,12 @@ def test_blocks_keep_their_names_signatures_and_own_errors():
     with link.init_scope():
         link.w = dbrdist.Parameter(np.zeros(2, "f"))
     assert [name for name, _ in link.namedparams()] == ["/w"]
+
+
+def test_a_block_that_outlives_its_module_ends_in_silence(monkeypatch):
+    """At the end of the interpreter what a module imported has gone before the last objects."""
+    block = using_config("train", False)
+    monkeypatch.delattr(core_config, "sys")
+    monkeypatch.setattr(core_config.SwitchBlock.__del__, "__defaults__", (lambda: True,))
+    block.__del__()
+    block._is_used = True
