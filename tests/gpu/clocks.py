@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from time import perf_counter
 from typing import Any, TypeAlias
 
 _numbers = itertools.count(1)
@@ -118,6 +119,7 @@ class Event:
     def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
         self.clock: dict[int, int] | None = None
         self.capture: Any = None  # in which it was recorded
+        self.is_timed, self.seconds = not disable_timing, 0.0
 
     def record(self, stream: Any = None) -> None:
         stream = current_stream() if stream is None else stream
@@ -128,13 +130,20 @@ class Event:
             return
         assert stream.device_id == _thread.device, "an event of another device than the current one"
         stream.begin()
-        self.clock = dict(stream.clock)
+        self.clock, self.seconds = dict(stream.clock), perf_counter()
 
     def synchronize(self) -> None:
         if capture is not None:
             capture.refuse("a wait for an event")
         if self.clock is not None:
             _merge(_host, self.clock)
+
+
+def get_elapsed_time(start: Event, end: Event) -> float:
+    """CuPy's function: milliseconds between two points."""
+    for event in (start, end):
+        assert event.is_timed and event.clock is not None, "an event that was not recorded, or without its time"
+    return (end.seconds - start.seconds) * 1e3
 
 
 class _Thread(threading.local):

@@ -723,6 +723,7 @@ def _make() -> Any:
         ),
         Stream=_Stream,
         Event=_Event,
+        get_elapsed_time=clocks.get_elapsed_time,
     )
     m.einsum = einsum
     m.linalg = types.SimpleNamespace(

@@ -978,6 +978,11 @@ def loop_after_reset():
         iterator.reset()
 
 
+def types_of_parameters():
+    with dbrdist.using_config("dtype", "float32"), dbrdist.using_config("dtype", np.float32):
+        pass
+
+
 def gradients_of_a_copy():
     """Asynchronous workers: gradients are computed in copies of the network that is updated."""
     shared = Net()
@@ -1107,7 +1112,7 @@ NOT_WARNED = {
     "formats of whole numbers": lambda: f"{dbrdist.Variable(np.array(3)):d} {dbrdist.Variable(np.array([True])):d}",
     "two setups": lambda: set_up_in_each_step(2),
     "setup in each step of an optimizer without states": lambda: set_up_in_each_step(5, optimizers.SGD()),
-    "types of parameters": lambda: [dbrdist.using_config("dtype", t).__enter__() for t in ("float32", np.float32)],
+    "types of parameters": types_of_parameters,
     "formats of losses": lambda: (f"{F.sum(NET(X)):.3f} {NET(X)}", format(F.sum(NET(X)), "")),
     "a function of one's own called Softmax": lambda: F.softmax_cross_entropy(Softmax().apply((NET(X),))[0], T),
     "gradients of a copy": gradients_of_a_copy,
