@@ -341,13 +341,14 @@ FUSED_TYPES = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @FUSED_TYPES
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("length", [5, 9])
-def test_cudnn_attends_where_nothing_is_dropped(length, causal, dtype, device, launched):
-    """Heads of eight numbers, keys as many as queries or more."""
+@pytest.mark.parametrize("ratio", [0.0, 0.4])
+def test_cudnn_attends_with_the_dropout_of_the_host(ratio, length, causal, dtype, device, launched):
+    """Heads of eight numbers, keys as many as queries or more; with the draws of the host, or none."""
     arrays = [numbers((B, 5, 16)), numbers((B, length, 16), 1), numbers((B, length, 16), 2)]
     call = lambda net, *xs: net(*xs, is_causal=causal)  # noqa: E731
-    compare(lambda: L.MultiHeadAttention(16, 2), call, device, dtype, arrays)
+    compare(lambda: L.MultiHeadAttention(16, 2, dropout=ratio), call, device, dtype, arrays)
     if launched:
-        assert launched() & FUSED == {"split_heads"}
+        assert launched() & FUSED == {"split_heads"} and ("attention_mask" in launched()) == (ratio > 0)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -363,18 +364,6 @@ def test_cudnn_attends_to_heads_at_hand(causal, device, launched):
         np.testing.assert_allclose(a, b, rtol=2e-2, atol=2e-2)
     if launched:
         assert not launched() & FUSED
-
-
-@FUSED_TYPES
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("length", [5, 9])
-def test_cudnn_drops_weights_by_the_mask_of_the_host(length, causal, dtype, device, launched):
-    """Keys as many as queries or more, with the draws of the host."""
-    arrays = [numbers((B, 5, 16)), numbers((B, length, 16), 1), numbers((B, length, 16), 2)]
-    call = lambda net, *xs: net(*xs, is_causal=causal)  # noqa: E731
-    compare(lambda: L.MultiHeadAttention(16, 2, dropout=0.4), call, device, dtype, arrays)
-    if launched:
-        assert launched() & FUSED == {"split_heads"} and "attention_mask" in launched()
 
 
 @pytest.mark.parametrize("options, mask", [({"dropout": 0.2}, "keys"), ({}, "keys")])

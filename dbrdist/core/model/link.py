@@ -396,7 +396,8 @@ class Link(DeviceResident):
     @property
     def update_enabled(self) -> bool:
         """True if any parameter is updated by the optimizer."""
-        return any(p.update_rule is not None and p.update_rule.enabled for p in self.params())
+        rules = [p.update_rule for p in self.params()]
+        return any(rule is not None and getattr(rule, "enabled", True) for rule in rules)
 
     def enable_update(self) -> None:
         """Let optimizers update all parameters."""

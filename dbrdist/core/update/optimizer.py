@@ -238,7 +238,7 @@ class GradientMethod(Optimizer):
         self._first_updates = FirstUpdates(type(self).__name__, link)
         self._params_at_setup = weakref.WeakSet(params)
         for p in params:
-            was_frozen = p.is_frozen or (p.update_rule is not None and not p.update_rule.enabled)
+            was_frozen = p.is_frozen or not getattr(p.update_rule, "enabled", True)
             p.update_rule = self.create_update_rule()
             if isinstance(p.update_rule, UpdateRule):  # whatever has an update(param) works, too
                 p.update_rule.use_fp32_update(self._in_fp32)

@@ -319,6 +319,20 @@ def test_update_switches():
     assert net.second.update_enabled
 
 
+def test_a_rule_with_nothing_but_an_update_is_enabled():
+    class Halved:
+        def update(self, param):
+            param.array = param.array - 0.5 * param.grad
+
+    link = L.Linear(2, 1)
+    optimizer = SGD(1.0).setup(link)
+    for p in link.params():
+        p.update_rule = Halved()
+    assert link.update_enabled
+    optimizer.setup(link)
+    assert link.update_enabled and type(link.W.update_rule) is not Halved
+
+
 # ---- ChainList ------------------------------------------------------------------------------------------------------
 def test_chain_list():
     chain = ChainList(Scale(1.0), Scale(2.0))
