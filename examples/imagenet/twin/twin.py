@@ -12,6 +12,7 @@ are not trained again, on any machine. With KEY=VALUE they go to OUT/results.jso
 """
 
 import argparse
+import ctypes
 import fcntl
 import fnmatch
 import hashlib
@@ -152,7 +153,9 @@ class Twin:
         if self.status(run) != "finished":
             print(f"{run.name}: {' '.join(words)}", flush=True)
             # a session of its own: Ctrl-C reaches this program alone, which asks the ranks to save
-            self._job = subprocess.Popen([*launcher, *words], start_new_session=True)
+            self._job = subprocess.Popen([*launcher, *words], start_new_session=True, preexec_fn=save_without_parent)
+            if self._is_stopping:  # the request came while the job was being started
+                self._job.send_signal(signal.SIGUSR1)
             code = self._job.wait()
             if code == STOPPED or self._is_stopping:
                 sys.exit(STOPPED)
@@ -162,6 +165,11 @@ class Twin:
     def newest(self, run: Planned) -> Path:
         """The run's newest snapshot."""
         return Path(find_snapshot(str(self.out / run.name)))
+
+
+def save_without_parent() -> None:
+    """In a new process: have it save and end if this program is killed, so that no job trains beside the next start."""
+    ctypes.CDLL(None).prctl(1, signal.SIGUSR1)  # PR_SET_PDEATHSIG of prctl(2)
 
 
 def workers_of(run: Planned) -> int:
