@@ -23,7 +23,7 @@ from dbrdist.comm.transport.hosts import Hosts
 from dbrdist.comm.transport.message import HostArray
 from dbrdist.core.model.flat import Arena, Run
 
-_CHUNK_BYTES = 1 << 17  # of each rank at a time: between 64 KiB and 512 KiB the sum of 102 MB took the same time
+_CHUNK_BYTES = 1 << 18  # of each rank at a time: with half as much, calls take another fifth of the time of the sum
 _LINE = 64  # elements in a cache line at most: ranks that write side by side share none
 
 Reach: TypeAlias = list[HostArray]  # one run as each rank of the host has it

@@ -78,10 +78,10 @@ def close(x, expected, dtype):
     num=[1, 3],
     factors=[None, [0.5, 0.25, 2.0]],
     divisor=[None, 3.0],
-    size=[100, 33_000],
+    size=[100, 66_000],
 )
 def test_a_part_is_added_and_given_to_all(dtype, num, factors, divisor, size):
-    """33,000 elements of four bytes are two chunks; 16-bit ones count as four."""
+    """66,000 elements of four bytes are two chunks; 16-bit ones count as four."""
     found, wide = pieces_of(num, size, dtype)
     weights = [1.0] * num if factors is None else factors[:num]
     begin, end = 10, size - 7
@@ -94,11 +94,11 @@ def test_a_part_is_added_and_given_to_all(dtype, num, factors, divisor, size):
 
 
 @each(**{"begin, end, itemsize, found": [
-    (0, 10, 4, [(0, 10)]), (5, 5, 4, []), (3, 3 + (1 << 15), 4, [(3, 3 + (1 << 15))]),
-    (0, (1 << 15) + 1, 2, [(0, 1 << 15), (1 << 15, (1 << 15) + 1)]),
-    (0, 1 << 15, 8, [(0, 1 << 14), (1 << 14, 1 << 15)]),
+    (0, 10, 4, [(0, 10)]), (5, 5, 4, []), (3, 3 + (1 << 16), 4, [(3, 3 + (1 << 16))]),
+    (0, (1 << 16) + 1, 2, [(0, 1 << 16), (1 << 16, (1 << 16) + 1)]),
+    (0, 1 << 16, 8, [(0, 1 << 15), (1 << 15, 1 << 16)]),
 ]})  # fmt: skip
-def test_chunks_of_128_kib(begin, end, itemsize, found):
+def test_chunks_of_256_kib(begin, end, itemsize, found):
     assert shared_gradients._chunks(begin, end, itemsize) == found
 
 
