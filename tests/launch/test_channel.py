@@ -64,7 +64,8 @@ class Socket:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "every", "timeout"), [(8.0, 2, 8000), (7.9, 1, 7900), (0.0005, 1, 1), (0.002, 1, 2)]
+    ("seconds", "every", "timeout"),  # Linux takes at most 32767 s between two probes
+    [(8.0, 2, 8000), (7.9, 1, 7900), (0.0005, 1, 1), (0.002, 1, 2), (-1.0, 1, 1), (1e9, 32767, 131068000)],
 )
 def test_the_kernel_gives_up_a_silent_host_in_time(seconds, every, timeout):
     one = Socket()

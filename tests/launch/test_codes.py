@@ -33,3 +33,5 @@ def test_exit_codes_are_those_of_the_help():
         codes.COMMAND_NOT_RUNNABLE: "command not executable", codes.COMMAND_NOT_FOUND: "command not found",
     }  # fmt: skip
     assert codes.from_signal(9) == 137 and codes.LOST_PEER == 14
+    numbers = {value for name, value in vars(codes).items() if name.isupper()}
+    assert numbers == {0, 2, 14, 69, 71, 75, 124, 126, 127, 213}

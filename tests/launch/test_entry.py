@@ -11,6 +11,14 @@ from processes import in_child
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
 
+@pytest.mark.parametrize("name", ["train", "data"])
+def test_each_program_runs_its_own_module(name, monkeypatch):
+    ran = []
+    monkeypatch.setattr(entry, "_run", lambda program, module: ran.append((program, module)))
+    getattr(entry, name)()
+    assert ran == [(f"dbrdist-{name}", f"dbrdist.cli.{name}")]
+
+
 def test_closed_standard_files_are_opened_again():
     def act():
         for number in (0, 1, 2):

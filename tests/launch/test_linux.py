@@ -17,6 +17,18 @@ from processes import GONE, in_child, until
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
 
+def test_a_signal_is_ignored_only_where_the_kernel_says_so():
+    numbers = (signal.SIGHUP, signal.SIGUSR1, signal.SIGRTMAX)
+    assert [linux.ignores(os.getpid(), number) for number in numbers] == [False] * 3
+    for number in numbers:
+        before = signal.signal(number, signal.SIG_IGN)
+        try:
+            assert [linux.ignores(os.getpid(), other) for other in numbers] == [other == number for other in numbers]
+        finally:
+            signal.signal(number, before)
+    assert not linux.ignores(GONE, signal.SIGHUP)
+
+
 def test_orphans_are_adopted_and_a_parent_takes_its_child_with_it():
     """As the kernel tells it: PR_GET_CHILD_SUBREAPER is 37, PR_GET_PDEATHSIG is 2."""
     prctl = ctypes.CDLL(None).prctl

@@ -26,6 +26,11 @@ def test_hosts_that_cannot_be_are_refused(tmp_path):
         hosts.parse_file(str(tmp_path / "nowhere"))
 
 
+def test_the_hosts_of_grid_engine_have_one_slot_where_none_are_given(tmp_path):
+    (tmp_path / "hosts").write_text("a 2 q@a x\n\nb\na 3\n")
+    assert hosts.of_environment({"PE_HOSTFILE": str(tmp_path / "hosts")}) == (Host("a", 5), Host("b", 1))
+
+
 @pytest.mark.parametrize("name", ["PBS_NODEFILE", "LSB_DJOB_HOSTFILE", *hosts._OPERATOR_FILES])
 def test_host_files_of_batch_systems_are_read_where_they_are(tmp_path, name):
     (tmp_path / "hosts").write_text("a:2\n")

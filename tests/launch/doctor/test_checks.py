@@ -39,6 +39,30 @@ def test_clocks_and_hosts_at_their_bounds():
     assert said(checks.alike, FACTS, {**FACTS, "executable": "/w"})[0] == [("FAIL", "alike"), ("ok", "alike")]
 
 
+def test_what_is_said_of_clocks_and_of_a_small_job():
+    """The whole of it: level, title, words, and what to do."""
+    found = Findings()
+    checks.clock(found, "b", 1.2504, 0.25)
+    checks.clock(found, "b", -1.2496, 0.25)
+    job = {"size": 2, "hosts": ["a", "b", "a"], "library": "MPICH 4", "thread_level": 3, "thread_multiple": 3}
+    checks.mpi_job(found, job, 2)
+    checks.mpi_job(found, {**job, "thread_level": 2}, 2)
+    checks.mpi_job(found, {**job, "size": 1}, 2)
+    ok_threads = ("ok", "threads", "MPI offers THREAD_MULTIPLE", "")
+    ok_job = ("ok", "MPI job", "2 ranks on a, b: MPICH 4", "")
+    rows = [tuple(row.values()) for row in found.entries]
+    assert rows == [
+        ("warn", "clock", "b: +1.250 s from this machine's clock (to within 0.250 s)",
+         "run chrony or ntpd: times in logs and of files differ between hosts"),
+        ("ok", "clock", "b: -1.250 s from this machine's clock (to within 0.250 s)", ""),
+        ok_job, ok_threads, ok_job,
+        ("warn", "threads", "MPI does not offer THREAD_MULTIPLE: communication cannot overlap with computation",
+         "use an MPI built with --enable-thread-multiple (the wheels are)"),
+        ("FAIL", "MPI job", "2 ranks were asked for, but each has an MPI world of size 1",
+         "mpiexec and the MPI library do not match; see `dbrdist-launch -n 2 --print -- python x.py`"),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("number", "text"),
     [(0.5, "0.5 B"), (999, "999 B"), (1000, "1 KB"), (2_345_678, "2.35 MB"), (1e9, "1 GB"), (5e12, "5 TB")],

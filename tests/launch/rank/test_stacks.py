@@ -34,6 +34,18 @@ def test_stacks_come_from_the_first_process_that_has_hooks(monkeypatch, catching
     assert [answer[0].strip() for answer in told] == [text] and one.due is None
 
 
+def test_sources_are_the_lines_of_frames_as_far_as_a_mebibyte(tmp_path):
+    path = tmp_path / "long.py"
+    path.write_text("first()\n" + "x" * ((1 << 20) - 12) + "\nab\ncd\n")  # of the third line three bytes are read
+    frames = [f'  File "{path}", line {n} in f' for n in (1, 3, 4, 5)] + ['  File "<string>", line 2 in g']
+    assert stacks.sources("\n".join(frames), "import a\n b()\n") == {
+        f"{path}:1": "first()", f"{path}:3": "ab", f"{path}:4": "", "<string>:2": "b()",
+    }  # fmt: skip
+    assert stacks.sources(f'  File "{tmp_path}/none.py", line 1 in f\n  File "<string>", line 1 in g') == {
+        "<string>:1": ""
+    }
+
+
 def test_no_signal_cuts_a_write_short(monkeypatch):
     """While a process stands in a write it is not asked: the write would end there."""
     killed, told, writes = [], [], [True]

@@ -157,6 +157,20 @@ def test_a_supervisor_ends_as_its_program(monkeypatch, tmp_path, status, code):
     assert one.run() == code and len(turns) == 3 and (tmp_path / "segment").exists() == (not status)
 
 
+def test_a_port_for_the_programs_rendezvous_is_free_on_all_interfaces():
+    port = supervisors._free_port()
+    with socket.create_server(("", port)) as server:
+        assert server.getsockname()[1] == port > 0
+
+
+def test_a_supervisor_has_said_and_heard_nothing_yet():
+    one = Supervisor(99, "hydra", "-", Inherited())
+    one.loop.close()
+    assert (one.lifeline, one.backend, one.address) == (99, "hydra", "-")
+    assert not (one.connected or one.released or one.ended_by_us or one.hurried or one.frozen or one.segments)
+    assert (one.status, one.ended_at, one.reported_at, one.kill_at, one.stop) == (None, 0.0, 0.0, None, None)
+
+
 def test_the_launcher_is_reached_by_the_first_address_that_answers(tmp_path):
     with socket.create_server(("127.0.0.2", 0)) as server:
         port = server.getsockname()[1]

@@ -44,6 +44,17 @@ def test_the_last_32_kib_of_a_ranks_output_are_kept_for_the_report():
         assert rank.tails["err"] == (b"d" if length == 32767 else b"") + b"x" * min(length, 32768)
 
 
+def test_the_last_line_is_that_of_the_stream_that_spoke_last():
+    rank = Rank(0, "a", None)
+    assert rank.last_line() == ""
+    rank.take_output("out", b"first\nepoch 1\repoch 2 \r\n \n")
+    assert rank.last_line() == "epoch 2"
+    rank.take_output("err", b"z" + b"x" * 999)
+    assert rank.last_line() == "z" + "x" * 999
+    rank.take_output("err", b"y\xff")
+    assert rank.last_line() == "x" * 998 + "y\ufffd"
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -163,6 +163,34 @@ def test_the_words_of_a_starter_that_ended_before_its_ranks():
     assert of_starter(lines=["Abort(7) on node 4 (rank 4 in comm 0): x"]).message.startswith("srun ended")
 
 
+def test_a_starter_that_fails_by_chance_may_be_started_again():
+    """Open MPI's folder of the same process id; not where ranks have begun, nor with another code."""
+    ranks = {0: Rank(0, "a", channel=None)}
+    for code, known, may in ((213, {}, True), (213, ranks, False), (1, {}, False), (1, ranks, False)):
+        failure = report.from_starter("mpiexec", code, 0, 2, known, ["x", "dbrdist-launch: rank 3: no such host"])
+        assert (failure.kind, failure.may_retry) == ("start", may)
+        assert failure.message == (
+            f"mpiexec ended with exit code {code} before all ranks had appeared ({len(known)} of 2); 3: no such host"
+        )
+
+
+@pytest.mark.parametrize(
+    ("code", "number", "cuts", "rank"),
+    [
+        (137, 0, [5.0, None, 9.0], 0), (9, 0, [9.0, 5.0, None], 1), (137, 0, [None, None, 5.0], 2),
+        (137, 0, [5.25, 5.5, 5.0], 2), (137, 0, [5.125, 5.0, 9.0], None), (137, 9, [5.0, None, 9.0], None),
+        (1, 0, [5.0, None, 9.0], None), (137, 0, [None] * 3, None),
+    ],
+)  # fmt: skip
+def test_the_supervisor_that_was_killed_well_before_the_others_is_the_cause(code, number, cuts, rank):
+    ranks = {n: Rank(n, f"h{n}", channel=None, cut_at=at) for n, at in enumerate(cuts)}
+    failure = report.from_starter("mpiexec", code, number, 3, ranks, [])
+    assert (failure.rank, failure.host) == ((rank, f"h{rank}") if rank is not None else (None, None))
+    if rank is not None:
+        assert (failure.kind, failure.code, failure.signal) == ("signal", 137, "SIGKILL")
+        assert failure.message == "its supervisor was killed; mpiexec then ended the others"
+
+
 def test_which_of_several_aborts_was_the_first():
     first = "Abort(7) on node 2 (rank 2 in comm 0): Fatal error: lost a peer"
     called = "Abort(9) on node 1 (rank 1 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 9)"

@@ -19,7 +19,7 @@ from dbrdist_launch.launcher.running import suspension
 from dbrdist_launch.launcher.running.attempt import Attempt
 from dbrdist_launch.launcher.running.plan import LaunchPlan
 from dbrdist_launch.launcher.streams import input as inputs
-from dbrdist_launch.messages import Exit, Hello
+from dbrdist_launch.messages import Ask, Exit, Hello
 
 
 @pytest.fixture
@@ -119,6 +119,30 @@ def test_a_rank_is_told_what_it_needs(start, monkeypatch):
     assert welcome["local_sizes"] == {"a": 2}
     monkeypatch.setattr(attempts.os, "getcwd", lambda: (_ for _ in ()).throw(FileNotFoundError()))
     assert attempts.working_folder() is None
+
+
+def test_rank_0_is_met_at_the_first_host_of_the_job_or_where_it_is(start):
+    masters = []
+    for hosts, addresses in (((Host("b", 1), Host("a", 1)), ("10.0.0.1",)), ((), ("10.0.0.1",)), ((), ())):
+        one = start(2, job=Job(("x",), 2, hosts), addresses=addresses)
+        masters += [sent(one, rank, "welcome")[0]["master"] for rank in (0, 1)]
+    assert masters == ["b", "b", "a", "a", "127.0.0.1", "127.0.0.1"]
+
+
+def test_who_asks_is_told_since_when_the_attempt_runs(start, clock):
+    one, heard = start(1), []
+    one.questions = SimpleNamespace(hear=lambda *given: heard.append(given))
+    clock.pass_by(12.5)
+    channel = Channel()
+    one._on_hello(channel, Ask("t", "ranks"))
+    assert heard == [(channel, "ranks", 12.5)] and list(one.ranks) == [0]
+
+
+def test_a_listener_says_and_hears_by_the_attempt(start, monkeypatch):
+    monkeypatch.setattr(attempts, "ConnectionListener", lambda *given: given)
+    one = start(1, addresses=("10.0.0.1",), port=7)
+    assert one._listen("/s") == (one.loop, "t", one._on_hello, one._say, "/s", ("10.0.0.1",), 7)
+    assert start(1)._listen(None)[4:] == (None, ("127.0.0.1",), 0)
 
 
 @pytest.mark.parametrize(("rank", "size", "who"), [(1, 3, "a process"), (0, 2, "another process")])

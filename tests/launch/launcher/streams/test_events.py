@@ -1,6 +1,7 @@
 """Events as lines of JSON."""
 
 import json
+import time
 
 import pytest
 from dbrdist_launch.launcher.streams.events import Events
@@ -21,6 +22,18 @@ def test_events_are_valid_json_whatever_they_hold(tmp_path):
     assert one.pop("time") > 1e9
     assert one.pop("lone").isascii()
     assert one == {"event": "one", "job": "mine", "message": "a\\xffb", "loss": None, "deep": {"x": [None, [1, 2]]}}
+
+
+def test_times_are_milliseconds(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 1234567890.12345678)
+    events = Events(str(tmp_path / "events"), "mine")
+    events.tell("one")
+    events.tell("two", code=3)
+    events.close()
+    assert (tmp_path / "events").read_text() == (
+        '{"time": 1234567890.123, "event": "one", "job": "mine"}\n'
+        '{"time": 1234567890.123, "event": "two", "job": "mine", "code": 3}\n'
+    )
 
 
 def test_events_that_cannot_be_written_are_a_sentence(tmp_path):

@@ -1,5 +1,6 @@
 """What the launcher reads of its stdin: as much as is taken, from pipes and from files."""
 
+import fcntl
 import os
 import pty
 import socket
@@ -7,7 +8,7 @@ import subprocess
 
 import pytest
 from dbrdist_launch import limits
-from dbrdist_launch.launcher.streams.input import InputReader, Rank0, StarterPipe, has_input
+from dbrdist_launch.launcher.streams.input import InputReader, KeptInput, Rank0, StarterPipe, has_input
 from dbrdist_launch.loop import Loop
 from dbrdist_launch.messages import In, Taken
 
@@ -147,6 +148,48 @@ def test_a_starter_that_reads_its_own_stdin_gets_it_by_a_pipe(stdin):
     for descriptor in (end, given):
         os.close(descriptor)
     loop.close()
+
+
+def test_a_starter_that_is_slow_holds_nothing_up_and_gets_all():
+    read, write = os.pipe()
+    data = os.urandom(fcntl.fcntl(write, fcntl.F_GETPIPE_SZ) + 1000)
+    pipe = StarterPipe(write)
+    assert not os.get_blocking(write) and pipe.room() == limits.READ_BYTES
+    pipe.send(data)
+    assert pipe.room() == 0
+    came = os.read(read, len(data))
+    assert pipe.room() == limits.READ_BYTES
+    came += os.read(read, 1000)
+    assert came == data
+    pipe.close()
+    assert (pipe.room(), pipe.pipe, os.read(read, 1)) == (0, -1, b"")
+    pipe.close()
+    os.close(read)
+
+
+def test_what_a_restarted_program_reads_again(tmp_path, stdin, monkeypatch):
+    monkeypatch.setattr(limits, "KEPT_INPUT_BYTES", 1 << 20)
+    (tmp_path / "file").write_bytes(b"0123456789")
+    file = os.open(tmp_path / "file", os.O_RDONLY)
+    stdin(file)
+    os.lseek(0, 3, os.SEEK_SET)
+    kept = KeptInput()
+    kept.note(os.read(0, 4))
+    assert (kept.rewind(), kept.again, os.read(0, 10)) == ("", b"", b"3456789")  # from where it was at the start
+    end, write = os.pipe()
+    stdin(end)
+    kept = KeptInput()
+    kept.note(b"one")
+    kept.note(bytes((1 << 20) - 3))
+    assert (kept.rewind(), kept.again) == ("", b"one" + bytes((1 << 20) - 3))
+    kept.note(b"x")
+    assert kept.rewind() == (
+        "the restarted program does not get the first 1.0 MB of the input again: of a pipe at most 1 MiB are kept; "
+        "a file (< FILE) is read from its beginning"
+    )
+    assert kept.again == b""
+    for descriptor in (file, end, write):
+        os.close(descriptor)
 
 
 def test_an_empty_device_is_no_input(stdin):
