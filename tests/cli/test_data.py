@@ -185,17 +185,10 @@ def test_progress_over_data_is_said_now_and_then(monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr(data.time, "monotonic", lambda: now[0])
     progress = data._Progress()
-    for now[0], done in (
-        (data._SECONDS - 0.5, 1),
-        (data._SECONDS, 2),
-        (data._SECONDS + 0.5, 3),
-        (2 * data._SECONDS, 4),
-    ):
-        progress(done, 8)
-    rests = [data._SECONDS * (8 - 2) / 2, 2 * data._SECONDS * (8 - 4) / 4]
-    assert capsys.readouterr().err.splitlines() == [
-        f"{done} of 8 images, {rest:,.0f} s left" for done, rest in zip((2, 4), rests)
-    ]
+    for now[0], done in ((9.5, 1), (10.0, 2000), (10.5, 2500), (19.5, 3000), (20.0, 4000)):
+        progress(done, 8000)
+    said = ["2,000 of 8,000 images, 30 s left", "4,000 of 8,000 images, 20 s left"]
+    assert capsys.readouterr().err.splitlines() == said
 
 
 def test_ignored_files_are_counted_by_ending_the_most_frequent_first(root, capsys):
@@ -209,3 +202,107 @@ def test_ignored_files_are_counted_by_ending_the_most_frequent_first(root, capsy
     (line,) = [line for line in capsys.readouterr().out.splitlines() if " ignored: " in line]
     assert line.startswith(words) and line.endswith(", 1 in folders below the class folders")
     assert "1 with .md" in line and "1 with no ending" in line
+
+
+def test_how_options_are_passed_on(monkeypatch, capsys):
+    """Each once as it is if not given, and once as given."""
+    calls = []
+
+    def note(*args, progress=None, **options):
+        calls.append((*args, options))
+        return SimpleNamespace(bad=[], num_good=0)
+
+    monkeypatch.setattr(data.thread_pools, "num_cores", lambda: 7)
+    monkeypatch.setattr(data, "open_images", lambda path: f"images of {path}")
+    monkeypatch.setattr(data, "prepare_shards", note)
+    monkeypatch.setattr(data, "check_images", lambda found, threads, progress: note(found, threads))
+    own = ["--size", "32", "--quality", "80", "--shard-megabytes", "2", "--threads", "3"]
+    for words in (["prepare", "a", "b"], ["prepare", "a", "b", *own], ["check", "a"], ["check", "a", "--threads", "2"]):
+        assert data.run(words) == 0
+    assert calls == [
+        ("images of a", "b", {"size": 256, "quality": 90, "shard_bytes": 256_000_000, "num_threads": 7}),
+        ("images of a", "b", {"size": 32, "quality": 80, "shard_bytes": 2_000_000, "num_threads": 3}),
+        ("images of a", 7, {}),
+        ("images of a", 2, {}),
+    ]
+    said = [
+        "0 images written to b, 0 bad",
+        "0 images written to b, 0 bad",
+        "0 images good, 0 bad",
+        "0 images good, 0 bad",
+    ]
+    assert capsys.readouterr().out.splitlines() == said
+    for option, most in (("--size", 65536), ("--quality", 100), ("--threads", 1024)):
+        assert data.run(["prepare", "a", "b", option, str(most)]) == 0
+        for number in (0, most + 1):
+            assert data.run(["prepare", "a", "b", option, str(number)]) == 2
+            assert f"{number} is not in the range 1<=x<={most}" in capsys.readouterr().err
+    assert data.run(["prepare", "a", "b", "--shard-megabytes", "0"]) == 2
+
+
+def test_all_that_imagenet_says(monkeypatch, capsys):
+    """What concerns one tar is said every ten seconds at most, anything else always."""
+    calls, now = [], [0.0]
+    skipped = [SimpleNamespace(tar="train.tar", name=f"a{k}.JPEG", reason="is a folder") for k in range(1001)]
+
+    def extract(*args, say, **options):
+        calls.append((args, options))
+        for now[0], words in (
+            (9.0, "train: 1"), (9.5, "checking"), (19.0, "val: 2"), (19.5, "train: 3"), (20.0, "val: 4"),
+            (29.5, "val: 5"),
+        ):  # fmt: skip
+            say(words)
+        odd = ["val/b.JPEG", "val/c.JPEG"] if len(calls) == 1 else []
+        return SimpleNamespace(skipped=skipped[: 1001 if odd else 0], odd=odd, num_train=1200, num_val=1, num_classes=2)
+
+    monkeypatch.setattr(data.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(data, "extract", extract)
+    assert data.run(["imagenet", "t.tar", "v.tar", "root"]) == 0
+    out, err = capsys.readouterr()
+    now[0] = 0.0
+    own = ["--labels", "kit", "--shards", "--any", "--no-checksums"]
+    assert data.run(["imagenet", "t.tar", "v.tar", "root", *own]) == 0
+    assert calls == [
+        (("t.tar", "v.tar", "root", None), {"shards": False, "is_official": True, "checksums": True}),
+        (("t.tar", "v.tar", "root", "kit"), {"shards": True, "is_official": False, "checksums": False}),
+    ]
+    assert err.splitlines() == ["checking", "train: 3", "val: 5"]
+    lines = out.splitlines()
+    assert lines[0] == "train.tar: a0.JPEG is a folder and was left out"
+    assert lines[999:] == [
+        "train.tar: a999.JPEG is a folder and was left out",
+        "2 images beginning as neither JPEG nor PNG, val/b.JPEG for one: dbrdist-data check root/train and root/val "
+        "name those that cannot be read",
+        "root: 1,200 training images and 1 validation image of 2 classes, 1,001 entries left out",
+    ]
+    last = "root: 1,200 training images and 1 validation image of 2 classes, 0 entries left out\n"
+    assert capsys.readouterr().out == last
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "words"),
+    [
+        (lambda: None, 0, ""), (lambda: 1, 1, ""), (lambda: "words", 0, ""),
+        (KeyboardInterrupt(), 130, "dbrdist-data: interrupted\n"),
+        (PermissionError(13, "Permission denied", "x.tar"), 2, "dbrdist-data: x.tar: Permission denied\n"),
+        (ValueError("no images"), 2, "dbrdist-data: no images\n"),
+    ],
+)  # fmt: skip
+def test_how_the_program_ends(monkeypatch, capsys, ends, code, words):
+    def main(arguments, **options):
+        assert options == {"prog_name": "dbrdist-data", "standalone_mode": False}
+        if isinstance(ends, BaseException):
+            raise ends
+        return ends()
+
+    protected = []
+    monkeypatch.setattr(data.command, "main", main)
+    monkeypatch.setattr(data.entry, "protect_streams", lambda: protected.append(1))
+    with pytest.raises(SystemExit) as ended:
+        data.main()
+    assert (ended.value.code, capsys.readouterr().err, protected) == (code, words, [1])
+
+
+def test_names_of_other_encodings_are_printed(capsys):
+    data._print("caf\udce9.jpg")
+    assert capsys.readouterr().out == "caf\\udce9.jpg\n"

@@ -8,7 +8,7 @@
 First the tests, but for those of programs, run once without a mutation and note which functions each of them calls
 (``reached.py``). What these tests notice in a fork is settled at once (``forked_mutants.py``). Each mutation that is
 left is made in a copy of the tree: tests that call its function run first, the shortest ahead, then all tests of its
-room, those of programs too, those under mpiexec and on the stand-in for CuPy where the room has some, and then all but
+room, those of programs too, those under mpiexec and on what takes CuPy's place where the room has some, and then all but
 those of programs, of which those are left out that never come near where that is known. The first failure kills it,
 also that of a test which hangs. Where a whole stage runs out of time, as on a busy machine, nothing is known. Results
 go line by line into the state file, and a second start with the same file goes on where the first one ended. Survivors
@@ -54,6 +54,8 @@ GPU = ["tests/gpu", "--on", "stand-in"]
 AIMED = "conditions, defaults of parameters, constants in capitals and errors of all rooms"
 ON_HOST = [f"tests/gpu/test_{n}.py" for n in ("gpu_cudnn", "host_cudnn", "host_ops", "gpu_normalization", "gpu_sums")]
 HOST_CUDA = [*ON_HOST, "--on", "host-cuda"]  # kernels compiled for the host
+ON_WHOLE = [f"tests/gpu/test_gpu_{n}.py" for n in ("graphs", "joint_graphs", "block_states", "cli")]
+GRAPHS = [*ON_WHOLE, "--on", "whole"]  # steps as CUDA graphs
 MPI = ["mpiexec", "-n", "3"]
 # The tests of each room, run before those of others; further suites between them.
 FIRST = {
@@ -349,6 +351,8 @@ def stages(
         yield [*pytest, *GPU]
     if room == "kernels":
         yield [*pytest, *HOST_CUDA]
+    if room == "training":
+        yield [*pytest, *GRAPHS]
     if near is None:
         yield from ([*pytest, *some] for some in ALL)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from dbrdist import iterators
 from dbrdist.core.array.backend import get_device
+from dbrdist.core.files import standard_streams
 from dbrdist.datasets.loading.convert import concat_examples
 from dbrdist.datasets.loading.serial import SerialIterator
 from dbrdist.training import extensions
@@ -86,3 +90,114 @@ def test_evaluation_in_a_run(tmp_path):
     assert modes == [(False, False)] * 6
     log = trainer.get_extension("LogReport").log
     assert [set(entry) >= {"main/loss", "validation/main/loss"} for entry in log] == [True, True]
+
+
+class Part:
+    """Stands for an iterator of batches; ``size`` ranks share its data."""
+
+    def __init__(self, batches, dataset=None, **attributes):
+        self.batches, self.dataset = batches, dataset
+        vars(self).update(attributes)
+
+    def __iter__(self):
+        for number, batch in enumerate(self.batches, 1):
+            self.current_position = number * 10
+            self.is_new_epoch = number == len(self.batches)
+            yield batch
+
+    def reset(self):
+        pass
+
+
+def test_an_evaluation_shows_how_far_it_is(monkeypatch):
+    """Behind the last batch all of it is done, wherever the iterator stands by then."""
+    written = []
+    monkeypatch.setattr(standard_streams, "stdout", SimpleNamespace(write=written.append))
+    batches = [examples(2), examples(2)]
+    extensions.Evaluator(Part(batches, range(15)), Line(), progress_bar=True)()
+    assert written == ["\rvalidation: 10 of 15 examples", "\rvalidation: 15 of 15 examples", "\n"]
+    written.clear()
+    extensions.Evaluator(Part(batches), Line(), progress_bar=True)()
+    assert written == ["\rvalidation", "\rvalidation", "\n"]
+    written.clear()
+    extensions.Evaluator(batches, Line(), progress_bar=True)()
+    extensions.Evaluator(batches, Line(), progress_bar=False)()
+    extensions.Evaluator(batches, Line())()
+    assert written == ["\rvalidation", "\rvalidation", "\n"]
+
+
+def test_batches_without_a_length_weigh_the_same_and_empty_ones_are_passed_over():
+    """A converter may take anything for a batch."""
+
+    def convert(batch, device):
+        return concat_examples(examples(10)[: batch if isinstance(batch, int) else len(batch)])
+
+    def mean(*counts_and_weights):
+        losses = {n: np.mean([(0.5 * x - t) ** 2 for x, t in examples(10)[:n]]) for n, _ in counts_and_weights}
+        return sum(losses[n] * weight for n, weight in counts_and_weights) / sum(w for _, w in counts_and_weights)
+
+    def evaluated(*batches):
+        return extensions.Evaluator(list(batches), Line(), convert)()["main/loss"]
+
+    assert evaluated(1, 9) == pytest.approx(mean((1, 1), (9, 1)), rel=1e-12)
+    assert evaluated("a", "a" * 9) == pytest.approx(mean((1, 1), (9, 9)), rel=1e-12)
+    assert evaluated("a", "", "a" * 9) == evaluated("a", "a" * 9)
+
+
+@pytest.mark.parametrize(
+    ("iterator", "words"),
+    [
+        (
+            Part([examples(2)], range(2), size=2),
+            "Evaluator: it evaluates this rank's part alone, and each rank reports another result; wrap it in "
+            "dbrdist.comm.create_multi_node_evaluator(evaluator, comm)",
+        ),
+        (
+            Part([examples(2)], SimpleNamespace(is_one_ranks=True)),
+            "Evaluator: it evaluates this rank's part alone, and each rank reports another result; wrap it in "
+            "dbrdist.comm.create_multi_node_evaluator(evaluator, comm)",
+        ),
+        (Part([examples(2)], []), "Evaluator: the dataset is empty, so nothing is evaluated and reported"),
+        (Part([examples(2)], range(2), size=1), None),
+    ],
+)
+def test_an_evaluation_of_a_part_or_of_nothing_is_said_once(iterator, words):
+    evaluator = extensions.Evaluator(iterator, Line())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        evaluator()
+        evaluator()
+    assert [str(w.message) for w in caught] == [words] * (words is not None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        ((SerialIterator, Line()), TypeError, "Evaluator: expected an iterator, got the class SerialIterator"),
+        (([], Line), TypeError, "Evaluator: expected a link, got the class Line; write Line(...)"),
+        (([], 3), TypeError, "Evaluator: target: expected a link, got int"),
+        ((3, Line()), TypeError, "Evaluator: iterator: expected an iterator, got int; write iterators.SerialIterator("),
+        ((Line(), Line()), TypeError, "Evaluator: iterator: expected an iterator, got Line; write "),
+        (([(np.ones(2), 1)], Line()), TypeError, "Evaluator: iterator: expected an iterator, got a list of examples; "),
+        (
+            (SerialIterator(examples(2), 1), Line()),
+            ValueError,
+            "Evaluator: the iterator repeats, so no evaluation ends; make it with repeat=False",
+        ),
+    ],
+)
+def test_what_cannot_be_evaluated(arguments, kind, words):
+    with pytest.raises(kind) as caught:
+        extensions.Evaluator(*arguments)
+    assert str(caught.value).startswith(words)
+
+
+def test_an_evaluator_ends_its_iterators():
+    ended = []
+    iterator = Part([])
+    iterator.finalize = lambda: ended.append(1)
+    extensions.Evaluator({"main": iterator, "other": Part([])}, {"main": Line()}).finalize()
+    assert ended == [1]
+    for fine in ([(np.ones(2), np.ones(2))], [(1, 2)], [[np.ones(2), 1]], []):  # batches, and examples of numbers alone
+        extensions.Evaluator(fine, Line())
+    extensions.Evaluator([(np.ones(2), 1)], Line(), lambda batch, device: batch)
