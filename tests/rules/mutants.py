@@ -54,8 +54,8 @@ GPU = ["tests/gpu", "--on", "stand-in"]
 AIMED = "conditions, defaults of parameters, constants in capitals and errors of all rooms"
 ON_HOST = [f"tests/gpu/test_{n}.py" for n in ("gpu_cudnn", "host_cudnn", "host_ops", "gpu_normalization", "gpu_sums")]
 HOST_CUDA = [*ON_HOST, "--on", "host-cuda"]  # kernels compiled for the host
-ON_WHOLE = [f"tests/gpu/test_gpu_{n}.py" for n in ("graphs", "joint_graphs", "block_states", "cli")]
-GRAPHS = [*ON_WHOLE, "--on", "whole"]  # steps as CUDA graphs
+STEPS = [f"tests/gpu/test_gpu_{n}.py" for n in ("cli", "graphs", "joint_graphs", "block_states")]
+WHOLE = [*STEPS, "--on", "whole"]  # complete steps, also as CUDA graphs
 MPI = ["mpiexec", "-n", "3"]
 # The tests of each room, run before those of others; further suites between them.
 FIRST = {
@@ -78,6 +78,7 @@ FIRST = {
 }
 ON_GPU = {"core", "kernels", "functions", "optimizers", "links", "comm"}
 UNDER_MPI = {"comm", "cli"}
+IN_STEPS = {"training", "cli"}
 
 # ---- what can be changed --------------------------------------------------------------------------------------------
 
@@ -351,8 +352,8 @@ def stages(
         yield [*pytest, *GPU]
     if room == "kernels":
         yield [*pytest, *HOST_CUDA]
-    if room == "training":
-        yield [*pytest, *GRAPHS]
+    if room in IN_STEPS:
+        yield [*pytest, *WHOLE]
     if near is None:
         yield from ([*pytest, *some] for some in ALL)
 

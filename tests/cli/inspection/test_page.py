@@ -166,3 +166,83 @@ def test_names_of_classes_and_predictions():
     text = page._examples([record("a", [])._replace(examples={"classes": ["cat", "dog"], "worst": [one], "epoch": 3})])
     assert "<h2>Worst mistakes</h2>" in text and "after epoch 3" in text and "Predictions" not in text
     assert '<b>dog</b><br><span class="wrong">cat 75.0 %</span><br><span class="soft">dog 25.0 %</span>' in text
+
+
+def test_the_whole_table_of_ranks():
+    run = with_ranks(
+        {"data_wait_fraction": 0.256, "memory_bytes": 1_234_567_890, "step": 1000},
+        {"communication_fraction": 0.1, "host": "<n2>", "time": 970.0, "device_memory_bytes": 2_500_000_000},
+        {"seconds_per_step": None, "communication_fraction": None, "host": None, "time": 970.99, "step": 999},
+        {"ended": True, "seconds_per_step": 1.5, "communication_fraction": 2.0},
+    )
+
+    def row(rank, host, kind, words, *figures):
+        cells = "".join(f'<td class="figure">{text}</td>' for text in figures)
+        rest = f'<td>{host}</td><td class="state {kind}">{words}</td>{cells}</tr>'
+        return f'<tr><td class="figure">{rank}</td>{rest}'
+
+    heads = ["rank", "host", "state", "step", "step time", "waiting for data", "communicating", "memory", "GPU memory"]
+    late = "no step for 0:31: evaluating, saving, waiting or stopped, slowest, behind"
+    rows = (
+        row(0, "n1", "", "running", "1,000", "100.0 ms", "26 %", "50 %", "1.23 GB", ""),
+        row(1, "&lt;n2&gt;", "problem", late, "10", "100.0 ms", "", "10 %", "", "2.50 GB"),
+        row(2, "", "", "running, behind", "999", "", "", "", "", ""),
+        row(3, "n1", "", "ended, behind", "10", "1,500.0 ms", "", "200 %", "", ""),
+    )
+    words = "<p>The slowest is rank 1 on &lt;n2&gt;: 90.0 ms of its own in each step, 80 % more than the median.</p>"
+    titles = "".join(f"<th>{head}</th>" for head in heads)
+    table = f'<div class="scroll"><table><tr>{titles}</tr>{"".join(rows)}</table></div>'
+    assert page._ranks([run], now=1000.99) == f"<h2>Ranks</h2>{words}{table}"
+    ended = with_ranks({"ended": True}, {}, status="finished")
+    assert re.findall('"state (.*?)">(.*?)<', page._ranks([ended], None)) == [
+        ("finished", "ended, slowest"), ("failed", "did not end by itself"),
+    ]  # fmt: skip
+    assert re.findall('"state (.*?)">(.*?)<', page._ranks([with_ranks({"time": 0.0})], None)) == [("", "running")]
+    assert re.findall('"state (.*?)">(.*?)<', page._ranks([with_ranks({"time": 970.0})], 1000.0)) == [("", "running")]
+
+
+@each(
+    **{
+        "shares, words": [
+            ([0.5, 0.5, 0.4976], "rank 2 on n1: 50.2 ms of its own in each step.<"),  # 0.48 % more
+            ([0.5, 0.5, 0.497], "rank 2 on n1: 50.3 ms of its own in each step, 1 % more than the median.<"),
+            ([1.0, 1.0, 0.5], "rank 2 on n1: 50.0 ms of its own in each step.<"),
+            ([-1.0, 0.5, 0.5], "rank 0 on n1: 100.0 ms of its own in each step, 100 % more than the median.<"),
+        ]
+    }
+)
+def test_how_much_slower_the_slowest_rank_is(shares, words):
+    assert words in page._ranks([with_ranks(*[{"communication_fraction": share} for share in shares])], 1000.0)
+
+
+@each(num=[32, 33, 34])
+def test_of_many_ranks_those_are_shown_that_lag_or_take_longest(num):
+    run = with_ranks(*[{"step": 9 if k == 20 else 10, "seconds_per_step": 0.1 + 0.001 * k} for k in range(num)])
+    text = page._ranks([run], 1000.0)
+    shown = [int(rank) for rank in re.findall(r'<tr><td class="figure">(\d+)<', text)]
+    assert shown == (list(range(32)) if num == 32 else [20, *[k for k in reversed(range(num)) if k != 20][:31]])
+    rest = f'<p class="soft">and {num - 32} other ranks, which are further or faster</p>'
+    assert (rest in text) == (num > 32) == ("other ranks" in text)
+
+
+def test_configurations_that_are_none_are_shown_by_lines():
+    first = record("a", [])
+    found = page._configurations([first._replace(config="- 1\n- 2"), first._replace(config="- 1\n- 3")])
+    assert re.findall("<th>(.*?)</th><td>(.*?)</td><td>(.*?)</td>", found.partition("</tr>")[2]) == [
+        ("line 2", "- 2", "- 3")
+    ]
+    many = [first._replace(config="".join(f"k{i}: {v}\n" for i in range(501))) for v in (1, 2)]
+    assert page._configurations(many).count("<tr><th>k") == 500
+    limit = 1 << 17  # letters of a configuration that is read; of a longer one the lines are compared
+    for more, key in ((0, "x"), (1, "line 1")):
+        long = [first._replace(config=f"x: {letter * (limit - 3 + more)}") for letter in "ab"]
+        assert f"<tr><th>{key}</th>" in page._configurations(long)
+
+
+def test_progress_of_several_runs():
+    first = with_ranks({"epoch": 31.0, "num_epochs": 30.0, "step": 1234})
+    ended = with_ranks({"epoch": 1.0, "num_epochs": 30.0}, status="finished")
+    text = page._progress([first, ended, first._replace(name="<b>")])
+    bar = '<progress max="1" value="1.0000" aria-label="progress"></progress>'
+    lines = [f"<div>{name}: epoch 31.00 of 30, step 1,234<br>{bar}</div>" for name in ("a", "&lt;b&gt;")]
+    assert text == "".join(lines)

@@ -1,9 +1,11 @@
 """The speed of ranks that compute at the same time: the slowest of several, and processes of their own."""
 
+import contextlib
 import itertools
 import os
 import pickle
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -119,3 +121,52 @@ def test_a_process_that_fails_is_named(tmp_path, monkeypatch, capfd):
     with pytest.raises(ConfigError, match=r"a process that measures has ended with code 1; .*--examples-per-second"):
         calibration.measure(gone, origin, parts, 2, 3)
     assert "gone" in capfd.readouterr().err
+
+
+@each(
+    **{
+        "computing, updating, num_steps": [
+            (0.25, 0.125, 5),  # five at least, though a second has passed
+            (0.125, 0.0625, 6),  # the sixth begins after 15/16 of a second, a seventh would after 18/16
+            (0.00390625, 0.00390625, 100),  # a hundred at most
+        ]
+    }
+)
+def test_steps_are_timed_for_a_second_after_two_others(monkeypatch, computing, updating, num_steps):
+    clock, read, steps = [0.0], [], [0]
+
+    def passes(seconds):
+        clock[0] += seconds * (7 if steps[0] < 2 else 1)  # the first ones take longer
+
+    def update():
+        passes(updating)
+        steps[0] += 1
+
+    network = Network(lambda: passes(computing))
+    monkeypatch.setattr(calibration.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(calibration.build_updates, "optimizer", lambda *args: SimpleNamespace(update=update))
+    monkeypatch.setattr(calibration, "reporter", lambda task: contextlib.nullcontext())
+    monkeypatch.setattr(
+        calibration, "get_batch", lambda data, wanted, seed, epoch, skipped: read.append((epoch, *wanted))
+    )
+    data = SimpleNamespace(train=range(3))
+    made = SimpleNamespace(task=network, data=data, convert=lambda batch, device: (1, 2), device=None)
+    for threads, workers, num_read in ((0, 0, num_steps + 3), (2, 0, 1), (0, 2, 1)):
+        steps[0] = 0
+        read.clear()
+        config = SimpleNamespace(threads=threads, workers=workers)
+        found = calibration._steps(config, None, made, 4)
+        assert found == ((computing,) * num_steps, (updating,) * num_steps)
+        assert read == [(0, 0, 1, 2, 0), *[(k, 0, 1, 2, 0) for k in range(num_read - 1)]]
+
+
+class Network:
+    """Takes its time in backward."""
+
+    def __init__(self, backward):
+        self.backward = backward
+        self.cleargrads = lambda: None
+
+    def __call__(self, *batch):
+        assert batch == (1, 2)
+        return self

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from dbrdist.cli.running import lr_finder
 from dbrdist.cli.running.lr_finder import RangeTest, smoothed, suggestion
 from tests.each import each
 
@@ -49,20 +50,98 @@ def test_where_the_loss_does_not_fall_there_is_no_suggestion(means):
     assert suggestion(np.geomspace(1e-5, 1, max(len(means), 2))[: len(means)], means) is None
 
 
-@pytest.mark.slow
+RATES = np.geomspace(1e-5, 1.0, 40)
+EDGES = {
+    "higher": "the loss still fell at the highest rate: higher ones may be better; try a higher lr_finder.highest",
+    "lower": "that is where the test began: lower rates may be better; try a lower lr_finder.lowest",
+}
+
+
 @each(
-    case=[
-        (2 - np.linspace(0, 1, 40), "try a higher lr_finder.highest"),
-        (2.0 ** -np.arange(40.0), "try a lower lr_finder.lowest"),
-        (np.concatenate([np.full(10, 2.0), np.linspace(2, 1, 20), np.linspace(1, 9, 10)]), None),
-    ]
+    **{
+        "losses, step, edge": [
+            (2.0 ** -np.arange(40.0), 0, "lower"),
+            ([8.0, 7.81, 7.09, 7.43, *[7.6] * 36], 1, "lower"),
+            ([8.0, 7.9, 7.0, *[6.9] * 7, *[7.5] * 30], 2, None),
+            (np.concatenate([np.full(30, 2.0), np.linspace(1.9, 1, 10)]), 39, "higher"),
+            (np.concatenate([np.full(30, 2.0), np.linspace(1.9, 1, 9), [9.0]]), 38, None),
+            (np.concatenate([np.full(30, 2.0), np.linspace(1.9, 1, 9)]), 38, None),  # it was over before
+        ]
+    }
 )
-def test_a_suggestion_at_the_edge_of_the_rates_says_so(case, tmp_path):
-    test, said = RangeTest(1e-5, 1.0, 40), []
-    test.losses = list(case[0])
+def test_all_that_a_range_test_says_and_writes(losses, step, edge, tmp_path, monkeypatch):
+    """The steepest place and the lowest one, by means and slopes that are worked out here."""
+    rates = RATES[: len(losses)]
+    weights = [0.9 ** np.arange(k, -1, -1) for k in range(len(losses))]
+    means = np.array([(w * losses[: len(w)]).sum() / w.sum() for w in weights])
+    end = means.argmin() + 1
+    slopes = np.gradient(means[:end], np.log(rates[:end]))
+    assert slopes.argmin() == step
+    found, lowest = rates[step], rates[end - 1]
+    figures, said, test = [], [], RangeTest(1e-5, 1.0, 40, "optimizer.alpha")
+    monkeypatch.setattr(lr_finder.plotting, "save_figure", lambda figure, path: figures.append((figure, path)))
+    test.losses = list(losses)
     test.finish(str(tmp_path), said.append)
-    assert len(said) == 1 + (case[1] is not None), said
-    assert case[1] is None or case[1] in said[-1]
+    best = (
+        f"the loss fell fastest at {found:.2g} and was lowest at {lowest:.2g}; begin with optimizer.alpha={found:.2g}"
+    )
+    assert said == [f"learning-rate finder: {words}" for words in (best, EDGES.get(edge)) if words]
+    table = (tmp_path / "lr_finder.csv").read_text().splitlines()
+    assert table[0] == "learning_rate,loss,smoothed_loss" and len(table) == len(losses) + 1
+    rows = np.array([[float(word) for word in line.split(",")] for line in table[1:]])
+    np.testing.assert_allclose(rows, np.stack([rates, losses, means], 1), rtol=1e-12)
+    ((figure, path),) = figures
+    (axes,) = figure.axes
+    assert path == str(tmp_path / "lr_finder.png") and list(figure.get_size_inches()) == [7, 4]
+    names = (axes.get_title(), axes.get_xlabel(), axes.get_ylabel(), axes.get_xscale(), axes.get_yscale())
+    assert names == ("Learning-rate finder", "learning rate", "loss", "log", "linear")
+    assert axes.get_xgridlines()[0].get_visible()
+    labels = ["loss of a step", "smoothed", f"suggestion: {found:.2g}"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == labels
+    for line, y in zip(axes.lines, (losses, means)):
+        np.testing.assert_allclose(line.get_xydata(), np.stack([rates, y], 1), rtol=1e-12)
+    assert list(axes.lines[2].get_xdata()) == pytest.approx([found, found])
+
+
+def test_a_loss_that_falls_at_no_rate_has_no_suggestion(tmp_path, monkeypatch):
+    figures, said, test = [], [], RangeTest(1e-5, 1.0, 40)
+    monkeypatch.setattr(lr_finder.plotting, "save_figure", lambda figure, path: figures.append(figure))
+    test.losses = list(np.linspace(1, 9, 12))
+    test.finish(str(tmp_path), said.append)
+    words = "the loss fell at no rate; try a lower lr_finder.lowest, or more steps"
+    assert said == [f"learning-rate finder: {words}"] and len(figures[0].axes[0].lines) == 2
+    assert len((tmp_path / "lr_finder.csv").read_text().splitlines()) == 13
+    monkeypatch.setattr(lr_finder.plotting, "is_installed", lambda: False)
+    test.finish(str(tmp_path), said.append)
+    assert len(figures) == 1
+
+
+def test_a_test_is_over_where_the_mean_is_four_times_the_least():
+    """Not before the eleventh step; a mean of negative losses counts by its size."""
+
+    def ends(losses):
+        test = RangeTest(1e-5, 1.0, 100)
+        for k, loss in enumerate(losses, 1):
+            test.losses.append(loss)
+            if test.is_over():
+                return k
+        return None
+
+    assert ends([1.0] * 3 + [1e6] * 20) == 11
+    means = [(1 - 0.9**k + (9.0 - 1) * (1 - 0.9 ** max(k - 20, 0))) / (1 - 0.9**k) for k in range(1, 60)]
+    expected = next(k for k, mean in enumerate(means, 1) if mean > 4.0)
+    assert ends([1.0] * 20 + [9.0] * 40) == expected == 25
+    assert ends([-1.0] * 20 + [-9.0] * 40) is None and ends([-1.0] * 20 + [9.0] * 40) is not None
+    assert ends([1.0] * 50) is None
+
+
+def test_a_suggestion_needs_ten_steps_of_which_three_fall():
+    rates = np.geomspace(1e-5, 1, 20)
+    assert suggestion(rates[:9], np.linspace(9, 1, 9)) is None
+    assert suggestion(rates[:10], np.array([9, 8, 5, *np.linspace(4.9, 4.3, 7)])) == pytest.approx(rates[1])
+    assert suggestion(rates[:10], np.array([3, 2.9, 2, *[4] * 7])) == pytest.approx(rates[2])
+    assert suggestion(rates[:10], np.array([3, 2, *[4] * 8])) is None
+    assert (RangeTest.trigger, RangeTest.priority) == ((1, "iteration"), -99)
 
 
 def test_a_test_that_was_stopped_goes_on_at_the_rate_that_comes_next():

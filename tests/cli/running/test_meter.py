@@ -61,3 +61,39 @@ def test_the_meter_of_several_ranks_tells_what_communication_took():
     meter(entry)
     assert entry["communication_fraction"] == 0.25
     assert "device_memory_bytes" not in entry
+
+
+def test_the_whole_entry_of_a_line(monkeypatch):
+    """On a GPU with several ranks; without a step since the last line there is no speed."""
+    updater = SimpleNamespace(step_seconds=1.0, data_seconds=0.5, epoch_detail=0.25)
+    optimizer = SimpleNamespace(exposed_seconds=0.125)
+    monkeypatch.setattr(meter, "peak_bytes", lambda: 1 << 33)
+    monkeypatch.setattr(meter, "peak_memory_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(meter, "now", lambda: "2026-01-01T00:00:00")
+    made = Meter(100, updater, optimizer, "gpu:0")
+    entry = {"main/loss": 1.0}
+    made(entry)
+    memory = {"memory_bytes": 1 << 30, "device_memory_bytes": 1 << 33}
+    assert entry == {"main/loss": 1.0, **memory, "epoch_detail": 0.25, "time": "2026-01-01T00:00:00"}
+    assert made.position() == (1.0, 25.0, 0.5, 0.125) and made.measures_communication
+    vars(updater).update(step_seconds=3.0, data_seconds=1.0, epoch_detail=0.75)
+    optimizer.exposed_seconds = 0.625
+    made.start()
+    vars(updater).update(step_seconds=5.0, data_seconds=1.5, epoch_detail=1.75)
+    optimizer.exposed_seconds = 0.875
+    entry = {}
+    made(entry)
+    assert entry == {
+        "examples_per_second": 50.0, "data_wait_fraction": 0.25, "communication_fraction": 0.125, **memory,
+        "epoch_detail": 1.75, "time": "2026-01-01T00:00:00",
+    }  # fmt: skip
+    alone = Meter(100, updater)
+    assert alone.memory() == {"memory_bytes": 1 << 30} and not alone.measures_communication
+    assert alone.position() == (5.0, 175.0, 1.5, 0.0)
+
+
+def test_the_largest_memory_of_this_process():
+    """As Linux tells it elsewhere, in kilobytes."""
+    with open("/proc/self/status") as file:
+        (line,) = [line for line in file if line.startswith("VmHWM:")]
+    assert meter.peak_memory_bytes() == pytest.approx(int(line.split()[1]) * 1024, rel=0.05)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import os
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -72,6 +74,7 @@ def test_many_ranks_write_less_often(tmp_path, monkeypatch, size, period):
         extension(trainer)
         if not times or state(tmp_path)["step"] != times[-1][0]:
             times.append((state(tmp_path)["step"], clock.now))
+    assert times[0][0] == 0 and times[1][1] == 100 + period / 4  # soon after the start
     gaps = [b - a for (_, a), (_, b) in itertools.pairwise(times[1:])]
     assert gaps and all(gap == period for gap in gaps)
     extension.finalize()
@@ -145,3 +148,54 @@ def test_a_disk_that_is_full_at_the_end_is_no_error(tmp_path, monkeypatch):
     extension.finalize()
     extension.finalize()
     assert "ended" not in state(tmp_path)
+
+
+def test_the_whole_state_of_a_rank(tmp_path, monkeypatch):
+    """4096 bytes, so that each state takes the place of the last; shares are at most one."""
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(rank_state.time, "time", lambda: 1234.5)
+    empty_states(str(tmp_path / "ranks"))
+    extension, trainer, position = run_of(tmp_path)
+    trainer.updater.iteration, trainer.updater.epoch_detail = 5, 0.5
+    extension.initialize(trainer)
+    start = {"host": socket.gethostname(), "pid": os.getpid(), "num_epochs": 10.0, "time": 1234.5}
+    assert state(tmp_path) == {**start, "step": 5, "epoch": 0.5}
+    clock.now, position[:] = 110.0, [1.0, 0.0, 0.0, 0.0]  # an evaluation: time passes, and no step is made
+    extension(trainer)
+    memory = {"memory_bytes": 1 << 30, "device_memory_bytes": 1 << 40}
+    assert state(tmp_path) == {**start, **memory, "step": 5, "epoch": 0.5}
+    clock.now, position[:], trainer.updater.iteration, trainer.updater.epoch_detail = (
+        120.0,
+        [3.0, 60.0, 5.0, 7.0],
+        7,
+        1.5,
+    )
+    extension(trainer)
+    speed = {"seconds_per_step": 1.0, "examples_per_second": 30.0}
+    shares = {"data_wait_fraction": 1.0, "communication_fraction": 1.0}
+    now = {"step": 7, "epoch": 1.5, "seconds_left": 8.5 * 20}
+    assert state(tmp_path) == {**start, **memory, **speed, **shares, **now}
+    clock.now, trainer.updater.iteration, trainer.updater.epoch_detail = 130.0, 8, 12.5  # no time was counted
+    extension(trainer)
+    assert state(tmp_path) == {**start, **memory, **speed, **shares, "step": 8, "epoch": 12.5, "seconds_left": 0.0}
+    path = tmp_path / "ranks" / "0.json"
+    assert (path.stat().st_size, path.stat().st_mode & 0o700) == (4096, 0o600)
+    assert (RankState.trigger, RankState.priority) == ((1, "iteration"), 899)  # after the log, before snapshots
+
+
+@pytest.mark.parametrize(
+    ("words", "length"),
+    [
+        ("x" * 400, 300), ("é" * 400, 300), ("😀" * 400, 225),  # 6 bytes and 12 in JSON
+        ("x" * 40 + "é" * 5 + "😀" * 243, 300),  # just 3000 bytes, quotes and the name of the class included
+        ("x" * 39 + "é" * 6 + "😀" * 243, 225), ("short", 17),
+    ],
+)  # fmt: skip
+def test_an_error_is_cut_to_what_has_room(tmp_path, words, length):
+    empty_states(str(tmp_path / "ranks"))
+    extension, trainer, _ = run_of(tmp_path)
+    extension.initialize(trainer)
+    extension.on_error(trainer, ValueError(words), None)
+    extension.finalize()
+    assert state(tmp_path)["error"] == f"ValueError: {words}"[:length]
+    assert (tmp_path / "ranks" / "0.json").stat().st_size == 4096
