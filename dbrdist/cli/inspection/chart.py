@@ -188,6 +188,6 @@ def _shortened(name: str) -> str:
     if _width(name) <= room:
         return name
     kept = len(name)
-    while kept > 2 and _width(name[: kept // 2] + "…" + name[-(kept // 2) :]) > room:
+    while _width(name[: kept // 2] + "…" + name[-(kept // 2) :]) > room:
         kept -= 1
     return f"{name[: kept // 2]}…{name[-(kept // 2) :]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import math
 import re
 
@@ -159,3 +160,50 @@ def test_numbers_of_an_axis_are_counted_from_the_first_where_they_have_no_room()
     assert chart._labels([1e5, 1.5e5], 0, 9) == (["1e5", "1.5e5"], "")
     assert chart._labels([1.0, 1.00001], 0, 9) == (["1", "1.00001"], "")
     assert chart._labels([2.0, 2.0 + 2**-50], 300, 9) == (["0", "8.88e284"], "2e300")
+
+
+def test_colours_of_many_lines_are_a_golden_angle_apart():
+    """The hues are 150, 12, 235 and 97 degrees, the lightness goes through three shades."""
+    assert [chart.colour(k) for k in range(12)] == list(COLOURS) and len(set(COLOURS)) == 12
+    assert len({chart.colour(k) for k in range(100)}) == 100
+    for number in range(12, 100):
+        red, green, blue = (int(chart.colour(number)[k : k + 2], 16) / 255 for k in (1, 3, 5))
+        hue, lightness, saturation = colorsys.rgb_to_hls(red, green, blue)
+        assert (lightness, saturation) == pytest.approx(((0.35, 0.45, 0.55)[number % 3], 0.6), abs=0.01)
+        assert math.cos(2 * math.pi * hue - number * math.pi * (5**0.5 - 1)) == pytest.approx(1, abs=1e-3)
+
+
+def legend_of(*names):
+    made = chart.chart("t", "x", [Series(name, [(0, 1), (1, 2)], "red") for name in names])
+    line = r'<path d="M([\d.]+) ([\d.]+)h18" class="line" stroke="red"/>'
+    places = re.findall(line + r'<text x="([\d.]+)" y="([\d.]+)"', made)
+    return [tuple(map(float, place)) for place in places], int(re.match(r'<svg viewBox="0 0 560 (\d+)"', made)[1])
+
+
+def test_a_legend_has_as_many_rows_as_it_needs():
+    """A letter has 7 pixels, a wide one 13, a line 24 before its name, and a gap 14; a row ends at 546."""
+    row = (62.0, 30.0, 86.0, 34.0)
+    assert legend_of("a") == ([row], 317)
+    assert legend_of("a" * 30, "b" * 30) == ([row, (310.0, 30.0, 334.0, 34.0)], 317)
+    assert legend_of("a" * 26, "b" * 25 + "字" * 5)[0] == [row, (282.0, 30.0, 306.0, 34.0)]  # ends at 546
+    assert legend_of("a" * 31, "b" * 31, "c") == (
+        [row, (62.0, 47.0, 86.0, 51.0), (317.0, 47.0, 341.0, 51.0)], 334,
+    )  # fmt: skip
+    assert legend_of("a" * 300, "b", "c" * 300)[0] == [row, (62.0, 47.0, 86.0, 51.0), (62.0, 64.0, 86.0, 68.0)]
+
+
+@each(
+    **{
+        "name, shown": [
+            ("a" * 65, None), ("a" * 66, "a" * 32 + "…" + "a" * 32), ("ab" * 99, "ab" * 16 + "…" + "ab" * 16),
+            ("字" * 35, None), ("字" * 36, "字" * 17 + "…" + "字" * 17), ("", None),
+        ]
+    }
+)  # fmt: skip
+def test_a_long_name_is_shown_without_its_middle(name, shown):
+    """460 pixels are 65 letters, or 35 wide ones; all of it is in the title."""
+    assert chart._shortened(name) == (name if shown is None else shown)
+    made = chart.chart("t", "x", [Series("", [(0, 1)], "red")], [chart.Key(name, None, True)])
+    style = 'class="line" style="stroke:var(--soft)" stroke-dasharray="5 4"/>'
+    title = "" if shown is None else f"<title>{name}</title>"
+    assert f'<path d="M62.0 30.0h18" {style}<text x="86.0" y="34.0" class="tick">{title}{shown or name}</text>' in made

@@ -246,3 +246,8 @@ def test_progress_of_several_runs():
     bar = '<progress max="1" value="1.0000" aria-label="progress"></progress>'
     lines = [f"<div>{name}: epoch 31.00 of 30, step 1,234<br>{bar}</div>" for name in ("a", "&lt;b&gt;")]
     assert text == "".join(lines)
+
+
+def test_the_title_names_up_to_three_runs():
+    runs = [record(name, []) for name in ("a", "<b>", "c", "d")]
+    assert [page.title_of(runs[:k]) for k in (1, 2, 3, 4)] == ["a", "a and <b>", "a and <b> and c", "4 runs"]

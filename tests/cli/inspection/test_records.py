@@ -186,3 +186,37 @@ def test_every_finite_number_can_be_drawn(value):
 )
 def test_what_is_no_finite_number_is_not_drawn(value):
     assert records.number(value) is None
+
+
+def test_how_much_is_read_of_each_file(tmp_path, monkeypatch):
+    (tmp_path / CONFIG).write_text("x" * ((1 << 20) + 1))
+    start = '{"epoch": 1, "x": "'
+    lines = [start + "y" * ((1 << 20) - len(start) - 3 + more) + '"}\n' for more in (0, 1)]
+    (tmp_path / LOG).write_text("".join(lines))
+    (tmp_path / RANKS).mkdir()
+    for rank, size in ((1, 1 << 16), (2, (1 << 16) + 1), (999_999, 20), (1_000_000, 20)):
+        (tmp_path / RANKS / f"{rank}.json").write_text('{"step": 1}'.ljust(size))
+    text = "".join(f"{k:07}\n" for k in range(1 << 13))  # 64 KiB
+    (tmp_path / WORDS).write_text(text[: 8 * 200])
+    run = RunReader(str(tmp_path)).read()
+    assert len(run.config) == 1 << 20 and len(run.log) == 1 and len(lines[0]) == 1 << 20
+    assert run.problems == [f"{tmp_path / LOG}: 1 line is no JSON object and left out"]
+    assert [state["rank"] for state in run.ranks] == [1, 999_999]
+    assert run.messages == [f"{k:07}" for k in range(200)]
+    whole = "first\n" + "x" * ((1 << 16) - 6)
+    for more, expected in ((0, ["first", whole[6:]]), (1, ["x" * (len(whole) - 6 + 1)])):
+        (tmp_path / WORDS).write_text(whole + "x" * more)  # the first line may be half of one
+        assert RunReader(str(tmp_path)).read().messages == expected
+    monkeypatch.setattr(records, "read_json", lambda path: {"read": os.path.basename(path)})
+    for size, expected in ((1 << 27, {"read": TEST_EXAMPLES}), ((1 << 27) + 1, {})):
+        with open(tmp_path / TEST_EXAMPLES, "wb") as file:
+            file.truncate(size)  # takes no room on the disk
+        assert RunReader(str(tmp_path)).read().examples == expected
+    monkeypatch.setattr(records.os, "listdir", lambda path: [f"{k}.json" for k in range((1 << 16) + 1)])
+    monkeypatch.setattr(records, "_state_in", lambda path: {"step": 1})
+    assert len(RunReader(str(tmp_path)).read().ranks) == 1 << 16
+
+
+def test_a_log_has_a_thousand_names_at_most():
+    log = LogLines([{f"a{k}": 1.0 for k in range(999)}, {"b": 1.0}, {"c": 1.0}])
+    assert log.names() == [*(f"a{k}" for k in range(999)), "b"]
