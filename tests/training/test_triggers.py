@@ -403,3 +403,66 @@ def test_all_of_a_state_is_kept(kind, monkeypatch):
         assert type(found) is type(expected)
         np.testing.assert_equal(found, expected)
     assert saved(second).keys() == saved(first).keys()
+
+
+def test_whole_periods_are_counted():
+    for period, unit, counts in ((3, "iteration", [0, 0, 0, 1, 1, 1, 2]), (0.5, "epoch", [0, 0, 1, 1, 2, 2, 3])):
+        trigger, clock = triggers.IntervalTrigger(period, unit), Clock()
+        found = [trigger.count]
+        for _ in range(6):
+            trigger(clock.tick())
+            found.append(trigger.count)
+        assert found == counts
+    assert str(triggers.IntervalTrigger(3, "epoch")) == "IntervalTrigger(3, 'epoch')"
+    assert triggers.IntervalTrigger(0.5, "epoch").get_training_length() == (0.5, "epoch")
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "words"),
+    [
+        (lambda: triggers.TimeTrigger(0), ValueError, "expected a period above 0 seconds, got 0"),
+        (lambda: triggers.TimeTrigger(float("nan")), ValueError, "expected a period above 0 seconds, got nan"),
+        (lambda: triggers.IntervalTrigger(0, "epoch"), ValueError, "expected a trigger's period above 0, got 0"),
+        (lambda: triggers.IntervalTrigger("1", "epoch"), ValueError, "expected a trigger's period above 0, got '1'"),
+        (
+            lambda: triggers.EarlyStoppingTrigger(patience=3, patients=4),
+            TypeError,
+            "EarlyStoppingTrigger: expected patience or its alias patients, got both",
+        ),
+        (
+            lambda: triggers.EarlyStoppingTrigger(patience=-1),
+            ValueError,
+            "EarlyStoppingTrigger: patience: expected 0 or more, got -1",
+        ),
+        (
+            lambda: triggers.EarlyStoppingTrigger(mode="best"),
+            ValueError,
+            "expected mode 'auto', 'min' or 'max', got 'best'",
+        ),
+        (
+            lambda: triggers.ManualScheduleTrigger([1, "2"], "epoch"),
+            TypeError,
+            "ManualScheduleTrigger: points: expected numbers, got [1, '2']",
+        ),
+    ],
+)
+def test_arguments_that_make_no_trigger(make, kind, words):
+    with pytest.raises(kind) as caught:
+        make()
+    assert str(caught.value) == words
+
+
+def test_what_early_stopping_says_and_takes_by_default(capsys):
+    """Three epochs without a lower loss; 100 epochs in any case."""
+    clock, stop = Clock(1), triggers.EarlyStoppingTrigger(verbose=True)
+    losses = {"main/loss": 1.0}, {"main/loss": 1.0}, {"main/loss": 0.5}, *3 * [{"main/loss": 0.5}]
+    assert [stop(clock.tick(**loss)) for loss in losses] == [False] * 5 + [True]
+    said = [(2, 1), (4, 1), (5, 2), (6, 3)]
+    assert capsys.readouterr().out.splitlines() == [
+        f"epoch {epoch}: main/loss has not improved for {count} checks" for epoch, count in said
+    ]
+    assert stop.get_training_length() == (100, "epoch") and (stop.patience, stop.verbose, stop.count) == (3, True, 3)
+    quiet = triggers.EarlyStoppingTrigger(patients=0)
+    assert quiet.patience == 0 and not quiet.verbose and quiet(clock.tick(**losses[0]))
+    assert triggers.EarlyStoppingTrigger(patience=1).patience == 1
+    assert capsys.readouterr().out == ""

@@ -162,3 +162,66 @@ def test_unknown_keywords_are_refused(name):
     target = Line() if name == "VariableStatisticsPlot" else "loss"
     with pytest.raises(TypeError, match=f"{name}\\(\\) got unknown arguments: colour"):
         getattr(extensions, name)(target, colour="red")
+
+
+@draws_slowly
+def test_the_whole_figure(tmp_path, figures):
+    seen, clock = Curves(), at(tmp_path, Clock(2))
+    extension = extensions.PlotReport(["a", "b"], "iteration", (1, "iteration"), seen)
+    for a in (3.0, 5.0):
+        extension(clock.tick(a=a, b=-a))
+    figure, path = figures[-1]
+    (axes,) = figure.axes
+    assert path == str(tmp_path / "plot.png") and axes is seen.axes and len(figures) == 2
+    assert [(line.get_label(), line.get_marker(), line.get_xydata().tolist()) for line in axes.get_lines()] == [
+        ("a", "x", [[1, 3], [2, 5]]), ("b", "x", [[1, -3], [2, -5]]),
+    ]  # fmt: skip
+    assert (axes.get_xlabel(), axes.get_legend() is not None) == ("iteration", True)
+    assert axes.get_xgridlines()[0].get_visible() and axes.get_xgridlines()[0].get_alpha() == 0.4
+    plain = extensions.PlotReport("a", "a", (1, "iteration"), seen, marker=None, grid=False)
+    plain(clock.tick(a=0.25))
+    (axes,) = figures[-1][0].axes
+    assert not axes.get_xgridlines()[0].get_visible() and axes.get_lines()[0].get_marker() == "None"
+    assert any(mark != round(mark) for mark in axes.get_xticks())  # a quantity that does not count
+
+
+@draws_slowly
+def test_before_the_first_step_and_at_each_epoch(tmp_path, figures):
+    """Defaults: x_key iteration, each epoch; one before training where it is asked for."""
+    seen, clock = Curves(), at(tmp_path, Clock(2))
+    extension = extensions.PlotReport(["a"], postprocess=seen)
+    clock.is_before_training, clock.observation = True, {"a": 7.0}
+    extension(clock)
+    clock.is_before_training = False
+    for a in (1.0, 3.0, 5.0, 9.0):
+        extension(clock.tick(a=a))
+    assert seen.lines == {"a": [[0, 7], [2, 2], [4, 7]]} and len(figures) == 3
+
+
+@draws_slowly
+def test_a_key_that_nobody_reports_is_said_after_an_epoch(tmp_path, figures):
+    clock = at(tmp_path, Clock(2))
+    extension = extensions.PlotReport(["a", "b"], trigger=(1, "iteration"))
+    extension(clock.tick(a=1.0))
+    with pytest.warns(UserWarning, match="PlotReport: nobody has reported 'b' so far; reported are a$") as caught:
+        extension(clock.tick(a=1.0))
+        extension(clock.tick(a=1.0))
+    assert len(caught) == 1
+
+
+@draws_slowly
+def test_a_figure_is_written_whole(tmp_path):
+    """Words may have halves of letters; numbers near the largest are drawn below it."""
+    figure, ((axes,),) = plotting.new_figure(1, 1, (2, 1))
+    plotting.draw_line(axes, [(0, 1e308), (1, -1e308), (2, float("inf")), (3, 2.0)], label="a\ud800")
+    assert axes.get_lines()[0].get_ydata().tolist() == [1e306, -1e306, float("inf"), 2.0]
+    axes.set_title("half \ud800")
+    legend = axes.legend(**plotting.BESIDE)
+    plotting.save_figure(figure, str(tmp_path / "a.PNG"), [legend])
+    assert axes.get_title() == "half \\ud800"
+    header = (tmp_path / "a.PNG").read_bytes()[:24]
+    assert header[:8] == b"\x89PNG\r\n\x1a\n" and int.from_bytes(header[16:20]) > 240  # 2 inches, and the legend
+    plotting.save_figure(figure, str(tmp_path / "none"))
+    plotting.save_figure(figure, str(tmp_path / "a.svg"))
+    assert (tmp_path / "none").read_bytes()[:4] == b"\x89PNG" and b"<svg" in (tmp_path / "a.svg").read_bytes()
+    assert plotting.BESIDE == {"bbox_to_anchor": (1.03, 1), "loc": "upper left", "borderaxespad": 0.0}

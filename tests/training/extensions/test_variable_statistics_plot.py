@@ -154,3 +154,90 @@ def test_statistics_of_nothing_are_refused():
         extensions.VariableStatisticsPlot(Line(), plot_mean=False, plot_std=False, percentile_sigmas=())
     with pytest.raises(TypeError, match="expected a link, a Variable or several, got str"):
         extensions.VariableStatisticsPlot(["w"])
+
+
+def drawn(ax):
+    """Lines and bands as (label, points or edges, alpha, marker)."""
+    from matplotlib.colors import to_hex
+
+    found = []
+    for line in ax.get_lines():
+        found.append((line.get_label(), line.get_xydata().tolist(), line.get_marker(), to_hex(line.get_color())))
+    for band in ax.collections:
+        (path,) = band.get_paths()
+        edges = {}
+        for x, y in path.vertices.tolist():
+            edges.setdefault(x, set()).add(round(y, 5))
+        found.append((band.get_label(), {x: sorted(ys) for x, ys in edges.items()}, round(band.get_alpha(), 5)))
+    return found
+
+
+@draws_slowly
+def test_the_whole_figure(tmp_path, figures):
+    """Of 0, 1, 2, 3, 4 and of twice these: means 2 and 4, standard deviations of the root of 2 and twice that."""
+    clock, x = at(tmp_path, Clock()), Variable(np.arange(5, dtype=np.float32))
+    plot = extensions.VariableStatisticsPlot(
+        x, percentile_sigmas=(0, 25, 50, 75, 100), trigger=(2, "iteration"), marker="x"
+    )
+    plot(clock.tick())
+    x.array *= 2
+    x.grad = np.full(5, 3, np.float32)
+    plot(clock.tick())
+    ((figure, path),) = figures
+    values, gradients, below, _ = figure.axes
+    assert path == str(tmp_path / "statistics.png")
+    assert figure.get_size_inches().tolist() == pytest.approx([12.8, 7.2])
+    assert [ax.get_title() for ax in figure.axes] == ["values", "gradients", "", ""]
+    assert [ax.get_xlabel() for ax in figure.axes] == ["", "", "iteration", "iteration"]
+    root = 2**0.5
+    assert drawn(values) == [
+        ("mean", [[1, 2], [2, 4]], "x", "#1f77b4"),
+        ("mean ± standard deviation", {1: [round(2 - root, 5), round(2 + root, 5)],
+                                       2: [round(4 - 2 * root, 5), round(4 + 2 * root, 5)]}, 0.3),
+    ]  # fmt: skip
+    assert drawn(below) == [
+        ("50 %", [[1, 2], [2, 4]], "x", "#000000"),
+        ("0 to 100 %", {1: [0, 4], 2: [0, 8]}, 0.15),
+        ("25 to 75 %", {1: [1, 3], 2: [2, 6]}, 0.5),
+    ]
+    (line,) = gradients.get_lines()
+    assert np.isnan(line.get_ydata()[0]) and line.get_ydata()[1] == 3
+    assert [ax.get_legend() is not None for ax in figure.axes] == [False, True, False, True]
+    for ax in figure.axes:
+        assert ax.get_xgridlines()[0].get_visible() and ax.get_xgridlines()[0].get_alpha() == 0.4
+
+
+@draws_slowly
+def test_a_figure_of_some_statistics(tmp_path, figures):
+    """The standard deviation alone is a line; two bands of three differ in how dark they are; no grid."""
+    clock, x = at(tmp_path, Clock()), Variable(np.arange(5, dtype=np.float32))
+    sigmas = (0, 10, 25, 75, 90, 100)
+    options = {"report_grad": False, "plot_mean": False, "grid": False, "trigger": (1, "iteration")}
+    extensions.VariableStatisticsPlot(x, percentile_sigmas=sigmas, **options)(clock.tick())
+    figure = figures.pop()[0]
+    above, below = figure.axes
+    assert drawn(above) == [("standard deviation", [[1, pytest.approx(2**0.5)]], "None", "#1f77b4")]
+    assert drawn(below) == [
+        ("0 to 100 %", {1: [0, 4]}, 0.15), ("10 to 90 %", {1: [0.4, 3.6]}, 0.325), ("25 to 75 %", {1: [1, 3]}, 0.5),
+    ]  # fmt: skip
+    assert not above.get_xgridlines()[0].get_visible()
+    assert figure.get_size_inches().tolist() == pytest.approx([6.4, 7.2])
+    options |= {"plot_std": False, "report_data": False, "report_grad": True}
+    x.grad = np.arange(5, dtype=np.float32)
+    plot = extensions.VariableStatisticsPlot(x, percentile_sigmas=50, figsize=(4, 2), **options)
+    plot(clock.tick())
+    figure = figures.pop()[0]
+    (only,) = figure.axes
+    assert drawn(only) == [("50 %", [[2, 2]], "None", "#000000")] and only.get_title() == "gradients"
+    assert figure.get_size_inches().tolist() == [4, 2]
+
+
+def test_defaults_of_statistics():
+    """A thousand steps are kept; the statistics are over the first axis."""
+    plot = extensions.VariableStatisticsPlot(Variable(np.zeros(2, np.float32)))
+    assert plot._samples._data.shape == (1000, 2, 11)
+    x = np.arange(6.0).reshape(2, 3)
+    found = Statistician(percentile_sigmas=50)(x)
+    assert found["mean"].tolist() == found["percentile"][0].tolist() == [1.5, 2.5, 3.5]
+    with pytest.raises(ValueError, match="Reservoir: size: expected at least 1, got 0"):
+        Reservoir(0, ())
