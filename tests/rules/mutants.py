@@ -8,7 +8,7 @@
 First the tests, but for those of programs, run once without a mutation and note which functions each of them calls
 (``reached.py``). What these tests notice in a fork is settled at once (``forked_mutants.py``). Each mutation that is
 left is made in a copy of the tree: tests that call its function run first, the shortest ahead, then all tests of its
-room, those of programs too, those under mpiexec and on what takes CuPy's place where the room has some, and then all but
+room, those of programs too, those under mpiexec and on what stands for a GPU where the room has some, and then all but
 those of programs, of which those are left out that never come near where that is known. The first failure kills it,
 also that of a test which hangs. Where a whole stage runs out of time, as on a busy machine, nothing is known. Results
 go line by line into the state file, and a second start with the same file goes on where the first one ended. Survivors
