@@ -1,7 +1,9 @@
 """Standard files that were closed are opened again."""
 
 import os
+import signal
 import sys
+from types import SimpleNamespace
 
 import pytest
 from dbrdist_launch import entry
@@ -17,6 +19,132 @@ def test_each_program_runs_its_own_module(name, monkeypatch):
     monkeypatch.setattr(entry, "_run", lambda program, module: ran.append((program, module)))
     getattr(entry, name)()
     assert ran == [(f"dbrdist-{name}", f"dbrdist.cli.{name}")]
+
+
+@pytest.mark.parametrize("is_ignored", [False, True])
+@pytest.mark.parametrize("raises", [None, KeyboardInterrupt, ValueError])
+def test_an_interrupt_is_heard_from_the_first_import_to_the_last_word(monkeypatch, is_ignored, raises):
+    """And stays ignored where it was."""
+    happened = []
+
+    def main():
+        happened.append("main")
+        if raises is not None:
+            raise raises
+
+    def imported(module):
+        happened.append(module)
+        if not is_ignored:
+            happened[0](signal.SIGINT, None)
+        return SimpleNamespace(main=main)
+
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: happened.append(handler))
+    monkeypatch.setattr(entry, "protect_streams", lambda: None)
+    monkeypatch.setattr(entry, "interrupted", lambda program: happened.append(f"{program} interrupted"))
+    monkeypatch.setattr(entry, "say_what_was_lost", lambda program: happened.append(f"{program} says"))
+    monkeypatch.setattr(entry.importlib, "import_module", imported)
+    if raises is ValueError:
+        with pytest.raises(ValueError):
+            entry._run("p", "m")
+    else:
+        entry._run("p", "m")
+    caught = ["p interrupted"] * (raises is KeyboardInterrupt)
+    if is_ignored:
+        assert happened == ["m", "main", *caught, "p says"]
+    else:
+        assert happened[1:] == [
+            "m", "p interrupted", signal.default_int_handler, "main", *caught, signal.SIG_IGN, "p says"
+        ]  # fmt: skip
+
+
+RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [({}, b"p: interrupted\n"), *(({name: "0"}, b"p: interrupted\n") for name in RANKS),
+     *(({name: "1"}, b"") for name in RANKS), ({"PMI_RANK": "1", "SLURM_PROCID": "0"}, b"")],
+)  # fmt: skip
+def test_rank_0_says_that_it_was_interrupted(monkeypatch, variables, said):
+    for name in (*RANKS, "PMI_FD"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    read, write = os.pipe()
+
+    def act():
+        os.dup2(write, 2)
+        entry.interrupted("p")
+
+    assert in_child(act) == 130
+    os.close(write)
+    assert os.read(read, 100) == said
+    os.close(read)
+
+
+@pytest.mark.parametrize(
+    ("variables", "sent"),
+    [
+        ({"PMI_SIZE": "2"}, b"cmd=abort exitcode=130\n"), ({"PMI_SIZE": "1"}, b""), ({}, b""),
+        ({"PMI_SIZE": "2", "DBRDIST_LAUNCH": "x"}, b""), ({"PMI_SIZE": "2", "PMI_FD": "port"}, b""),
+        ({"PMI_SIZE": "2", "PMI_FD": ""}, b""),
+    ],
+)  # fmt: skip
+def test_a_rank_that_was_interrupted_alone_has_hydra_end_the_others_later(monkeypatch, variables, sent):
+    read, write = os.pipe()
+    for name in ("PMI_SIZE", "DBRDIST_LAUNCH"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"PMI_FD": str(write), **variables}.items():
+        monkeypatch.setenv(name, value)
+
+    def act():
+        os.close(read)
+        waited = []
+        entry.time = SimpleNamespace(sleep=waited.append)
+        before = os.getpid()
+        entry._end_others_later()
+        return 7 if os.getpid() == before and waited == [] else 8
+
+    assert in_child(act) == 7
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        assert pipe.read() == sent
+
+
+def test_a_stream_takes_everything_and_keeps_the_first_reason(monkeypatch):
+    happened = []
+    answers = [BlockingIOError(), 3, OSError(28, "No space left on device"), OSError(32, "Broken pipe"), 2]
+
+    def write(descriptor, data):
+        happened.append((descriptor, bytes(data)))
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(entry.os, "write", write)
+    monkeypatch.setattr(entry.select, "select", lambda *given: happened.append(given))
+    one = entry.Unfailing(9)
+    assert one.writable() and one.fileno() == 9 and not one.isatty()
+    assert [one.write(b"abcde"), one.write(b"fgh"), one.write(b"ij"), one.write(b"kl")] == [3, 3, 2, 2]
+    assert happened == [(9, b"abcde"), ([], [9], []), *[(9, data) for data in (b"abcde", b"fgh", b"ij", b"kl")]]
+    assert one.error.strerror == "No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(None, ""), (28, "p: the standard output is incomplete: No space left on device\n"), (32, ""), (9, ""), (5, "")],
+)
+def test_what_the_standard_output_has_lost_is_said_at_the_end(monkeypatch, capsys, error, said):
+    raw = entry.Unfailing(9)
+    raw.error = error and OSError(error, os.strerror(error))
+    monkeypatch.setattr(entry, "_raw", {"stdout": raw})
+    entry.say_what_was_lost("p")
+    assert capsys.readouterr() == ("", said)
+    monkeypatch.setattr(entry, "_raw", {})
+    entry.say_what_was_lost("p")
+    assert capsys.readouterr() == ("", "")
 
 
 def test_closed_standard_files_are_opened_again():

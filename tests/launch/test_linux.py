@@ -9,12 +9,47 @@ import threading
 import time
 
 import pytest
+from clocks import Clock
 from dbrdist_launch import linux
 from dbrdist_launch.launcher import cli
 from processes import GONE, in_child, until
 
 # Python warns of forks beside threads, as those of the test runner; what is forked here calls the kernel alone.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+
+def test_all_below_a_process_are_ended_and_fetched():
+    def act():
+        read, write = os.pipe()
+        for _ in range(2):
+            if not os.fork():
+                if not os.fork():
+                    signal.pause()
+                os.write(write, b"x")
+                signal.pause()
+        while len(os.read(read, 2)) < 2:
+            os.write(write, b"x")
+        below = linux.descendants(os.getpid())
+        linux.adopt_orphans()
+        linux.end_descendants()
+        try:
+            os.waitpid(-1, os.WNOHANG)
+            return 8
+        except ChildProcessError:
+            return 7 if len(below) == 4 and all(linux.state(pid) == "" for pid in below) else 9
+
+    assert in_child(act) == 7
+
+
+def test_what_cannot_be_ended_is_left_after_five_seconds(monkeypatch):
+    clock, killed = Clock(monkeypatch), []
+    monkeypatch.setattr(os, "waitpid", lambda pid, options: (0, 0) if (pid, options) == (-1, os.WNOHANG) else None)
+    monkeypatch.setattr(linux, "descendants", lambda pid: [11, 12] if pid == os.getpid() else [])
+    monkeypatch.setattr(linux, "kill", lambda pid, number: killed.append((clock.now, pid, int(number))))
+    linux.end_descendants()
+    times = sorted({time for time, *_ in killed})
+    assert {tuple(one[1:]) for one in killed} == {(11, 9), (12, 9)} and len(killed) == 2 * len(times)
+    assert times[1] - times[0] == pytest.approx(0.001) and times[-1] == pytest.approx(1005.0, abs=0.0011)
 
 
 def test_a_signal_is_ignored_only_where_the_kernel_says_so():

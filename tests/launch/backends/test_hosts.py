@@ -1,5 +1,7 @@
 """Hosts: their lists, files and variables, and the ranks that fit on them."""
 
+import socket
+
 import pytest
 from dbrdist_launch.backends import hosts, slurm
 from dbrdist_launch.backends.job import Host
@@ -48,6 +50,18 @@ def test_names_of_slurm_in_their_short_form():
     for text in ("n[a]", "n[1-b]", "n[]", "n[-1]", f"n[1-{(1 << 20) + 2}]"):
         with pytest.raises(LaunchError, match=": expected a form such as"):
             hosts.expand(text)
+
+
+def test_the_address_of_a_host_is_the_first_that_the_system_names(monkeypatch):
+    def named(name, port, type=0):
+        assert (port, type) == (None, socket.SOCK_STREAM)
+        return [(2, 1, 6, "", ("10.0.0.7", 0)), (10, 1, 6, "", ("fd00::7", 0, 0, 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", named)
+    assert hosts.resolve("a") == "10.0.0.7"
+    for error in (socket.gaierror("unknown"), OSError(), UnicodeError()):
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *given, error=error, **more: (_ for _ in ()).throw(error))
+        assert hosts.resolve("a") is None
 
 
 def test_ranks_fit_into_slots():

@@ -45,6 +45,14 @@ def test_a_program_that_cannot_start_says_why(monkeypatch, capsys, error, code, 
         assert capsys.readouterr().err == f"cannot run {said}\n"
 
 
+def test_a_zero_among_the_first_kibibyte_makes_a_binary(tmp_path):
+    for content, is_binary in (
+        (b"x" * 1023 + b"\0", True), (b"x" * 1024 + b"\0", False), (b"\0", True), (b"echo hi\n", False), (b"", False)
+    ):  # fmt: skip
+        (tmp_path / "file").write_bytes(content)
+        assert child._is_binary(str(tmp_path / "file")) is is_binary
+
+
 def test_the_signal_for_stacks_is_one_of_those_that_nobody_uses():
     assert signal.SIGRTMIN < stack_signal() < signal.SIGRTMAX
 

@@ -42,6 +42,23 @@ def test_commands_become_absolute(tools, monkeypatch):
     assert program.resolve(("python2.99",)) == ((sys.executable,), sys.executable)
 
 
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"\x7fELF..\0libmpi.so.40\0", "openmpi"), (b"\x7fELF..\0libmpi.so.12\0", "mpich"),
+        (b"\x7fELF..\0libmpich.so.12\0", "mpich"), (b"\x7fELF..\0libmpi.so.41\0libmpi.so.120\0", None),
+        (b"#!/bin/sh\n\0libmpi.so.40\0", None), (b"", None),
+        (b"\x7fELF" + bytes((1 << 24) - 18) + b"libmpi.so.40\0", "openmpi"),
+        (b"\x7fELF" + bytes((1 << 24) - 16) + b"libmpi.so.40\0", None),
+    ],
+)  # fmt: skip
+def test_the_mpi_of_a_binary_is_that_of_the_library_it_names(tmp_path, content, found):
+    """In its first 16 MiB."""
+    (tmp_path / "solver").write_bytes(content)
+    assert program.mpi_of_binary(str(tmp_path / "solver")) == found
+    assert program.mpi_of_binary(str(tmp_path / "nowhere")) is None
+
+
 def test_the_interpreter_of_a_script_is_in_its_first_line(tools):
     python = tools("python3.11")
     for text, found in (

@@ -1,5 +1,6 @@
 """How mpiexec or srun is ended, and how it ended."""
 
+import os
 import subprocess
 from types import SimpleNamespace
 
@@ -36,6 +37,19 @@ class Process:
     def kill(self):
         self.happened.append("killed")
         self.returncode = -9
+
+
+def test_what_is_left_in_the_pipes_is_read_without_waiting():
+    """The first has ended; somebody else still holds the second one."""
+    one, (first, second) = object.__new__(StarterProcess), [os.pipe() for _ in range(2)]
+    one.pipes = first[0], second[0]
+    os.write(first[1], b"out 1\nout 2")
+    os.write(second[1], b"err")
+    os.close(first[1])
+    assert one.last_words() == [b"out 1\nout 2", b"err"]
+    assert one.last_words() == [b"", b""]
+    for descriptor in (first[0], *second):
+        os.close(descriptor)
 
 
 @pytest.mark.parametrize(
