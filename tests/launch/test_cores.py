@@ -66,6 +66,14 @@ def test_cores_count_affinity():
     assert 1 <= cores.available_cores() <= len(os.sched_getaffinity(0))
 
 
+@pytest.mark.parametrize(("counted", "cores_there"), [(5, 5), (1, 1), (None, 1)])
+def test_where_there_is_no_affinity_all_cores_count(monkeypatch, counted, cores_there):
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: counted)
+    monkeypatch.setattr(cores, "_quota", lambda: None)
+    assert cores.available_cores() == cores_there
+
+
 @pytest.mark.mpiexec
 def test_as_many_ranks_as_there_is_room_for_and_modules(tmp_path):
     (tmp_path / "package").mkdir()

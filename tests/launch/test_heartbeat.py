@@ -27,6 +27,22 @@ def test_heartbeat_travels_through_the_page(tmp_path, monkeypatch):
     assert heartbeat.read(page.read_bytes())[:2] == (2, 4)
 
 
+def test_beats_go_to_the_page_where_there_is_one(monkeypatch):
+    happened = []
+    page = type("Page", (), {
+        "beat": lambda self, *given: happened.append(given), "pause": lambda self: happened.append("pause"),
+    })  # fmt: skip
+    for writer, is_active in ((None, False), (page(), True)):
+        monkeypatch.setattr(heartbeat, "_writer", writer)
+        assert heartbeat.active() is is_active
+        heartbeat.beat(7, loss=0.5, total=9)
+        heartbeat.pause()
+        heartbeat.beat()
+    assert happened == [(7, {"loss": 0.5, "total": 9}), "pause", (None, {})]
+    heartbeat._forget()
+    assert not heartbeat.active()
+
+
 @pytest.mark.programs
 def test_heartbeat_without_a_launcher_does_nothing():
     program = "from dbrdist_launch import heartbeat as h; h.beat(1, a=2); h.pause(); print(h.active())"

@@ -29,6 +29,36 @@ def test_bounds_of_the_doctors_findings(changes, level, title):
     assert levels == [("ok", "shared memory"), ("ok", "open files")]
 
 
+def test_what_is_said_of_a_machine(capsys):
+    """The whole of it, in good order and in bad."""
+    found = Findings()
+    checks.memory_and_limits(found, FACTS, 8)
+    bad = {
+        "shm_bytes": 64 << 20,
+        "shm_free_bytes": 1 << 20,
+        "files": 1024,
+        "memlock": 65536,
+        "infiniband": ["m0", "m1"],
+    }
+    checks.memory_and_limits(found, {**FACTS, **bad, "gpus": 2, "cores": 2}, 4)
+    shm = "containers get 64 MB by default: docker run --shm-size=8g, in Kubernetes an emptyDir of medium Memory"
+    assert [tuple(row.values()) for row in found.entries][:6] == [
+        ("ok", "shared memory", "a: /dev/shm has 8.59 GB, 8.59 GB free", ""),
+        ("ok", "open files", "a: at most 65536", ""),
+        ("ok", "fork", "a: no InfiniBand; forking is safe for MPI over shared memory and TCP", ""),
+        ("FAIL", "shared memory", "a: /dev/shm has 67.1 MB, 1.05 MB free: MPI and data loaders will fail", shm),
+        ("warn", "open files", "a: at most 1024", "ulimit -n 16384, or LimitNOFILE= in the daemon's unit"),
+        ("warn", "locked memory", "a: only 65.5 KB, with InfiniBand (m0, m1)",
+         "ulimit -l unlimited (in /etc/security/limits.conf, and in the unit of slurmd or sshd)"),
+    ]  # fmt: skip
+    assert [tuple(row.values()) for row in found.entries][6:8] == [
+        ("warn", "fork",
+         "a: InfiniBand (m0, m1) and no RDMAV_FORK_SAFE: a forked data loader may corrupt messages",
+         "start loaders with spawn (as dbrdist does), or set RDMAV_FORK_SAFE=1"),
+        ("warn", "cores", "a: 4 ranks on 2 cores", found.entries[7]["what_to_do"]),
+    ]  # fmt: skip
+
+
 def test_clocks_and_hosts_at_their_bounds():
     warn = checks._CLOCK_WARN_SECONDS
     assert said(checks.clock, "b", -warn - 0.25, 0.25)[0] == [("ok", "clock")]

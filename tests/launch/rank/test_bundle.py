@@ -149,3 +149,16 @@ def test_a_bundle_that_cannot_be_written_is_left_out(tmp_path, monkeypatch):
     folder.close()
     folder.folder = None
     folder.add_modules(b"some")  # no place for one
+
+
+def test_the_bundle_has_each_module_with_its_package():
+    _, names = marshal.loads(bundle.pack()[LEADS:])
+    found = {name: (given["__file__"], given.get("__package__")) for name, given, _ in names["modules"]}
+    folder = ROOT / "launch" / "dbrdist_launch"
+    assert len(found) == len(names["modules"]) == len(bundle._LIBRARY + bundle._PACKAGES + bundle._MODULES)
+    assert found["dbrdist_launch"] == (str(folder / "__init__.py"), "dbrdist_launch")
+    assert found["dbrdist_launch.rank"] == (str(folder / "rank" / "__init__.py"), "dbrdist_launch.rank")
+    assert found["dbrdist_launch.rank.outer"] == (str(folder / "rank" / "outer.py"), "dbrdist_launch.rank")
+    assert found["dbrdist_launch.linux"] == (str(folder / "linux.py"), "dbrdist_launch")
+    library = os.path.dirname(os.__file__)
+    assert all(found[name] == (os.path.join(library, f"{name}.py"), "") for name in bundle._LIBRARY)

@@ -46,6 +46,14 @@ def test_sources_are_the_lines_of_frames_as_far_as_a_mebibyte(tmp_path):
     }
 
 
+def test_two_hundred_frames_have_sources():
+    program = "\n".join(f"line{n}" for n in range(1, 203))
+    frames = [f'  File "<string>", line {n} in f' for n in range(1, 203)]
+    found = stacks.sources("\n".join(frames), program)
+    assert len(found) == 200 and found["<string>:200"] == "line200"
+    assert stacks.sources(frames[0], "x" * 300) == {"<string>:1": "x" * 200}
+
+
 def test_no_signal_cuts_a_write_short(monkeypatch):
     """While a process stands in a write it is not asked: the write would end there."""
     killed, told, writes = [], [], [True]

@@ -67,6 +67,14 @@ def test_a_job_has_a_folder_that_nobody_else_takes_or_deletes(runtime, monkeypat
     assert jobs.running() == [] and os.listdir(runtime) == []
 
 
+def test_a_link_to_a_folder_of_ours_is_not_believed(tmp_path):
+    (tmp_path / "own").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to("own")
+    (tmp_path / "file").touch(mode=0o600)
+    found = {name: jobs.is_ours(str(tmp_path / name)) for name in ("own", "link", "file", "none")}
+    assert found == {"own": True, "link": False, "file": False, "none": False}
+
+
 def test_folders_of_dead_launchers_are_taken_away(runtime, monkeypatch):
     """A launcher that lives holds a lock, whatever its number means here."""
     monkeypatch.setattr(jobs, "bases", lambda: [str(runtime)])

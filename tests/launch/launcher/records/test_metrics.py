@@ -6,9 +6,11 @@ import threading
 import urllib.request
 
 import pytest
+from clocks import Clock
 from dbrdist_launch.errors import LaunchError
 from dbrdist_launch.launcher.judgement.ranks import Rank
 from dbrdist_launch.launcher.records.metrics import Metrics
+from dbrdist_launch.messages import Exit
 
 
 def read(metrics, path="/metrics", host="127.0.0.1"):
@@ -37,6 +39,39 @@ def test_metrics_are_served_in_prometheus_format():
     for line in text.splitlines():
         assert re.fullmatch(r"# (HELP|TYPE) dbrdist_launch_\w+ .+|dbrdist_launch_\w+\{[^\n]*\} [\d.e+-]+", line), line
     assert 'field="words"' not in text
+
+
+def test_the_page_of_metrics_line_by_line(monkeypatch):
+    clock = Clock(monkeypatch)
+    metrics = Metrics("0", "job")
+    try:
+        busy = Rank(1, "b", channel=None, step=7, count=2, beat_at=1001.5, fields={"loss": 0.5})
+        busy.take_output("out", b"12345")
+        over = Rank(0, "a", channel=None, exit=Exit(code=0, signal=0))
+        metrics.ranks, metrics.size, metrics.restarts = {1: busy, 0: over}, 4, 3
+        clock.now += 2.0
+        lines = metrics.text().splitlines()
+    finally:
+        metrics.close()
+    rows = [
+        ("ranks", "gauge", "ranks of the job", {'job_name="job"': 4.0}),
+        ("ranks_running", "gauge", "ranks that run", {'job_name="job"': 1.0}),
+        ("restarts_total", "counter", "restarts of the job so far", {'job_name="job"': 3.0}),
+        ("uptime_seconds", "gauge", "age of the job", {'job_name="job"': 2.0}),
+        ("rank_running", "gauge", "1 while the rank runs", {"0": 0.0, "1": 1.0}),
+        ("rank_step", "gauge", "step of the last heartbeat", {"1": 7.0}),
+        ("rank_heartbeats", "gauge", "heartbeats that were seen", {"0": 0.0, "1": 2.0}),
+        ("rank_heartbeat_age_seconds", "gauge", "seconds since the last heartbeat", {"1": 0.5}),
+        ("rank_output_bytes_total", "counter", "bytes that the rank has written", {"0": 0.0, "1": 5.0}),
+    ]
+    ranks = {"0": 'job_name="job",rank="0",host="a"', "1": 'job_name="job",rank="1",host="b"'}
+    expected = []
+    for name, kind, words, values in rows:
+        full = f"dbrdist_launch_{name}"
+        expected += [f"# HELP {full} {words}", f"# TYPE {full} {kind}"]
+        expected += [f"{full}{{{ranks.get(label, label)}}} {value}" for label, value in values.items()]
+    assert lines[: len(expected)] == expected
+    assert lines[len(expected) + 2 :] == [f'dbrdist_launch_rank_field{{{ranks["1"]},field="loss"}} 0.5']
 
 
 def test_numbers_that_are_not_finite_are_written_as_the_format_has_them():

@@ -490,6 +490,21 @@ def test_what_slept_is_forgiven(start, clock):
     assert one.stop_deadline is None
 
 
+def test_each_tick_looks_for_failures_until_there_is_one(start, clock):
+    one, looks = start(2), []
+    one._look_for_failures = looks.append
+    one._tick()
+    clock.now += limits.TICK_SECONDS - STEP
+    one._tick()  # too early
+    clock.now += STEP
+    one._tick()
+    assert looks == [1000.0, 1000.0 + limits.TICK_SECONDS]
+    one.failure = Failure("exit", 0, "a", 1, "m")
+    clock.now += 1.0
+    one._tick()
+    assert len(looks) == 2
+
+
 def test_the_grace_period_ends(start, clock):
     one = start(2, grace=8.0)
     one._on_signal(signal.SIGTERM)
@@ -513,13 +528,15 @@ def test_the_end_of_the_starter_is_noted_once(start, clock):
 
 def test_warnings_are_said_and_stacks_asked_for_once(start, clock):
     one = start(2, heartbeat_timeout=5.0)
-    asked = []
+    asked, told = [], []
+    one.events = SimpleNamespace(tell=lambda *given, **fields: told.append((given, fields)))
     one.questions.ask_for_stacks = lambda: asked.append(clock.now)
     one.judge.warnings = ["one", "two"]
     for rank in one.ranks.values():
         rank.beat_at, rank.heard_at = clock.now - 6.0, clock.now
     one._look_for_failures(clock.now)
     assert one.output.said == ["dbrdist-launch: one", "dbrdist-launch: two"] and one.judge.warnings == []
+    assert told == [(("warning",), {"message": "one"}), (("warning",), {"message": "two"})]
     assert asked == [clock.now] and one.judge.stacks_until == clock.now + limits.STACKS_SECONDS
     one._look_for_failures(clock.now)
     assert len(asked) == 1

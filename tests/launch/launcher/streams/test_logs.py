@@ -19,6 +19,14 @@ def test_full_files_give_way_to_new_ones_and_the_oldest_go(tmp_path, kept, size)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == dict(zip(names, reversed(parts)))
 
 
+def test_one_full_file_of_each_stream_stays_where_nothing_else_is_said(tmp_path):
+    logs = Logs(str(tmp_path), lambda text: None, 4)
+    for letter in "abcd":
+        logs.write([Piece(0, "h", "out", letter.encode() * 4)])
+    logs.close()
+    assert sorted(path.read_text() for path in tmp_path.iterdir()) == ["cccc", "dddd"]
+
+
 def test_a_file_that_was_closed_meanwhile_keeps_its_size(tmp_path, monkeypatch):
     monkeypatch.setattr("dbrdist_launch.limits.OPEN_LOGS", 1)
     logs = Logs(str(tmp_path), None, 4, 1)

@@ -36,6 +36,25 @@ def test_what_spawned_processes_write_is_told_from_mpiexecs_own_words(text, own,
     assert len(said) == (own if isinstance(own, int) else len(own))
 
 
+@pytest.mark.parametrize(("length", "shown"), [(4096, 0), (4097, 4097)])
+def test_a_line_without_an_end_that_is_longer_than_any_message_is_shown(length, shown):
+    found = []
+    one = StarterOutput(lambda text: None, found.append)
+    one.feed(b"x" * length)
+    assert sum(map(len, found)) == shown
+    one.feed(b"y")
+    one.end()
+    assert b"".join(found) == b"x" * length + b"y"
+
+
+def test_a_line_of_another_kind_ends_a_box_that_is_none():
+    said, found = [], []
+    one = StarterOutput(said.append, found.append)
+    one.feed(b"-" * 74 + b"\nwords\n" + b"=" * 83 + b"\nmore\n")
+    one.end()
+    assert (said, b"".join(found)) == ([], b"-" * 74 + b"\nwords\n" + b"=" * 83 + b"\nmore\n")
+
+
 class Both:
     """Both streams of a starter, whose other ends the test has."""
 

@@ -45,6 +45,11 @@ def test_table_of_many_ranks_is_cut():
     assert len(lines) == 35 and lines[-1] == "and 68 more"
 
 
+def test_nobody_is_left_out_where_all_fit():
+    assert not table(ranks_with_much_to_tell(32), 5.0, 80, 100)[-1].startswith("and ")
+    assert table(ranks_with_much_to_tell(33), 5.0, 80, 100)[-1] == "and 1 more"
+
+
 def test_the_table_letter_by_letter(monkeypatch):
     """Fields have a third of the room beside the fixed columns, 45 characters here; the last line has the rest."""
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
