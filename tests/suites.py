@@ -42,7 +42,7 @@ ON_HOST = ("gpu_all_kernels", "gpu_cudnn", "gpu_mixed", "host_cudnn", "host_ops"
 ON_WHOLE = ("gpu_whole", "gpu_models", "gpu_waits", "gpu_layout", "gpu_links", "gpu_optimizers", "gpu_capture",
             "gpu_memory", "gpu_graphs", "gpu_joint_graphs", "gpu_cli", "gpu_data", "gpu_products",
             "gpu_late_writes", "gpu_transformer", "gpu_weight_copies", "gpu_blocks",
-            "gpu_block_states")  # fmt: skip
+            "gpu_block_states", "gpu_fused")  # fmt: skip
 OF_WHEEL = ("cli", "comm", "contracts", "core", "functions", "kernels", "links", "models", "optimizers", "training")
 # What these look at is the same whether modules are compiled or not, and they start hundreds of programs.
 NOT_OF_WHEEL = (

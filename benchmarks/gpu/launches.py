@@ -33,6 +33,7 @@ class Step(NamedTuple):
     mode: str
     batch: int
     forward: Callable[[Any, Any], Any] = lambda net, x: net(x)
+    is_fused: bool = False  # config.fused_convolutions
 
 
 def steps() -> dict[str, Step]:
@@ -47,6 +48,9 @@ def steps() -> dict[str, Step]:
         "resnet20-float32": Step(lambda: resnet.ResNet20(10), (3, 32, 32), 10, "float32", 128),
         "resnet50-float32": Step(lambda: resnet.ResNet50(1000), (3, 224, 224), 1000, "float32", 16),
         "resnet50-mixed16": Step(lambda: resnet.ResNet50(1000), (3, 224, 224), 1000, "mixed16", 128),
+        "resnet50-mixed16-fused": Step(
+            lambda: resnet.ResNet50(1000), (3, 224, 224), 1000, "mixed16", 128, is_fused=True
+        ),
         "lstm-float32": Step(lambda: whole_models.Recurrent(650, 2), (35, 650), 0, "float32", 20),
         "lstm-mixed16": Step(lambda: whole_models.Recurrent(650, 2), (35, 650), 0, "mixed16", 20),
         "transformer-float32": Step(lambda: L.TransformerBlock(256, 4), (64, 256), 0, "float32", 8),
@@ -71,6 +75,7 @@ def prepared(step: Step, batch: int | None = None) -> Callable[[], None]:
     from dbrdist import optimizers
 
     batch = step.batch if batch is None else batch
+    dbrdist.config.fused_convolutions = step.is_fused
     dbrdist.config.dtype = "mixed16" if step.mode == "mixed16" else np.dtype(step.mode)
     dtype = np.dtype("f2" if step.mode == "mixed16" else step.mode)
     place = dbrdist.get_device("@cupy:0")

@@ -73,27 +73,32 @@ class Convolution2D(FunctionNode):
                 gx = ConvolutionWeight(g, W.shape, W.dtype, target) if i else ConvolutionData(g, x.shape)
                 gxs.append(call(gx, x, gy) if i else call(gx, gy, W))
             elif i:
-                gxs.append(_gradient_of_weights(x, gy, W, g, target, self.widened))
+                gxs.append(gradient_of_weights(x, gy, W, g, target, self.widened))
             elif sees_a_part(g, W.shape, x.size, self.inputs[0].creator_node):
-                seen = self._gradient_of_input(gy, W, (*x.shape[:2], *gy.shape[2:]), _POINTWISE)
+                seen = gradient_of_images(gy, W, (*x.shape[:2], *gy.shape[2:]), _POINTWISE, self.laid)
                 gxs.append(SpreadGradient(seen, x.shape, (g.sh, g.sw)))
             else:
-                gxs.append(self._gradient_of_input(gy, W, x.shape, g))
+                gxs.append(gradient_of_images(gy, W, x.shape, g, self.laid))
         return tuple(gxs)
 
     def _drop_copies(self) -> None:
         self.laid = self.widened = None
 
-    def _gradient_of_input(self, gy: Array, W: Array, x_shape: tuple[int, ...], g: ConvGeometry) -> Array:
-        if self.laid is not None and gy.dtype == self.laid.dtype:
-            return kernels.conv_backward_data_as_laid(gy, W, x_shape, g, self.laid)
-        return kernels.conv_backward_data(gy, W, x_shape, g)
+
+def gradient_of_images(gy: Array, W: Array, x_shape: tuple[int, ...], g: ConvGeometry, laid: Array | None) -> Array:
+    """The gradient of x, by the weights as forward has ``laid`` them out, if it has."""
+    if laid is not None and gy.dtype == laid.dtype:
+        return kernels.conv_backward_data_as_laid(gy, W, x_shape, g, laid)
+    return kernels.conv_backward_data(gy, W, x_shape, g)
 
 
-def _gradient_of_weights(
+def gradient_of_weights(
     x: Array, gy: Array, W: Array, g: ConvGeometry, target: Array | None, widened: Array | None
 ) -> Array:
-    """In flat memory a device writes it along with those of other layers."""
+    """The gradient of W, in ``target`` if there is one, which a device writes along with those of other layers.
+
+    ``widened`` is x where forward gave it more channels.
+    """
     if target is not None and type(gy) is not ndarray:
         seen = x if widened is None or widened.dtype != gy.dtype else widened
         made = kernels.conv_backward_weight_later(seen, gy, W.shape, g, target)

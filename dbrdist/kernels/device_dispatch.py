@@ -33,13 +33,13 @@ _SPATIAL = (0, 2, 3)
 _POINTWISE = ConvGeometry()
 
 
-def _lies(*arrays: Array | None) -> tuple[Any, ...]:
+def lies(*arrays: Array | None) -> tuple[Any, ...]:
     if type(None) not in map(type, arrays):
         return tuple(map(_form, arrays))
     return tuple([None if a is None else (a.shape, a.strides, a.dtype) for a in arrays])
 
 
-def _switches(*arrays: Array | None) -> tuple[Any, ...]:
+def switches(*arrays: Array | None) -> tuple[Any, ...]:
     return places_of(*arrays), config.use_cudnn, config.use_cudnn_tensor_core, config.cudnn_deterministic
 
 
@@ -55,7 +55,7 @@ def conv_forward_and_keep(
 
     ``copy`` has the weights laid out already, if it is not None.
     """
-    return "conv_forward_and_keep", type(x), *_lies(x, W), b is None, geometry, _switches(x, W, b)
+    return "conv_forward_and_keep", type(x), *lies(x, W), b is None, geometry, switches(x, W, b)
 
 
 @kernel(is_light=True)
@@ -63,7 +63,7 @@ def conv_backward_data_as_laid(
     gy: Array, W: Array, x_shape: tuple[int, ...], geometry: ConvGeometry, laid: Array
 ) -> Array:  # fmt: skip
     """:func:`dbrdist.kernels.conv_backward_data` of the weights that :func:`conv_forward_and_keep` kept."""
-    return "conv_backward_data_as_laid", type(gy), *_lies(gy, W), x_shape, geometry, _switches(gy, W, laid)
+    return "conv_backward_data_as_laid", type(gy), *lies(gy, W), x_shape, geometry, switches(gy, W, laid)
 
 
 @kernel(is_light=True)
@@ -74,7 +74,7 @@ def conv_backward_weight_later(
 
     None where it is written at once.
     """
-    return "conv_backward_weight_later", type(x), *_lies(x, gy, out), W_shape, geometry, _switches(x, gy, out)
+    return "conv_backward_weight_later", type(x), *lies(x, gy, out), W_shape, geometry, switches(x, gy, out)
 
 
 # ---- means of images
@@ -82,7 +82,7 @@ def conv_backward_weight_later(
 
 @kernel(is_light=True)
 def _mean_of_images(x: Array) -> Array | None:
-    return "mean_of_images", type(x), *_lies(x), places_of(x)
+    return "mean_of_images", type(x), *lies(x), places_of(x)
 
 
 def mean_of_images(x: Array) -> Array | None:
@@ -92,7 +92,7 @@ def mean_of_images(x: Array) -> Array | None:
 
 @kernel(is_light=True)
 def _mean_of_images_backward(gy: Array, x_shape: tuple[int, ...]) -> Array | None:
-    return "mean_of_images_backward", type(gy), *_lies(gy), x_shape, places_of(gy)
+    return "mean_of_images_backward", type(gy), *lies(gy), x_shape, places_of(gy)
 
 
 def mean_of_images_backward(gy: Array, x_shape: tuple[int, ...]) -> Array | None:
@@ -113,7 +113,7 @@ def linear_and_keep(x: Array, W: Array, b: Array | None, copy: Reader | None) ->
 
     ``copy`` has them in that type already, if it is not None.
     """
-    return "linear_and_keep", type(x), *_lies(x, W), b is None, places_of(x, W, b)
+    return "linear_and_keep", type(x), *lies(x, W), b is None, places_of(x, W, b)
 
 
 @kernel(is_light=True)
@@ -124,7 +124,7 @@ def linear_weight_gradients(
 
     ``out_W`` and ``out_b`` take them where they are given.
     """
-    return "linear_weight_gradients", type(gy), *_lies(gy, x, out_W, out_b), dtypes, places_of(gy, x, out_W, out_b)
+    return "linear_weight_gradients", type(gy), *lies(gy, x, out_W, out_b), dtypes, places_of(gy, x, out_W, out_b)
 
 
 # ---- layer normalization
@@ -138,7 +138,7 @@ def ln_backward_into(
     """:func:`dbrdist.kernels.ln_backward`, with the gradients of gamma and beta where they belong."""
     others = gamma.dtype, mean.dtype, var.dtype, eps
     places = places_of(x, gamma, mean, var, gy, out_gamma, out_beta)
-    return "ln_backward_into", type(x), *_lies(x, gy, out_gamma, out_beta), *others, places
+    return "ln_backward_into", type(x), *lies(x, gy, out_gamma, out_beta), *others, places
 
 
 # ---- recurrent layers
@@ -153,7 +153,7 @@ def recurrent_forward(
     zx = x W^T + b for all rows (of an LSTM with the other bias, too); V and d belong to the state. ``steps`` are the
     first row and the number of rows of each, in the order of computation.
     """
-    return "recurrent_forward", kind, type(zx), *_lies(zx, V, d, *states), places_of(zx, V, d, *states)
+    return "recurrent_forward", kind, type(zx), *lies(zx, V, d, *states), places_of(zx, V, d, *states)
 
 
 @kernel(is_light=True)
@@ -162,7 +162,7 @@ def recurrent_backward(
 ) -> tuple[Array, Array]:
     """The gradients of zx and zh of :func:`recurrent_forward`; ``gs``, those of the last states, become the first's."""
     places = places_of(V, *kept, gy, *gs)
-    return "recurrent_backward", kind, type(V), *_lies(V, *kept, *gs), gy is None, places
+    return "recurrent_backward", kind, type(V), *lies(V, *kept, *gs), gy is None, places
 
 
 # ---- dropout
@@ -174,7 +174,7 @@ def dropout(x: Array, length: int, draw: Draw, threshold: int, scale: float) -> 
 
     ``draw`` names the bits, as ``core.random.next_draw`` does; ``scale`` is what the mask holds elsewhere.
     """
-    return "dropout", type(x), *_lies(x), length, places_of(x)
+    return "dropout", type(x), *lies(x), length, places_of(x)
 
 
 # ---- linear maps with what follows: z (N, K) still lacks its bias b (K), which may be None
@@ -183,13 +183,13 @@ def dropout(x: Array, length: int, draw: Draw, threshold: int, scale: float) -> 
 @kernel(is_light=True)
 def relu_dropout(z: Array, b: Array | None, draw: Draw | None, threshold: int, scale: float) -> Array | None:
     """max(z + b, 0), times a mask as by :func:`dropout` unless ``draw`` is None; it is written over z."""
-    return "relu_dropout", type(z), *_lies(z, b), places_of(z, b)
+    return "relu_dropout", type(z), *lies(z, b), places_of(z, b)
 
 
 @kernel(is_light=True)
 def relu_dropout_backward(y: Array, gy: Array, scale: float) -> Array | None:
     """gy times the scale where y, the result of :func:`relu_dropout`, is not 0."""
-    return "relu_dropout_backward", type(y), *_lies(y, gy), places_of(y, gy)
+    return "relu_dropout_backward", type(y), *lies(y, gy), places_of(y, gy)
 
 
 @kernel(is_light=True)
@@ -197,13 +197,13 @@ def dropout_add(
     z: Array, b: Array | None, r: Array, draw: Draw | None, threshold: int, scale: float
 ) -> tuple[Array, Array | None] | None:
     """r plus the dropped z + b, written over z, and the mask: booleans, or None where ``draw`` is None."""
-    return "dropout_add", type(z), *_lies(z, b, r), places_of(z, b, r)
+    return "dropout_add", type(z), *lies(z, b, r), places_of(z, b, r)
 
 
 @kernel(is_light=True)
 def masked(gy: Array, mask: Array, scale: float) -> Array | None:
     """gy times the scale where a mask of booleans holds, else 0."""
-    return "masked", type(gy), *_lies(gy, mask), places_of(gy, mask)
+    return "masked", type(gy), *lies(gy, mask), places_of(gy, mask)
 
 
 @kernel(is_light=True)
@@ -212,7 +212,7 @@ def ln_of_sum(
     scale: float,
 ) -> tuple[Array, Array, Array, Array | None] | None:  # fmt: skip
     """The layer normalization of :func:`dropout_add`, whose sum is written over z: y, mean, variance, mask."""
-    return "ln_of_sum", type(z), *_lies(z, b, r, gamma, beta), places_of(z, b, r, gamma, beta)
+    return "ln_of_sum", type(z), *lies(z, b, r, gamma, beta), places_of(z, b, r, gamma, beta)
 
 
 @kernel(is_light=True)
@@ -222,7 +222,7 @@ def ln_of_sum_backward(
 ) -> tuple[Array, Array, Array, Array] | None:  # fmt: skip
     """The gradients of z, r, gamma and beta of :func:`ln_of_sum`; x is the sum."""
     arrays = x, gamma, mean, var, gy, mask, out_gamma, out_beta
-    return "ln_of_sum_backward", type(x), *_lies(*arrays), places_of(*arrays)
+    return "ln_of_sum_backward", type(x), *lies(*arrays), places_of(*arrays)
 
 
 # ---- attention
@@ -231,7 +231,7 @@ def ln_of_sum_backward(
 @kernel(is_light=True)
 def scaled_matmul(a: Array, b: Array, factor: float) -> Array | None:
     """The products of stacks of matrices of one type times a number, rounded once."""
-    return "scaled_matmul", type(a), *_lies(a, b), places_of(a, b)
+    return "scaled_matmul", type(a), *lies(a, b), places_of(a, b)
 
 
 @kernel(is_light=True)
@@ -242,13 +242,13 @@ def attention_weights(
 
     ``keys`` (booleans) and ``added`` broadcast to the scores; a query that sees no key gets zeros.
     """
-    return "attention_weights", type(s), *_lies(s, keys, added), is_causal, places_of(s, keys, added)
+    return "attention_weights", type(s), *lies(s, keys, added), is_causal, places_of(s, keys, added)
 
 
 @kernel(is_light=True)
 def attention_weights_backward(p: Array, w: Array, g: Array) -> Array | None:
     """The gradient of the scores, written over g, the gradient of w; both as :func:`attention_weights` returns them."""
-    return "attention_weights_backward", type(p), *_lies(p, w, g), places_of(p, w, g)
+    return "attention_weights_backward", type(p), *lies(p, w, g), places_of(p, w, g)
 
 
 @kernel(is_light=True)
@@ -256,13 +256,13 @@ def split_heads(
     xs: tuple[Array, ...], biases: tuple[Array | None, ...], num_heads: int
 ) -> tuple[Array, ...] | None:  # fmt: skip
     """Up to three arrays (B, L, H D), each plus a bias (H D) or None, to (B, H, L, D)."""
-    return "split_heads", type(xs[0]), *_lies(*xs, *biases), len(xs), num_heads, places_of(*xs, *biases)
+    return "split_heads", type(xs[0]), *lies(*xs, *biases), len(xs), num_heads, places_of(*xs, *biases)
 
 
 @kernel(is_light=True)
 def merge_heads(ys: tuple[Array, ...]) -> tuple[Array, ...] | None:
     """Up to three arrays (B, H, L, D) to (B, L, H D)."""
-    return "merge_heads", type(ys[0]), *_lies(*ys), places_of(*ys)
+    return "merge_heads", type(ys[0]), *lies(*ys), places_of(*ys)
 
 
 @kernel(is_light=True)
@@ -275,7 +275,7 @@ def fused_attention(
     result is (B, H, L, V) or, if ``is_merged``, (B, L, H V); the last value is the dropout's mask, or None.
     """
     drops = drop[0] is not None
-    return "fused_attention", type(q), *_lies(q, k, v), drops, scale, is_causal, is_merged, _switches(q, k, v)
+    return "fused_attention", type(q), *lies(q, k, v), drops, scale, is_causal, is_merged, switches(q, k, v)
 
 
 @kernel(is_light=True)
@@ -285,7 +285,7 @@ def fused_attention_backward(
 ) -> tuple[Array, ...] | None:  # fmt: skip
     """The gradients of q, k and v of :func:`fused_attention`, with heads side by side if ``is_merged``."""
     arrays = q, k, v, y, stats, mask, gy
-    return "fused_attention_backward", type(q), *_lies(*arrays), scale, is_causal, is_merged, _switches(*arrays)
+    return "fused_attention_backward", type(q), *lies(*arrays), scale, is_causal, is_merged, switches(*arrays)
 
 
 # ---- batch normalization
@@ -297,7 +297,7 @@ def _bn_forward_and_move_key(
     decay: float, weights: tuple[float, float],
 ) -> Hashable:  # fmt: skip
     places = places_of(x, gamma, beta, *running)
-    return "bn_forward_and_move", type(x), *_lies(x, *running), eps, axis, relu, places
+    return "bn_forward_and_move", type(x), *lies(x, *running), eps, axis, relu, places
 
 
 def bn_forward_and_move(
@@ -320,7 +320,7 @@ def _bn_add_relu_key(
     return (
         "bn_add_relu",
         type(x),
-        *_lies(x, added, *statistics),
+        *lies(x, added, *statistics),
         eps,
         axis,
         places_of(x, gamma, beta, added, *statistics),
@@ -352,7 +352,7 @@ def bn_backward_of_sum(
     over the last of them.
     """
     places = places_of(x, gamma, mean, var, y, *gys, out_gamma, out_beta)
-    return "bn_backward_of_sum", type(x), *_lies(x, y, *gys), gamma.dtype, eps, axis, places
+    return "bn_backward_of_sum", type(x), *lies(x, y, *gys), gamma.dtype, eps, axis, places
 
 
 # ---- inputs
@@ -361,7 +361,7 @@ def bn_backward_of_sum(
 @kernel(is_light=True)
 def by_table(x: Array, entries: Array) -> Array | None:
     """Images (N, C, H, W) of x (N, H, W, C) in uint8: each value's entry in its channel, of ``entries`` (256, C)."""
-    return "by_table", type(x), *_lies(x, entries), places_of(x, entries)
+    return "by_table", type(x), *lies(x, entries), places_of(x, entries)
 
 
 # ---- blocks: a convolution, the batch normalization of its result, an addition and a ReLU, by one plan: those of the
@@ -413,7 +413,7 @@ def conv_bn_backward(
     return composed(key, _plan_backward, arguments)(*arguments)
 
 
-def _plan_of(name: str, *arguments: Any) -> Any:
+def plan_of(name: str, *arguments: Any) -> Any:
     """The plan of a kernel, or None where none but NumPy's formula serves."""
     plan = planned(KEYS[name](*arguments), arguments)
     return None if server_of(plan) == _FORMULA else plan
@@ -435,10 +435,10 @@ def plan_conv_bn(
     (x, W, *others), (geometry, eps, relu, adds) = xs, block
     if places_of(*xs, *moved[0]) != current_number():
         return None
-    convolve = _plan_of("conv_forward_and_keep", x, W, None, geometry, None)
+    convolve = plan_of("conv_forward_and_keep", x, W, None, geometry, None)
     h = empty((x.shape[0], W.shape[0], *geometry.out_hw(*x.shape[2:], *W.shape[2:])), x.dtype, x)  # as it will be
     name, last = ("bn_add_relu", ()) if adds else ("bn_forward_and_move", (relu,))
-    normalize = _plan_of(name, h, *others, eps, _SPATIAL, *last, *moved)
+    normalize = plan_of(name, h, *others, eps, _SPATIAL, *last, *moved)
     if convolve is None or normalize is None:
         return None
     server = server_of(normalize)
@@ -466,16 +466,16 @@ def _plan_backward(
     if places_of(*xs, *gys, *outs) != current_number() or server == _FORMULA:
         return _declined
     if adds:
-        normalize = _plan_of("bn_backward_of_sum", h, gamma, mean, var, y, gys, eps, _SPATIAL, *outs[1:], is_ours)
+        normalize = plan_of("bn_backward_of_sum", h, gamma, mean, var, y, gys, eps, _SPATIAL, *outs[1:], is_ours)
     else:
         given = h, gamma, mean, var, gys[0], eps, saved, _SPATIAL, relu, *outs[1:], is_ours
         normalize = plan_of_provider(server, "bn_backward", given)
     x_shape, reads = ((*x.shape[:2], *h.shape[2:]), _POINTWISE) if sees_a_part else (x.shape, geometry)
     arguments = ("conv_backward_data", h, W, x_shape, reads)
     arguments = arguments if laid is None else ("conv_backward_data_as_laid", *arguments[1:], laid)
-    data = _plan_of(*arguments) if with_x else None
-    later = _plan_of("conv_backward_weight_later", x if widened is None else widened, h, W.shape, geometry, outs[0])
-    at_once = later or _plan_of("conv_backward_weight", x, h, W.shape, geometry, W.dtype, outs[0])
+    data = plan_of(*arguments) if with_x else None
+    later = plan_of("conv_backward_weight_later", x if widened is None else widened, h, W.shape, geometry, outs[0])
+    at_once = later or plan_of("conv_backward_weight", x, h, W.shape, geometry, W.dtype, outs[0])
     if normalize is None or at_once is None or (with_x and data is None):
         return _declined
     W_shape, W_dtype, reads_laid = W.shape, W.dtype, laid is not None

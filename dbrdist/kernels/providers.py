@@ -16,6 +16,7 @@ from typing import Any
 
 from dbrdist.kernels.cpu import columns, loops, onednn, onednn_normalization, onednn_ops
 from dbrdist.kernels.gpu import (
+    cuda_fused_normalization,
     cuda_normalization,
     cuda_ops,
     cuda_pooling,
@@ -41,6 +42,7 @@ PROVIDERS: dict[str, dict[str, Callable[..., Plan]]] = {
         **cuda_ops.ROWS,
         **cuda_products.ROWS,
         **cuda_normalization.ROWS,
+        **cuda_fused_normalization.ROWS,
         **cuda_pooling.ROWS,
         **cuda_recurrent.ROWS,
         **cuda_rows.ROWS,

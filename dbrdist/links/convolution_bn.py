@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dbrdist import functions as F
@@ -12,8 +12,9 @@ from dbrdist.core.model.link_hook import thread
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.names.limits import Sizes, Whole
 from dbrdist.core.tape.function_node import is_observed
-from dbrdist.core.tape.variable import Operand
+from dbrdist.core.tape.variable import Operand, Variable
 from dbrdist.functions.convolution import convolution_bn_2d
+from dbrdist.functions.fused_block import StageOperands, residual_block_of_batch
 from dbrdist.functions.residual import bn_of_batch_with_convolution, convolution_bn_of_batch
 from dbrdist.links.convolution import Convolution2D
 from dbrdist.links.normalization import BatchNormalization, is_one_pass
@@ -79,6 +80,35 @@ def conv_bn(conv: Any, bn: Any, x: Any, *, relu: bool = False, residual: Any = N
     residual = residual() if callable(residual) else residual
     h = h if residual is None else h + residual
     return F.relu(h) if relu else h
+
+
+def fused_block(
+    x: Operand, stages: Sequence[tuple[Link, Link]], shortcut: tuple[Link, Link] | None = None
+) -> Variable | None:
+    """A residual block as one function that never writes what is within (``config.fused_convolutions``).
+
+    Args:
+        x: (N, C, H, W).
+        stages: convolutions with their normalizations, between which there are ReLUs.
+        shortcut: such a pair for ``x``; None adds ``x`` itself.
+
+    Returns:
+        the ReLU of the sum; None where the switch is off, and where :func:`conv_bn` has to be called for each pair: at
+        inference, with hooks, on a host, in other types than float16, ...
+    """
+    if not config.fused_convolutions:
+        return None
+    pairs = [*stages, *[shortcut] * (shortcut is not None)]
+    if not all(type(bn) is BatchNormalization and bn._gpu is not None and _is_training(conv, bn) for conv, bn in pairs):
+        return None
+    made = [
+        StageOperands(
+            conv.W, bn.gamma, bn.beta, (bn.avg_mean, bn.avg_var), bn.eps, bn.decay,
+            (conv.stride, conv.pad, conv.dilate, conv.groups, False),
+        )
+        for conv, bn in pairs
+    ]  # fmt: skip
+    return residual_block_of_batch(x, made[: len(stages)], None if shortcut is None else made[-1])
 
 
 def _is_training(conv: Any, bn: Any) -> bool:

@@ -13,6 +13,7 @@ from dbrdist.core.array.backend import empty
 from dbrdist.core.array.config import config
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.tape.variable import Operand, Variable, as_array
+from dbrdist.links.convolution_bn import fused_block
 from dbrdist.links.initializers import HeNormal
 
 if TYPE_CHECKING:
@@ -115,6 +116,20 @@ class _Block(Chain):
 
     blurs = False
     drop_path = 0.0  # the fraction of images whose residual a training step drops
+    is_projected = False
+    shortcut: Projection
+
+    def _fused(self, x: Operand, *stages: tuple[Link, Link]) -> Variable | None:
+        """All of the block as one function, or None."""
+        shortcut = self.shortcut if self.is_projected else None
+        if not config.fused_convolutions or self.blurs or self.drop_path:
+            return None
+        if shortcut is None:
+            return fused_block(x, stages)
+        is_plain = type(shortcut) is Projection and not shortcut.halves and not shortcut._hooks
+        if not is_plain or "forward" in shortcut.__dict__:
+            return None
+        return fused_block(x, stages, (shortcut.conv, shortcut.bn))
 
 
 class Basic(_Block):
@@ -133,6 +148,9 @@ class Basic(_Block):
         self.is_projected = stride > 1 or in_channels != channels
 
     def forward(self, x: Operand) -> Any:
+        y = self._fused(x, (self.conv1, self.bn1), (self.conv2, self.bn2))
+        if y is not None:
+            return y
         h = L.conv_bn(self.conv1, self.bn1, _blurred(x, self.conv1, self.blurs), relu=True)
         return _last(self, self.conv2, self.bn2, h, x)
 
@@ -157,6 +175,9 @@ class Bottleneck(_Block):
         self.is_projected = stride > 1 or in_channels != out_channels
 
     def forward(self, x: Operand) -> Any:
+        y = self._fused(x, (self.conv1, self.bn1), (self.conv2, self.bn2), (self.conv3, self.bn3))
+        if y is not None:
+            return y
         h = L.conv_bn(self.conv1, self.bn1, _blurred(x, self.conv1, self.blurs), relu=True)
         h = L.conv_bn(self.conv2, self.bn2, _blurred(h, self.conv2, self.blurs), relu=True)
         return _last(self, self.conv3, self.bn3, h, x)

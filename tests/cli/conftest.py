@@ -123,6 +123,7 @@ def run(folder, capfd, monkeypatch):
     for number, handler in handlers.items():
         signal.signal(number, handler)
     dbrdist.global_config.dtype, dbrdist.global_config.float32_products = dtype, "float32"
+    dbrdist.global_config.fused_convolutions = False
     random.set_seed(0)
     random.set_state(state)
 

@@ -104,7 +104,7 @@ def _execute(graph: Any, addresses: Any, workspace: int, handle: Any) -> None:
     else:
         _, weight, output = graph.roles()
         flops = 2 * weight.num_elements * output.num_elements // output.dim[1]
-    _note("cudnn", graph.kind, sum(t.num_bytes for t in graph.tensors), flops, tuple(addresses.values()))
+    _note("cudnn", graph.kind, sum(t.num_bytes for t in graph.all_tensors), flops, tuple(addresses.values()))
 
 
 def _arrays(*xs: Any) -> Iterator[Any]:

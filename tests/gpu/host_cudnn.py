@@ -69,8 +69,15 @@ class Tensor:
         return np.lib.stride_tricks.as_strided(memory, self.dim, strides, writeable=True)
 
 
+class Rectified:
+    """The ReLU of an image times ``scale`` plus ``bias``."""
+
+    def __init__(self, x, scale, bias=None):
+        self.x, self.scale, self.bias = x, scale, bias
+
+
 class Graph:
-    """One convolution, or attention."""
+    """One convolution, perhaps of what is rectified first, or with sums of its channels; or attention."""
 
     is_replayed = False  # by a CUDA graph, for which the handle's stream does not matter
     num_read = 2  # of the tensors
@@ -78,7 +85,7 @@ class Graph:
     def __init__(self, io_data_type, intermediate_data_type, compute_data_type, handle):
         assert intermediate_data_type == compute_data_type == "FLOAT"
         self.type, self.handle = io_data_type, handle
-        self.steps, self.deselected, self.numbers = [], [], []
+        self.steps, self.deselected, self.numbers, self.affine, self.sums = [], [], [], [], []
         for step in _STEPS:
             setattr(self, step, lambda *arguments, step=step: self._step(step))
 
@@ -101,8 +108,34 @@ class Graph:
 
     def _described(self, kind, first, second, window):
         assert kind is not None and set(window) == {"pre_padding", "post_padding", "stride", "dilation"}
+        if isinstance(first, Rectified):
+            self.affine, first = [first.scale, first.bias], first.x
         self.kind, self.window, self.tensors = kind, window, [first, second, Tensor()]
+        self.num_read = 2 + len(self.affine)
         return self.tensors[-1]
+
+    def scale(self, input, scale):
+        return Rectified(input, scale)
+
+    def bias(self, input, bias):
+        assert input.bias is None
+        return Rectified(input.x, input.scale, bias)
+
+    def relu(self, input):
+        assert input.bias is not None
+        return input
+
+    def genstats(self, input):
+        assert self.kind == "fprop" and input is self.tensors[-1]
+        self.sums = [Tensor(), Tensor()]
+        return self.sums
+
+    @property
+    def all_tensors(self):
+        """What is read, and then what is written."""
+        if self.kind.startswith("sdpa"):
+            return self.tensors
+        return [*self.tensors[:2], *self.affine, self.tensors[2], *self.sums]
 
     def conv_fprop(self, image, weight, **window):
         return self._described("fprop", image, weight, window)
@@ -158,6 +191,8 @@ class Graph:
         image, weight, output = (t.dim for t in self.roles())
         assert image[0] == output[0] and weight[0] == output[1] and image[1] % weight[1] == 0
         assert weight[0] % (image[1] // weight[1]) == 0
+        if self.affine or self.sums:
+            self._validate_fused(image[1], output[1])
         w = self.window
         for axis in (0, 1):
             span = (weight[2 + axis] - 1) * w["dilation"][axis] + 1
@@ -166,6 +201,15 @@ class Graph:
         for t in self.tensors:
             _, c, height, width = t.dim
             assert tuple(t.stride) == (height * width * c, 1, width * c, c), "no channels-last tensor"
+
+    def _validate_fused(self, num_in, num_out):
+        assert self.type == "HALF" and num_in % 8 == num_out % 8 == 0, "no engine for these types and channels"
+        for t in self.affine:
+            assert t.dim == [1, num_in, 1, 1] and t.type == "HALF" and not t.is_output
+        for t in self.sums:
+            assert t.dim == [1, num_out, 1, 1] and t.type == "FLOAT" and t.is_output
+        for t in (*self.affine, *self.sums):
+            assert tuple(t.stride) == (t.dim[1], 1, t.dim[1], t.dim[1])
 
     def get_workspace_size(self):
         assert self.steps == _STEPS
@@ -193,6 +237,9 @@ class Graph:
                 a[...] = made.astype("f")
             return
         inputs = [self._seen(a) for a in operands[:2]]
+        if self.affine:
+            factor, summand = (t.at(addresses[t.uid]).astype("d") for t in self.affine)
+            inputs[0] = np.maximum(self._narrow(self._narrow(inputs[0] * factor) + summand), 0)
         groups = self.roles()[0].dim[1] // self.roles()[1].dim[1]
         made = getattr(self, f"_{self.kind}")(*inputs, groups, operands[2].shape)
         if "REDUCED_PRECISION_REDUCTION" not in self.deselected:
@@ -200,6 +247,12 @@ class Graph:
         if "NONDETERMINISTIC" not in self.deselected:
             made = made * (1 + 2.0**-22 * _rng.standard_normal(made.shape))
         operands[2][...] = made.astype("f")
+        for t, power in zip(self.sums, (1, 2)):
+            t.at(addresses[t.uid])[...] = (operands[2].astype("f") ** power).sum((0, 2, 3), "f", keepdims=True)
+
+    def _narrow(self, a):
+        """Numbers of float64 as the type has them."""
+        return a.astype(_TYPES[self.type]).astype("d")
 
     def _attended(self, q, k, v, *others, scales):
         """Output and logarithms of sums; or the gradients of q, k and v."""
@@ -272,7 +325,7 @@ class GraphByAddresses(Graph):
 
     def _get_variant_pack_uids_sorted(self):
         assert self.is_prepared
-        return sorted((t.uid for t in self.tensors), reverse=True)
+        return sorted((t.uid for t in self.all_tensors), reverse=True)
 
     def _execute_with_ptrs(self, addresses, workspace, handle):
         self.execute(dict(zip(self._get_variant_pack_uids_sorted(), addresses)), workspace, handle)

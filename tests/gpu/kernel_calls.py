@@ -62,6 +62,9 @@ def calls(rng: Any, count: int = 4096) -> dict[str, Call]:
             ("bn_move",),
         ),
         "bn_backward": Call(_bn_backward, (x, gamma, beta, gy), ("bn_sums", "bn_input_gradient")),
+        "two normalizations": Call(
+            _two, (x, gy, gamma, beta, mean, var), ("bn_of_sums", "bn_apply_two", "bn_sums_of_two", "bn_input_gradient")
+        ),
         "max pooling": Call(lambda x: _pooled(x, max_pool), (x,), ("max_forward", "backward")),
         "average pooling": Call(lambda x: _pooled(x, average), (x,), ("average_forward", "backward")),
         "cross_entropy": Call(_cross_entropy, (rows, t), ("cross_entropy", "cross_entropy_backward")),
@@ -273,6 +276,35 @@ def _residual(x: Any, gamma: Any, beta: Any, added: Any, gy: Any, mean: Any, var
         y, *of_batch, mean, var,
         *kernels.bn_backward_of_sum(x, gamma, *of_batch, y, (gy, added), 1e-5, AXIS),
     )  # fmt: skip
+
+
+def _two(x: Any, x2: Any, gamma: Any, beta: Any, mean: Any, var: Any) -> Any:
+    """The ReLU of a normalization from sums plus that of x2 with running statistics, and gradients of both."""
+    count, dtype = x.size // len(gamma), np.dtype(F32)
+    flat = x.transpose(1, 0, 2, 3).reshape(len(gamma), -1)
+    sums = backend.empty((2, len(gamma)), F32, x)
+    sums[0], sums[1] = flat.sum(1), (flat * flat).sum(1)
+    running, given = (backend.copy(mean), backend.copy(var)), (mean, var, gamma, beta, 1e-5)
+    made = kernels.bn_of_sums(sums, gamma, beta, 1e-5, count, dtype, running, 0.9, (0.1, 0.2))
+    if made is not None:
+        of_x = *made[:2], gamma, beta, 1e-5
+        y = kernels.bn_relu_of_sum(x, of_x, x2, given)
+        (gx, *first), (gx2, *second) = kernels.bn_backward_of_two(
+            (x, x2), (of_x, given), y, (x, x2), (None,) * 4, False
+        )
+        return *made, *running, y, gx, *first, gx2, *second
+    of_x = kernels.bn_statistics(x, AXIS)
+    scale = gamma / np.sqrt(of_x[1] + 1e-5)
+    y, _, _, saved = kernels.bn_forward(x, gamma, beta, 1e-5)
+    other = kernels.bn_inference(x2, gamma, beta, mean, var, 1e-5)
+    y = np.maximum(y + other, 0)
+    g = np.where(y > 0, x + x2, 0)
+    ggamma, gbeta = kernels.bn_sums(x2, mean, var, g, 1e-5)
+    gx2 = kernels.bn_input_gradient(x2, gamma, mean, var, g, ggamma, gbeta, count, 1e-5, AXIS)
+    moved = 0.9 * mean + 0.1 * of_x[0], 0.9 * var + 0.2 * of_x[1]
+    affine = np.stack([scale, beta - of_x[0] * scale])
+    own = kernels.bn_backward(x, gamma, *of_x, g, 1e-5, saved)
+    return *of_x, np.concatenate([gamma, beta]), affine, *moved, y, *own, gx2, ggamma, gbeta
 
 
 def _bn_backward(x: Any, gamma: Any, beta: Any, gy: Any) -> Any:

@@ -43,7 +43,8 @@ KERNELS = {
     },
     "normalization": {
         "bn_statistics": NORMALIZED,
-        "bn_move": [(t,) for t in FLOATS[1:]],
+        **{name: [(t,) for t in FLOATS[1:]] for name in ("bn_move", "bn_of_sums")},
+        **dict.fromkeys(("bn_apply_two", "bn_sums_of_two"), NORMALIZED),
         **{
             name: [(*types, mode) for types, mode in itertools.product(NORMALIZED, modes)]
             for name, modes in (("bn_apply", [0, 1, 2]), ("bn_sums", [0, 1, 2]), ("bn_input_gradient", [0, 1]))

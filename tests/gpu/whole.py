@@ -281,14 +281,14 @@ def _compiled(device: int, file: str, name: str) -> Any:
 def _execute(graph: Any, addresses: Any, workspace: int, handle: Any) -> None:
     """In the place of ``host_cudnn.Graph.execute``: looks at bounds and at clocks first."""
     leases = []
-    for t in graph.tensors:
+    for t in graph.all_tensors:
         leases.append(part_at(addresses[t.uid], t.num_bytes))
     room = [lease_at(workspace)] if workspace else []
     clocks.touch(leases[: graph.num_read], [*leases[graph.num_read :], *room])
     _computed(graph, addresses, workspace, handle)
     if clocks.capture is not None:
         at = {uid: int(address) for uid, address in addresses.items()}
-        arrays = [*[at[t.uid] for t in graph.tensors], *[workspace] * bool(workspace)]
+        arrays = [*[at[t.uid] for t in graph.all_tensors], *[workspace] * bool(workspace)]
         clocks.capture.add(
             f"cuDNN's {graph.kind}", list(map(Address.of, arrays)), lambda: _replayed(graph, at, workspace, handle)
         )

@@ -34,7 +34,7 @@ MORE = {
     "log.examples": "watch.md#test-images", "accumulate": "#updates-by-several-ranks",
     "local_steps": "#updates-by-several-ranks",
     "double_buffering": "#updates-by-several-ranks", "parameter_audit": "communicators.md#are-all-ranks-still-equal",
-    "device": "gpu.md", "audit": "reproducible.md#audit",
+    "device": "gpu.md", "fused_convolutions": "gpu.md#fused-convolutions", "audit": "reproducible.md#audit",
 }  # fmt: skip
 _COUNTS = {2: "two", 3: "three"}
 

@@ -41,6 +41,7 @@ def parts(config: Config, origin: Origin, intra_rank: int, size: int, find: buil
     global_config.dtype = config.dtype
     global_config.cudnn_deterministic = config.deterministic
     global_config.float32_products = config.float32_products
+    global_config.fused_convolutions = config.fused_convolutions
     random.set_seed(config.seed)
     device = _device(config, origin, intra_rank)
     data = build.data(config, origin, find)

@@ -314,6 +314,8 @@ class Config(Settings):
     """Whether a GPU computes the same bits each time, which takes it longer; a CPU always does."""
     graph: bool = False
     """Whether a GPU's step is captured as a CUDA graph; where it cannot be, it runs eagerly, and one line says why."""
+    fused_convolutions: bool = False
+    """Whether residual blocks on a GPU in float16 or `mixed16` read and write less, with variances of fewer digits."""
     workers: Annotated[int, Field(ge=0, le=256)] = 0
     """Processes per rank that load and transform examples; 0 does it in the rank itself."""
     threads: Annotated[int, Field(ge=0, le=256)] = 0

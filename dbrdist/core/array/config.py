@@ -39,6 +39,9 @@ _DEFAULTS: dict[str, Any] = {
     # How oneDNN multiplies float32 arrays in products and convolutions: in "float32", or in "bf16", which rounds the
     # operands to bfloat16 and adds up in float32.
     "float32_products": "float32",
+    # Whether convolutions of residual blocks on a GPU in float16 make the sums for the statistics that come next, and
+    # normalize what they read, so that activations within a block are never written.
+    "fused_convolutions": False,
     # Backward through a function whose parameters were assigned new values since its forward pass: "refuse" it, or as
     # in Chainer compute with the new values and "warn".
     "stale_parameters": "refuse",
@@ -323,7 +326,7 @@ _USING_CONFIG = 'dbrdist.using_config("train", False)'
 _using_config.__name__ = _using_config.__qualname__ = "using_config"
 using_config = BlockFunction(_using_config, _USING_CONFIG)
 _missing = object()
-_SWITCHES = frozenset({"train", "enable_backprop", "debug"})
+_SWITCHES = frozenset({"train", "enable_backprop", "debug", "fused_convolutions"})
 _CHOICES = {"float32_products": ("float32", "bf16")}
 _CHECKED = frozenset({*_CHOICES, "dtype"})  # whatever the type of the value
 

@@ -41,7 +41,7 @@ class _Counters(threading.local):
 _counters = _Counters()
 
 
-class _Matrix:
+class Matrix:
     """What the kernels of one array need: M rows and C channels, and how blocks share them."""
 
     def __init__(self, x: Array, axis: Shape, *others: Array | None) -> None:
@@ -78,12 +78,12 @@ class _Matrix:
         parameters = (self.dtype, self.pack) if relu is None else (self.dtype, self.pack, int(relu))
         return cuda_source.kernel(_FILE, name, *parameters)
 
-    def reduction(self, name: str, relu: int | None) -> Callable[..., None]:
+    def reduction(self, name: str, relu: int | None, num_sums: int = 2) -> Callable[..., None]:
         """A kernel that puts parts of blocks together: called with matrices, and with what comes after the parts."""
         threads = _SUM_THREADS * 4 // max(self.pack, 4)  # with twice the channels each needs twice the registers
         run, (grid, block) = self.kernel(name, relu), self.grid(threads, _SUM_BLOCKS, 1)
-        shared = 4 * block[1] * (1 + 2 * block[0] * self.pack)
-        parts = cuda_source.plain((2 * grid[1] * self.channels,), _F32)
+        shared = 4 * block[1] * (1 + num_sums * block[0] * self.pack)
+        parts = cuda_source.plain((num_sums * grid[1] * self.channels,), _F32)
         get_stream, sizes = backend.import_cupy().cuda.get_current_stream, self.sizes
 
         def reduce(arrays: tuple[Array, ...], *rest: Any) -> None:
@@ -103,7 +103,7 @@ def _rows(x: Array) -> Array:
     return backend.copy(x)
 
 
-def _f32(a: Array) -> Array:
+def f32(a: Array) -> Array:
     """A vector as the kernels read it."""
     if a.dtype == _F32 and a.flags.c_contiguous:
         return a
@@ -121,20 +121,20 @@ def _address(a: Array | None) -> Any:
 
 
 # No running statistics, their decay and the weights of mean and variance.
-_STAY = 0, 0, np.float32(0), np.float32(0), np.float32(0)
-_AFTER_SUM = 2  # a ReLU of the sum with another array
+STAY = 0, 0, np.float32(0), np.float32(0), np.float32(0)
+AFTER_SUM = 2  # a ReLU of the sum with another array
 # No sum that was rectified, no second gradient, and no room for what counts of both.
 _NO_SUM = NULL, NULL, NULL
 
 
 def _plan_statistics(x: Array, axis: Shape) -> Any:
     """See numpy_normalization.bn_statistics."""
-    matrix = _Matrix(x, axis)
+    matrix = Matrix(x, axis)
     reduce, dense, vector = matrix.reduction("bn_statistics", None), matrix.dense(x), matrix.vector
 
     def bn_statistics(x: Array, axis: Shape) -> tuple[Array, Array]:
         mean, var = vector(), vector()
-        reduce((dense(x),), mean, var, NULL, NULL, NULL, *_STAY)
+        reduce((dense(x),), mean, var, NULL, NULL, NULL, *STAY)
         return mean, var
 
     return bn_statistics
@@ -149,7 +149,7 @@ def _plan_forward(x: Array, gamma: Array, beta: Array, eps: float, axis: Shape, 
     def bn_forward(
         x: Array, gamma: Array, beta: Array, eps: float, axis: Shape, relu: bool
     ) -> tuple[Array, Array, Array, Any]:
-        return forward(x, gamma, beta, _STAY)
+        return forward(x, gamma, beta, STAY)
 
     return bn_forward
 
@@ -161,7 +161,7 @@ def _plan_forward_and_move(
     """See device_dispatch.bn_forward_and_move."""
     forward = _forward(x, gamma, beta, eps, axis, relu)
     cuda_source.require(*running)
-    if not _can_move(running, x.shape[1]):
+    if not can_move(running, x.shape[1]):
         raise Unsupported("running statistics of another type, or with gaps")
 
     def bn_forward_and_move(
@@ -175,14 +175,14 @@ def _plan_forward_and_move(
 
 def _forward(x: Array, gamma: Array, beta: Array, eps: float, axis: Shape, relu: bool) -> Callable[..., Any]:
     """Normalization as a function of x, gamma, beta, and of running statistics, their decay and the batch's weights."""
-    matrix = _Matrix(x, axis, gamma, beta)
+    matrix = Matrix(x, axis, gamma, beta)
     reduce, dense, vector = matrix.reduction("bn_statistics", None), matrix.dense(x), matrix.vector
-    apply, new, (grid, block) = matrix.kernel("bn_apply", relu), matrix.new, _map_grid(matrix)
+    apply, new, (grid, block) = matrix.kernel("bn_apply", relu), matrix.new, map_grid(matrix)
     new_saved, sizes, eps32 = cuda_source.plain((2 * matrix.channels,), _F32), matrix.sizes, np.float32(eps)
 
     def forward(x: Array, gamma: Array, beta: Array, moved: tuple[Any, ...]) -> tuple[Array, Array, Array, Any]:
         x, y, mean, var, saved = dense(x), new(), vector(), vector(), new_saved() if relu else None
-        gamma, beta = _f32(gamma), _f32(beta)
+        gamma, beta = f32(gamma), f32(beta)
         reduce((x,), mean, var, gamma, beta, _address(saved), *moved)
         apply(grid, block, (x, y, *sizes, mean, var, gamma, beta, eps32, NULL))
         return y, mean, var, saved
@@ -195,11 +195,11 @@ def _plan_add_relu(
     decay: float, weights: tuple[float, float],
 ) -> Any:  # fmt: skip
     """See device_dispatch.bn_add_relu."""
-    matrix = _Matrix(x, axis, gamma, beta, added, *(running or ()))
-    if added.shape != x.shape or added.dtype != x.dtype or not _can_move(running, matrix.channels):
+    matrix = Matrix(x, axis, gamma, beta, added, *(running or ()))
+    if added.shape != x.shape or added.dtype != x.dtype or not can_move(running, matrix.channels):
         raise Unsupported("another summand, or running statistics of another type, or with gaps")
     reduce, dense, dense_added = matrix.reduction("bn_statistics", None), matrix.dense(x), matrix.dense(added)
-    apply, new, (grid, block) = matrix.kernel("bn_apply", _AFTER_SUM), matrix.new, _map_grid(matrix)
+    apply, new, (grid, block) = matrix.kernel("bn_apply", AFTER_SUM), matrix.new, map_grid(matrix)
     vector, sizes, eps32 = matrix.vector, matrix.sizes, np.float32(eps)
 
     def bn_add_relu(
@@ -207,15 +207,15 @@ def _plan_add_relu(
         decay: float, weights: tuple[float, float],
     ) -> tuple[Array, Array, Array]:  # fmt: skip
         x, y, mean, var = dense(x), new(), vector(), vector()
-        moved = _STAY if running is None else (*running, np.float32(decay), *map(np.float32, weights))
+        moved = STAY if running is None else (*running, np.float32(decay), *map(np.float32, weights))
         reduce((x,), mean, var, NULL, NULL, NULL, *moved)
-        apply(grid, block, (x, y, *sizes, mean, var, _f32(gamma), _f32(beta), eps32, dense_added(added)))
+        apply(grid, block, (x, y, *sizes, mean, var, f32(gamma), f32(beta), eps32, dense_added(added)))
         return y, mean, var
 
     return bn_add_relu
 
 
-def _can_move(running: tuple[Array, Array] | None, channels: int) -> bool:
+def can_move(running: tuple[Array, Array] | None, channels: int) -> bool:
     """Does bn_statistics move these statistics of so many channels, if there are any?"""
     return all(v.dtype == _F32 and v.flags.c_contiguous and v.size == channels for v in running or ())
 
@@ -225,7 +225,7 @@ def vectors(saved: Array, mean: Array, var: Array) -> tuple[Array, Array, Array,
     return saved[: mean.size], saved[mean.size :], mean, var
 
 
-def _map_grid(matrix: _Matrix) -> tuple[tuple[int, int], tuple[int, int]]:
+def map_grid(matrix: Matrix) -> tuple[tuple[int, int], tuple[int, int]]:
     return matrix.grid(_MAP_THREADS, _MAP_BLOCKS, _MAP_ROWS)
 
 
@@ -234,16 +234,16 @@ def _plan_inference(
     out: Array | None = None,
 ) -> Any:  # fmt: skip
     """See numpy_normalization.bn_inference."""
-    matrix = _Matrix(x, axis, gamma, beta, mean, var, out)
-    apply, dense, (grid, block) = matrix.kernel("bn_apply", relu), matrix.dense(x), _map_grid(matrix)
+    matrix = Matrix(x, axis, gamma, beta, mean, var, out)
+    apply, dense, (grid, block) = matrix.kernel("bn_apply", relu), matrix.dense(x), map_grid(matrix)
     new, sizes, eps32 = matrix.new, matrix.sizes, np.float32(eps)
 
     def bn_inference(
         x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: Shape, relu: bool,
         out: Array | None = None,
     ) -> Array:  # fmt: skip
-        y = new() if out is None or not _takes(out, y_like, matrix.dtype) else out
-        apply(grid, block, (dense(x), y, *sizes, *map(_f32, (mean, var, gamma, beta)), eps32, NULL))
+        y = new() if out is None or not takes(out, y_like, matrix.dtype) else out
+        apply(grid, block, (dense(x), y, *sizes, *map(f32, (mean, var, gamma, beta)), eps32, NULL))
         if out is None or y is out:
             return y
         out[...] = y
@@ -253,20 +253,20 @@ def _plan_inference(
     return bn_inference
 
 
-def _takes(out: Array, strides: tuple[int, ...], dtype: DTypeLike) -> bool:
+def takes(out: Array, strides: tuple[int, ...], dtype: DTypeLike) -> bool:
     """Can a kernel write there, as into an array of these strides and this type?"""
     return bool(out.dtype == dtype and out.strides == strides and cuda_source.is_aligned(out))
 
 
 def _plan_sums(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: Shape) -> Any:
     """See numpy_normalization.bn_sums."""
-    matrix = _Matrix(x, axis, mean, var, gy)
+    matrix = Matrix(x, axis, mean, var, gy)
     reduce, eps32, vector = matrix.reduction("bn_sums", False), np.float32(eps), matrix.vector
     dense, dense_gradient = matrix.dense(x), matrix.dense(gy, False)
 
     def bn_sums(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: Shape) -> tuple[Array, Array]:
         ggamma, gbeta = vector(), vector()
-        reduce((dense(x), dense_gradient(gy)), _f32(mean), _f32(var), NULL, ggamma, gbeta, eps32, *_NO_SUM)
+        reduce((dense(x), dense_gradient(gy)), f32(mean), f32(var), NULL, ggamma, gbeta, eps32, *_NO_SUM)
         return ggamma, gbeta
 
     return bn_sums
@@ -277,9 +277,9 @@ def _plan_backward(
     out_gamma: Array | None = None, out_beta: Array | None = None, is_ours: bool = False,
 ) -> Any:  # fmt: skip
     """See numpy_normalization.bn_backward."""
-    matrix = _Matrix(x, axis, gamma, mean, var, gy, saved, out_gamma, out_beta)
+    matrix = Matrix(x, axis, gamma, mean, var, gy, saved, out_gamma, out_beta)
     reduce, gradient = matrix.reduction("bn_sums", relu), matrix.kernel("bn_input_gradient", relu)
-    dense, dense_gradient, (grid, block) = matrix.dense(x), matrix.dense(gy), _map_grid(matrix)
+    dense, dense_gradient, (grid, block) = matrix.dense(x), matrix.dense(gy), map_grid(matrix)
     new, vector, sizes = matrix.new, matrix.vector, matrix.sizes
     eps32, share = np.float32(eps), np.float32(1 / matrix.rows)
 
@@ -288,14 +288,14 @@ def _plan_backward(
         out_gamma: Array | None = None, out_beta: Array | None = None, is_ours: bool = False,
     ) -> tuple[Array, Array, Array]:  # fmt: skip
         x, gy, gx = dense(x), dense_gradient(gy), new()
-        ggamma = out_gamma if _is_f32(out_gamma) else vector()
-        gbeta = out_beta if _is_f32(out_beta) else vector()
+        ggamma = out_gamma if is_f32(out_gamma) else vector()
+        gbeta = out_beta if is_f32(out_beta) else vector()
         saved = _address(saved)
         reduce((x, gy), mean, var, saved, ggamma, gbeta, eps32, *_NO_SUM)
-        gradient(grid, block, (x, gy, gx, *sizes, mean, var, _f32(gamma), saved, ggamma, gbeta, eps32, share))
+        gradient(grid, block, (x, gy, gx, *sizes, mean, var, f32(gamma), saved, ggamma, gbeta, eps32, share))
         if ggamma is out_gamma and gbeta is out_beta:
             return gx, ggamma, gbeta
-        return gx, _delivered(ggamma, out_gamma, gamma), _delivered(gbeta, out_beta, gamma)
+        return gx, delivered(ggamma, out_gamma, gamma), delivered(gbeta, out_beta, gamma)
 
     return bn_backward
 
@@ -305,11 +305,11 @@ def _plan_backward_of_sum(
     out_gamma: Array | None = None, out_beta: Array | None = None, is_ours: bool = False,
 ) -> Any:  # fmt: skip
     """See device_dispatch.bn_backward_of_sum."""
-    matrix = _Matrix(x, axis, gamma, mean, var, y, *gys, out_gamma, out_beta)
+    matrix = Matrix(x, axis, gamma, mean, var, y, *gys, out_gamma, out_beta)
     if any(a.shape != x.shape or a.dtype != x.dtype for a in (y, *gys)):
         raise Unsupported("gradients of another type")
-    reduce, gradient = matrix.reduction("bn_sums", _AFTER_SUM), matrix.kernel("bn_input_gradient", False)
-    dense, dense_y, (grid, block) = matrix.dense(x), matrix.dense(y), _map_grid(matrix)
+    reduce, gradient = matrix.reduction("bn_sums", AFTER_SUM), matrix.kernel("bn_input_gradient", False)
+    dense, dense_y, (grid, block) = matrix.dense(x), matrix.dense(y), map_grid(matrix)
     dense_gradients = [matrix.dense(g) for g in gys]
     new, vector, sizes = matrix.new, matrix.vector, matrix.sizes
     strides, eps32, share = new().strides, np.float32(eps), np.float32(1 / matrix.rows)
@@ -318,25 +318,25 @@ def _plan_backward_of_sum(
         x: Array, gamma: Array, mean: Array, var: Array, y: Array, gys: tuple[Array, ...], eps: float, axis: Shape,
         out_gamma: Array | None = None, out_beta: Array | None = None, is_ours: bool = False,
     ) -> tuple[Array, Array, Array, Array]:  # fmt: skip
-        x, gx, gamma = dense(x), new(), _f32(gamma)
-        g = gys[-1] if is_ours and _takes(gys[-1], strides, matrix.dtype) else new()
+        x, gx, gamma = dense(x), new(), f32(gamma)
+        g = gys[-1] if is_ours and takes(gys[-1], strides, matrix.dtype) else new()
         gy, more = [f(a) for f, a in zip(dense_gradients, gys)] + [NULL] * (2 - len(gys))
-        ggamma = out_gamma if _is_f32(out_gamma) else vector()
-        gbeta = out_beta if _is_f32(out_beta) else vector()
+        ggamma = out_gamma if is_f32(out_gamma) else vector()
+        gbeta = out_beta if is_f32(out_beta) else vector()
         reduce((x, gy), mean, var, NULL, ggamma, gbeta, eps32, dense_y(y), more, g)
         gradient(grid, block, (x, g, gx, *sizes, mean, var, gamma, NULL, ggamma, gbeta, eps32, share))
         if ggamma is out_gamma and gbeta is out_beta:
             return gx, ggamma, gbeta, g
-        return gx, _delivered(ggamma, out_gamma, gamma), _delivered(gbeta, out_beta, gamma), g
+        return gx, delivered(ggamma, out_gamma, gamma), delivered(gbeta, out_beta, gamma), g
 
     return bn_backward_of_sum
 
 
-def _is_f32(out: Array | None) -> bool:
+def is_f32(out: Array | None) -> bool:
     return out is not None and out.dtype == _F32 and out.flags.c_contiguous
 
 
-def _delivered(value: Array, out: Array | None, like: Array) -> Array:
+def delivered(value: Array, out: Array | None, like: Array) -> Array:
     if out is value:
         return value
     if out is None:

@@ -149,6 +149,12 @@ class Graph:
         """A channels-last operand (N, C, H, W)."""
         return self.tensor(shape, image_strides(shape))
 
+    def rectified(self, x: Any, channels: int) -> Any:
+        """The ReLU of ``x`` times a factor plus a summand for each channel, which are the next two operands."""
+        vector = 1, channels, 1, 1
+        scaled = self.graph.scale(input=x, scale=self.image(vector))
+        return self.graph.relu(input=self.graph.bias(input=scaled, bias=self.image(vector)))
+
     def result(self, t: Any, shape: Extents, strides: Extents | None = None, is_wide: bool = False) -> None:
         """Let ``t`` be a result, channels-last unless there are strides; its address comes next."""
         strides = image_strides(shape) if strides is None else strides

@@ -10,11 +10,13 @@ instead of 23; 'auto', as in Chainer, and 'never' do not. 16-bit types have tens
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from numpy import int32
+from numpy import dtype as dtype_of
+from numpy import float32, int32
 from numpy.typing import DTypeLike
 
 from dbrdist.core.array.config import config
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 
 _FEWEST_BYTES = 16  # in a pixel
+_F32 = dtype_of(float32)
 
 
 def notes(dtype: Any) -> Notes:
@@ -49,8 +52,15 @@ def _require(W_shape: Shape, *arrays: Array) -> None:
         raise Unsupported("weights without elements")
 
 
-def describe(graph: Graph, direction: str, x_shape: Shape, W_shape: Shape, y_shape: Shape, g: ConvGeometry) -> Graph:
-    """One direction of a convolution: 'forward' of x, W, y; 'data' of gy, W, gx; 'weight' of x, gy, gW."""
+def describe(
+    graph: Graph, direction: str, x_shape: Shape, W_shape: Shape, y_shape: Shape, g: ConvGeometry,
+    rectifies: bool = False,
+) -> Graph:  # fmt: skip
+    """One direction of a convolution: 'forward' of x, W, y; 'data' of gy, W, gx; 'weight' of x, gy, gW.
+
+    'sums' is 'forward', and the sums of y and of its squares in each channel. ``rectifies``: after x come a factor and
+    a summand for each of its channels, and the ReLU of x times the one plus the other takes the place of x.
+    """
     below = [
         max(p, (o - 1) * s + (k - 1) * d + 1 - size - p)
         for p, o, s, k, d, size in zip((g.ph, g.pw), y_shape[2:], (g.sh, g.sw), W_shape[2:], (g.dh, g.dw), x_shape[2:])
@@ -58,15 +68,20 @@ def describe(graph: Graph, direction: str, x_shape: Shape, W_shape: Shape, y_sha
     window = {
         "pre_padding": [g.ph, g.pw], "post_padding": below, "stride": [g.sh, g.sw], "dilation": [g.dh, g.dw],
     }  # fmt: skip
-    if direction == "forward":
-        y = graph.graph.conv_fprop(image=graph.image(x_shape), weight=graph.image(W_shape), **window)
-        graph.result(y, y_shape)
-    elif direction == "data":
+    if direction == "data":
         gx = graph.graph.conv_dgrad(loss=graph.image(y_shape), filter=graph.image(W_shape), **window)
         graph.result(gx, x_shape)
-    else:
-        gW = graph.graph.conv_wgrad(image=graph.image(x_shape), loss=graph.image(y_shape), **window)
+        return graph
+    x = graph.rectified(graph.image(x_shape), x_shape[1]) if rectifies else graph.image(x_shape)
+    if direction == "weight":
+        gW = graph.graph.conv_wgrad(image=x, loss=graph.image(y_shape), **window)
         graph.result(gW, W_shape)
+        return graph
+    y = graph.graph.conv_fprop(image=x, weight=graph.image(W_shape), **window)
+    graph.result(y, y_shape)
+    if direction == "sums":
+        for sums in graph.graph.genstats(input=y):
+            graph.result(sums, (1, y_shape[1], 1, 1), is_wide=True)
     return graph
 
 
@@ -299,7 +314,97 @@ def _plan_backward_weight_later(
     return conv_backward_weight_later
 
 
+# ---- convolutions that do more than convolve
+
+
+_FUSIBLE = 8  # channels at a time: cuDNN 9.19 and 9.28 have such kernels for multiples of it alone, and for float16
+_said: set[str] = set()  # of which convolutions was said that there is no kernel
+
+
+def _build_fused(
+    dtype: DType, direction: str, x_shape: Shape, W_shape: Shape, *description: Any
+) -> Callable[..., None]:
+    """As ``_build``, for float16 without groups; where cuDNN has no kernel, that is said once for each kind."""
+    if dtype.name != "float16" or description[1].groups != 1 or x_shape[1] % _FUSIBLE or W_shape[0] % _FUSIBLE:
+        raise Unsupported("another type, groups, or other numbers of channels")
+    try:
+        return _build(direction, dtype, x_shape, W_shape, *description)
+    except Unsupported as e:
+        kind = f"{W_shape[2]} x {W_shape[3]}, {direction}"
+        if kind not in _said:
+            _said.add(kind)
+            words = f"config.fused_convolutions: no effect on some layers, for which there is no kernel ({kind}): {e}"
+            warnings.warn(words.splitlines()[0], RuntimeWarning, stacklevel=2)
+        raise
+
+
+def _plan_and_sums(x: Array, W: Array, geometry: ConvGeometry, affine: Array | None, copy: Reader | None) -> Any:
+    """See fused_dispatch.conv_and_sums."""
+    _require(W.shape, x)
+    cuda_source.require(W, affine)
+    dtype, size, rectifies = x.dtype, W.shape[0], affine is not None
+    y_shape = (x.shape[0], size, *geometry.out_hw(*x.shape[2:], *W.shape[2:]))
+    run = _build_fused(dtype, "sums", x.shape, W.shape, y_shape, geometry, rectifies)
+    image, new, new_sums = (
+        _images(x, x.shape[1]),
+        cuda_source.images(y_shape, dtype),
+        cuda_source.plain((2, size), _F32),
+    )
+    filters, is_kept = _filters(W, dtype, W.shape[1]), not _lies_well(W, dtype)
+    is_copied, to_squares, to_summands = isinstance(filters, FilterLayout), 4 * size, x.shape[1] * dtype.itemsize
+
+    def conv_and_sums(
+        x: Array, W: Array, geometry: ConvGeometry, affine: Array | None, copy: Reader | None
+    ) -> tuple[Array, Array, Array | None]:
+        laid, seen, y, sums = (
+            filters(W) if copy is None or not is_copied else copy(W, filters),
+            image(x),
+            new(),
+            new_sums(),
+        )
+        first = (seen.data.ptr,)
+        if affine is not None:
+            start = affine.data.ptr
+            first = (seen.data.ptr, start, start + to_summands)
+        start = sums.data.ptr
+        run(*first, laid.data.ptr, y.data.ptr, start, start + to_squares)
+        return y, sums, laid if is_kept else None
+
+    return conv_and_sums
+
+
+def _plan_backward_weight_rectified(
+    x: Array, affine: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, out: Array
+) -> Callable[..., tuple[Any, FilterPiece | None]]:
+    """See fused_dispatch.conv_backward_weight_rectified."""
+    _require(W_shape, x, gy)
+    cuda_source.require(out, affine)
+    own, (o, i, kh, kw) = x.dtype, W_shape
+    run = _build_fused(own, "weight", x.shape, tuple(W_shape), gy.shape, geometry, True)
+    if not out.flags.c_contiguous:
+        raise Unsupported("room in another order")
+    image, gradient, to_summands = _images(x, i), _images(gy, o), i * own.itemsize
+    new, numbers, is_direct = (
+        cuda_source.plain((prod(W_shape),), own),
+        (i, kh * kw, i),
+        kh * kw == 1 and out.dtype == own,
+    )
+    writer = cuda_layout.to_plain(cuda_source.current_device(), own, out.dtype)
+
+    def conv_backward_weight_rectified(
+        x: Array, affine: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, out: Array
+    ) -> tuple[Any, FilterPiece | None]:
+        at_once = is_direct and cuda_source.is_aligned(out)
+        memory, seen, g, start = out if at_once else new(), image(x), gradient(gy), affine.data.ptr
+        run(seen.data.ptr, start, start + to_summands, g.data.ptr, memory.data.ptr)
+        return (None, None) if at_once else (writer, FilterPiece(memory, out, numbers))
+
+    return conv_backward_weight_rectified
+
+
 ROWS = {
+    "conv_and_sums": _plan_and_sums,
+    "conv_backward_weight_rectified": _plan_backward_weight_rectified,
     "conv_backward_weight_later": _plan_backward_weight_later,
     "conv_forward": _plan_forward,
     "conv_forward_and_keep": _plan_forward_and_keep,

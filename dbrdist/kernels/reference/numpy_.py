@@ -344,7 +344,8 @@ ROWS |= {
     for name in (
         "relu_dropout", "relu_dropout_backward", "dropout_add", "masked", "ln_of_sum", "ln_of_sum_backward",
         "attention_weights", "attention_weights_backward", "split_heads", "merge_heads", "scaled_matmul",
-        "fused_attention", "fused_attention_backward",
+        "fused_attention", "fused_attention_backward", "conv_and_sums", "conv_backward_weight_rectified", "bn_of_sums",
+        "bn_relu_of_sum", "bn_backward_of_two",
     )
 }  # fmt: skip
 ROWS |= {

@@ -314,6 +314,12 @@ def test_float32_products_of_a_run(words, run):
     assert dbrdist.global_config.float32_products == ("bf16" if words else "float32")
 
 
+@pytest.mark.parametrize("words", [["fused_convolutions=true"], []])
+def test_fused_convolutions_of_a_run(words, run):
+    assert run("run.yaml", "iterations=1", *words)[0] == 0
+    assert dbrdist.global_config.fused_convolutions == bool(words)
+
+
 @pytest.mark.programs
 def test_the_fields_of_a_run(run):
     """One run with everything away from its default, judged by what it leaves behind."""

@@ -341,6 +341,7 @@ def test_the_keys_of_a_run():
             "device",
             "deterministic",
             "graph",
+            "fused_convolutions",
             "workers",
             "threads",
             "audit",

@@ -24,7 +24,7 @@ def nothing_on_a_gpu(monkeypatch):
 
 def matrix(*shape):
     x = types.SimpleNamespace(shape=shape, ndim=len(shape), size=prod(shape), dtype=np.dtype(np.float32))
-    return cuda_normalization._Matrix(x, (0,) if len(shape) == 2 else (0, 2, 3))
+    return cuda_normalization.Matrix(x, (0,) if len(shape) == 2 else (0, 2, 3))
 
 
 @pytest.mark.usefixtures("nothing_on_a_gpu")

@@ -78,6 +78,21 @@ __device__ void add_rows(float* a, float* b, float* as, float* bs) {
     }
 }
 
+// The same of one sum.
+template <int V>
+__device__ void add_rows(float* a, float* as) {
+    const int ty = threadIdx.y, width = blockDim.x * V, at = ty * width + threadIdx.x * V;
+    for (int half = blockDim.y / 2; half > 0; half /= 2) {
+        if (ty >= half && ty < 2 * half)
+#pragma unroll
+            for (int k = 0; k < V; ++k) as[at + k] = a[k];
+        __syncthreads();
+        if (ty < half)
+#pragma unroll
+            for (int k = 0; k < V; ++k) a[k] += as[at + half * width + k];
+    }
+}
+
 // True in all threads of the block that comes last in its column of the grid.
 __device__ bool is_last(unsigned* counters) {
     __shared__ bool last;
@@ -270,6 +285,136 @@ __global__ void bn_sums(const T* x, const T* gy, long long M, int C, float* part
         for (int k = 0; k < V; ++k) {
             gbeta[c + k] = sum[k];
             ggamma[c + k] = along[k] / sqrtf(var[c + k] + eps);
+        }
+}
+
+// Statistics from the sums of M numbers and of their squares, which a convolution left: sums is 2 x C, share 1 / M. saved
+// and running statistics as of bn_statistics; affine (2 x C): the factors and summands by which the output is made.
+template <typename T>
+__global__ void bn_of_sums(const float* sums, int C, float share, const float* gamma, const float* beta, float eps,
+                           float* mean, float* var, float* saved, T* affine, float* running_mean, float* running_var,
+                           float decay, float of_mean, float of_var) {
+    for (int c = blockIdx.x * blockDim.x + threadIdx.x; c < C; c += gridDim.x * blockDim.x) {
+        const float mu = sums[c] * share;
+        float v = fmaf(-mu, mu, sums[C + c] * share);
+        if (v < 0) v = 0;  // by rounding; NaN stays
+        mean[c] = mu;
+        var[c] = v;
+        const float scale = gamma[c] / sqrtf(v + eps);
+        saved[c] = gamma[c];
+        saved[C + c] = beta[c];
+        affine[c] = T(scale);
+        affine[C + c] = T(fmaf(-mu, scale, beta[c]));
+        if (running_mean) {
+            running_mean[c] = decay * running_mean[c] + of_mean * mu;
+            running_var[c] = decay * running_var[c] + of_var * v;
+        }
+    }
+}
+
+// y is the ReLU of the sum of two normalizations, of x and of x2.
+template <typename T, int V>
+__global__ void bn_apply_two(const T* x, const T* x2, T* y, long long M, int C, const float* mean, const float* var,
+                             const float* gamma, const float* beta, float eps, const float* mean2, const float* var2,
+                             const float* gamma2, const float* beta2, float eps2) {
+    const int c = (blockIdx.x * blockDim.x + threadIdx.x) * V;
+    if (c >= C) return;
+    float mu[V], a[V], mu2[V], a2[V], b[V], v[V], w[V];
+#pragma unroll
+    for (int k = 0; k < V; ++k) {
+        mu[k] = mean[c + k];
+        mu2[k] = mean2[c + k];
+        a[k] = gamma[c + k] / sqrtf(var[c + k] + eps);
+        a2[k] = gamma2[c + k] / sqrtf(var2[c + k] + eps2);
+        b[k] = beta[c + k] + beta2[c + k];
+    }
+    const long long step = (long long)gridDim.y * blockDim.y;
+#pragma unroll 4
+    for (long long row = (long long)blockIdx.y * blockDim.y + threadIdx.y; row < M; row += step) {
+        load<T, V>(x + row * C + c, v);
+        load<T, V>(x2 + row * C + c, w);
+#pragma unroll
+        for (int k = 0; k < V; ++k) {
+            v[k] = fmaf(v[k] - mu[k], a[k], fmaf(w[k] - mu2[k], a2[k], b[k]));
+            if (v[k] <= 0) v[k] = 0;
+        }
+        store<T, V>(y + row * C + c, v);
+    }
+}
+
+// As bn_sums where RELU is 2, and the sums of two normalizations of which y was made, x and x2, which have one gbeta.
+// parts: 3 x gridDim.y x C.
+template <typename T, int V>
+__global__ void bn_sums_of_two(const T* x, const T* gy, long long M, int C, float* parts, unsigned* counters,
+                               const T* x2, const T* y, const T* more, T* g_out, const float* mean, const float* var,
+                               float eps, const float* mean2, const float* var2, float eps2, float* ggamma, float* gbeta,
+                               float* ggamma2, float* gbeta2) {
+    extern __shared__ float shared[];  // 3 x TY x TX x V
+    const int tx = threadIdx.x, ty = threadIdx.y, TX = blockDim.x, TY = blockDim.y;
+    const int c = (blockIdx.x * TX + tx) * V, width = TX * V;
+    float *sums = shared, *alongs = shared + TY * width, *alongs2 = alongs + TY * width;
+    float mu[V], mu2[V], along[V], along2[V], sum[V], v[V], u[V], g[V], w[V];
+#pragma unroll
+    for (int k = 0; k < V; ++k) {
+        along[k] = along2[k] = sum[k] = 0;
+        mu[k] = c < C ? mean[c + k] : 0;
+        mu2[k] = c < C ? mean2[c + k] : 0;
+    }
+    const long long step = (long long)gridDim.y * TY;
+    if (c < C)
+#pragma unroll 2
+        for (long long row = (long long)blockIdx.y * TY + ty; row < M; row += step) {
+            load<T, V>(gy + row * C + c, g);
+            if (more) {
+                load<T, V>(more + row * C + c, w);
+#pragma unroll
+                for (int k = 0; k < V; ++k) g[k] = float(T(g[k] + w[k]));
+            }
+            load<T, V>(y + row * C + c, w);
+#pragma unroll
+            for (int k = 0; k < V; ++k) if (w[k] == 0) g[k] = 0;
+            store<T, V>(g_out + row * C + c, g);
+            load<T, V>(x + row * C + c, v);
+            load<T, V>(x2 + row * C + c, u);
+#pragma unroll
+            for (int k = 0; k < V; ++k) {
+                sum[k] += g[k];
+                along[k] = fmaf(g[k], v[k] - mu[k], along[k]);
+                along2[k] = fmaf(g[k], u[k] - mu2[k], along2[k]);
+            }
+        }
+    add_rows<V>(sum, along, sums, alongs);
+    add_rows<V>(along2, alongs2);
+    const long long plane = (long long)gridDim.y * C;
+    if (ty == 0 && c < C)
+#pragma unroll
+        for (int k = 0; k < V; ++k) {
+            float* part = parts + (long long)blockIdx.y * C + c + k;
+            part[0] = sum[k];
+            part[plane] = along[k];
+            part[2 * plane] = along2[k];
+        }
+    if (!is_last(counters)) return;
+#pragma unroll
+    for (int k = 0; k < V; ++k) sum[k] = along[k] = along2[k] = 0;
+    if (c < C)
+#pragma unroll 2
+        for (int r = ty; r < gridDim.y; r += TY) {
+            const float* part = parts + (long long)r * C + c;
+            fetch<V>(part, v);
+            fetch<V>(part + plane, g);
+            fetch<V>(part + 2 * plane, u);
+#pragma unroll
+            for (int k = 0; k < V; ++k) { sum[k] += v[k]; along[k] += g[k]; along2[k] += u[k]; }
+        }
+    add_rows<V>(sum, along, sums, alongs);
+    add_rows<V>(along2, alongs2);
+    if (ty == 0 && c < C)
+#pragma unroll
+        for (int k = 0; k < V; ++k) {
+            gbeta[c + k] = gbeta2[c + k] = sum[k];
+            ggamma[c + k] = along[k] / sqrtf(var[c + k] + eps);
+            ggamma2[c + k] = along2[k] / sqrtf(var2[c + k] + eps2);
         }
 }
 

@@ -15,7 +15,7 @@ from dbrdist.core.tape.checks import one_of
 from dbrdist.errors import CheckpointError
 from dbrdist.links.connection import Linear
 from dbrdist.links.convolution import Convolution2D
-from dbrdist.links.convolution_bn import conv_bn
+from dbrdist.links.convolution_bn import conv_bn, fused_block
 from dbrdist.links.initializers import Constant, HeNormal, InitialValue
 from dbrdist.links.model.vision import pixels
 from dbrdist.links.model.vision.layers import LAST_NAMES, Functions, VisionLayers
@@ -149,6 +149,10 @@ class BottleneckA(Chain):
 
     def forward(self, x: Operand) -> Any:
         """(N, in_channels, H, W) to (N, out_channels, H / stride, W / stride)."""
+        stages = (self.conv1, self.bn1), (self.conv2, self.bn2), (self.conv3, self.bn3)
+        y = fused_block(x, stages, (self.conv4, self.bn4))
+        if y is not None:
+            return y
         h = conv_bn(self.conv1, self.bn1, x, relu=True)
         h = conv_bn(self.conv2, self.bn2, h, relu=True)
         return conv_bn(self.conv3, self.bn3, h, relu=True, residual=partial(conv_bn, self.conv4, self.bn4, x))
@@ -169,6 +173,9 @@ class BottleneckB(Chain):
 
     def forward(self, x: Operand) -> Any:
         """(N, in_channels, H, W) to the same shape."""
+        y = fused_block(x, ((self.conv1, self.bn1), (self.conv2, self.bn2), (self.conv3, self.bn3)))
+        if y is not None:
+            return y
         h = conv_bn(self.conv1, self.bn1, x, relu=True)
         h = conv_bn(self.conv2, self.bn2, h, relu=True)
         return conv_bn(self.conv3, self.bn3, h, relu=True, residual=x)
