@@ -28,7 +28,7 @@ MOST_WITH_FUSED_CONVOLUTIONS, MOST_GIGABYTES = 350, 41.0
 def counted(names, options):
     """Launches and gigabytes of steps by name."""
     command = [sys.executable, "-W", "ignore", str(SCRIPT), *options, "--steps", *names]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     rows = re.findall(r"^([\w-]+), batch \d+ +(\d+) launches.*, ([\d.]+) GB", done.stdout, re.MULTILINE)
     found = {name: (int(n), float(size)) for name, n, size in rows}
