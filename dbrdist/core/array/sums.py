@@ -77,11 +77,10 @@ def _has_images(a: Array, shape: tuple[int, ...], axis: tuple[int, ...] | None, 
 
 def product_sum(a: Array, b: Array, axis: tuple[int, ...] | None, keepdims: bool) -> Array:
     """The sum of a b over axes, of arrays of one shape and a type in which sums run; no product need be kept."""
-    length = a.shape[-1] if a.ndim else 0
     of_rows = kernels.get("of_rows")
-    is_along_last = axis is not None and len(axis) == 1 and axis[0] % a.ndim == a.ndim - 1 > 0
-    if of_rows is not None and is_along_last and 0 < length < _LONG and a.flags.c_contiguous and b.flags.c_contiguous:
-        made = of_rows("dot_of_rows", (a, b), length)
+    is_along_last = a.ndim > 1 and axis in ((-1,), (a.ndim - 1,)) and 0 < a.shape[-1] < _LONG
+    if of_rows is not None and is_along_last and a.flags.c_contiguous and b.flags.c_contiguous:
+        made = of_rows("dot_of_rows", (a, b), a.shape[-1])
         if made is not None:
             return made[0].reshape(*a.shape[:-1], *(1,) * keepdims)
     return sum_over(a * b, axis, keepdims)

@@ -10,6 +10,7 @@ from dbrdist.comm.failure import watch
 from dbrdist.comm.failure.deadlock import WaitState
 from dbrdist.comm.transport import call_log, mpi
 from tests.comm.comm_helpers import Clock
+from tests.descriptors import open_files
 from tests.each import each
 
 
@@ -296,6 +297,28 @@ def test_the_record_is_written_once_where_there_is_one(watched, tmp_path, capfd)
     assert capfd.readouterr().err == f"[rank 1] the last 1 verbs of this rank are in {path}\n"
     assert path.name.startswith(f"dbrdist-verbs-rank1-{os.getpid()}-") and "recv" in path.read_text()
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_newest_four_records_of_a_rank_stay_and_no_file_is_left_open(watched, tmp_path, monkeypatch):
+    folder = tmp_path / "[odd]*"
+    folder.mkdir()
+    monkeypatch.setattr(watch.tempfile, "gettempdir", lambda: str(folder))
+    for number in range(6):
+        path = folder / f"dbrdist-verbs-rank1-{number}-x.txt"
+        path.write_text(str(number))
+        os.utime(path, (1000 - number, 1000 - number))
+    kept = ["dbrdist-verbs-rank12-1-x.txt", "dbrdist-verbs-rank1-1.log", "dbrdist-verbs-rank1-7-dir.txt"]
+    for name in kept[:2]:
+        (folder / name).touch()
+    (folder / kept[2]).mkdir()
+    with waits_in(call_log.process):
+        pass
+    before = open_files()
+    watch.say_record()
+    assert not open_files() - before
+    left = sorted(path.name for path in folder.iterdir() if path.name not in kept)
+    assert left[:3] == [f"dbrdist-verbs-rank1-{number}-x.txt" for number in range(3)] and len(left) == 4
+    assert all((folder / name).exists() for name in kept)
 
 
 def test_a_record_is_not_written_where_a_link_of_somebody_else_leads(watched, tmp_path, monkeypatch):

@@ -9,6 +9,17 @@ from dbrdist.comm import create_communicator
 from dbrdist.comm.functions.normalization import multi_node_batch_normalization
 
 
+def test_what_is_added_to_the_variance_and_how_fast_statistics_move():
+    """By default 2e-5 is added, and a tenth of the difference is gone."""
+    x, gamma, beta = np.array([[0.0], [0.01]]), np.array([2.0]), np.array([3.0])
+    mean, var = np.array([1.0]), np.array([1.0])
+    y = multi_node_batch_normalization(
+        create_communicator("single"), x, gamma, beta, running_mean=mean, running_var=var
+    )  # the mean is 0.005, the variance 2.5e-5
+    np.testing.assert_allclose(y.array.ravel(), 3 + 2 * np.array([-0.005, 0.005]) / np.sqrt(4.5e-5), rtol=1e-6)
+    np.testing.assert_allclose([mean[0], var[0]], [0.9 + 0.1 * 0.005, 0.9 + 0.1 * 5e-5], rtol=1e-6)
+
+
 def test_one_running_statistic_without_the_other_is_refused():
     x, one = np.ones((4, 3), np.float32), np.ones(3, np.float32)
     comm = create_communicator("single")

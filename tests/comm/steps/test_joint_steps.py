@@ -143,3 +143,20 @@ def test_which_steps_can_be_captured(size, staged, options):
     optimizer._policy = Policy(optimizer, True, False)
     if not options:
         assert optimizer.why_not_captured() == "steps with Policy are not captured yet"
+
+
+def test_one_rank_alone_steps_by_the_wrapped_optimizer_where_nothing_is_carried_over():
+    optimizer, model = made()
+    assert optimizer.optimizer_of_one_rank is None  # the first step has the ranks agree
+    optimizer.update(model, *next(batches(1)))
+    assert optimizer.optimizer_of_one_rank is optimizer.actual_optimizer
+    optimizer._carried.loaded = object()
+    assert optimizer.optimizer_of_one_rank is None
+    optimizer._carried.loaded = None
+    optimizer.setup(Net())
+    assert optimizer.optimizer_of_one_rank is None
+    for options in ({"accumulate": 2}, {"double_buffering": True}):
+        optimizer, model = made(**options)
+        for _ in range(2):
+            optimizer.update(model, *next(batches(1)))
+        assert optimizer.optimizer_of_one_rank is None

@@ -170,3 +170,14 @@ def test_negative_zeros_that_are_added_to_zeros_are_zeros(width):
     rows[rows == 8] = 7
     y = array_operations.scattered(np.full((9000, width), -0.0, "f"), (rows,), (9, width), False)
     assert not np.signbit(y).any()
+
+
+def test_dense_parts_are_no_smaller_than_half_of_an_equal_share():
+    """Smaller ones would keep far more memory than their own."""
+    whole = np.zeros((8, 8))
+    for rows, count, are_dense in (((4, 4), 2, True), ((6, 2), 2, True), ((7, 1), 2, False), ((1, 7), 4, True)):
+        parts = np.split(whole, [rows[0]])
+        assert [len(part) for part in parts] == list(rows)
+        assert array_operations.are_dense_parts(parts, whole, count) is are_dense
+    assert not array_operations.are_dense_parts(np.split(whole, 2, axis=1), whole, 2)
+    assert array_operations.are_dense_parts([], whole, 2)

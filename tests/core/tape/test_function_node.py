@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import weakref
@@ -541,3 +542,30 @@ def test_function_hooks_of_the_thread_and_of_one_function():
     assert [c[:2] for c in local.calls] == [("f<", "Square"), ("f>", "Square"), ("b<", "Square"), ("b>", "Square")]
     node.delete_hook("Recorder")
     assert node.local_function_hooks == {}
+
+
+class Careless(dbrdist.FunctionNode):
+    """Returns what it is given as it is told to."""
+
+    def __init__(self, give):
+        self.give = give
+
+    def forward(self, xs):
+        return self.give(xs[0])
+
+
+def test_what_forward_returns_is_made_a_tuple_or_refused_while_hooks_look_too():
+    x = np.arange(3, dtype=np.float32)
+    for hooks in ((), (dbrdist.FunctionHook(),)):
+        with contextlib.ExitStack() as stack:
+            for hook in hooks:
+                stack.enter_context(hook)
+            (y,) = Careless(lambda a: [2 * a]).apply((x,))
+            assert y.array.tolist() == [0, 2, 4]
+            with pytest.raises(TypeError) as caught:
+                Careless(lambda a: 2 * a).apply((x,))
+            assert str(caught.value) == (
+                "Careless: forward output must be a tuple of ndarrays, got an array of shape (3,); write `return y,`"
+            )
+            with pytest.raises(TypeError, match=r"^Careless: forward output must be a tuple of ndarrays, got str$"):
+                Careless(lambda a: "a").apply((x,))

@@ -336,6 +336,23 @@ def test_axes_that_follow_each_other_are_summed_by_one_loop(names, dtype, axis, 
 
 
 @compiled
+@each(**{"shape, axis, is_by_loop": [
+    ((4, 100), (1,), True), ((4, 100), (-1,), True), ((3, 4, 50), (2,), True), ((3, 4, 50), (-1,), True),
+    ((4, 100), (0,), False), ((3, 4, 50), (1,), False), ((3, 4, 50), (1, 2), False), ((4, 100), None, False),
+    ((100,), (0,), False), ((4, 0), (1,), False), ((), (), False), ((2, (1 << 16) - 1), (1,), True),
+    ((2, 1 << 16), (1,), False),
+]})  # fmt: skip
+def test_sums_of_products_along_the_last_axis_are_one_loop(names, shape, axis, is_by_loop):
+    """Rows of 65,536 elements and more are summed by several threads."""
+    a, b = np.random.default_rng(0).uniform(0, 1, (2, *shape)).astype("f")
+    del names[:]
+    found = sums.product_sum(a, b, axis, True)
+    assert ("dot_of_rows" in names) is is_by_loop
+    exact = (a.astype("d") * b).sum(axis, keepdims=True)
+    np.testing.assert_allclose(found, exact, rtol=1e-5)
+
+
+@compiled
 @each(shape=[(300, 100), (3, 50, 200), (9000, 1), (40, 1023)])
 def test_sums_of_products_have_the_bits_of_sums_over_products(names, shape):
     a, b = np.random.default_rng(0).standard_normal((2, *shape)).astype("f")
