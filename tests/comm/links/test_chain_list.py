@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import dbrdist.links as L
+from dbrdist.comm import create_communicator
 from dbrdist.comm.links import MultiNodeChainList, chain_list
 from dbrdist.core.tape.variable import Variable
 from tests.comm.comm_helpers import SIZE, said
@@ -62,3 +63,21 @@ def test_chains(ends, words):
 
 def test_chains_of_something_else():
     assert "add_link expected a link, got int" in said(lambda comm: MultiNodeChainList(comm).add_link(3))
+
+
+def test_a_batch_is_one_part_until_a_pipeline_is_asked_for():
+    class Seen(L.Linear):
+        def forward(self, x):
+            lengths.append(len(x))
+            return super().forward(x)
+
+    model = MultiNodeChainList(create_communicator("single"))
+    model.add_link(Seen(3, 2))
+    x, found = np.arange(15, dtype=np.float32).reshape(5, 3), []
+    for number, parts in ((None, [5]), (1, [5]), (2, [2, 3]), (5, [1] * 5)):
+        lengths = []
+        assert number is None or model.pipeline(number) is model
+        found.append(model(x).array)
+        assert lengths == parts
+    for y in found:
+        np.testing.assert_allclose(y, x @ model[0].W.array.T + model[0].b.array, rtol=1e-5)

@@ -181,3 +181,20 @@ def test_dense_parts_are_no_smaller_than_half_of_an_equal_share():
         assert array_operations.are_dense_parts(parts, whole, count) is are_dense
     assert not array_operations.are_dense_parts(np.split(whole, 2, axis=1), whole, 2)
     assert array_operations.are_dense_parts([], whole, 2)
+
+
+@each(
+    **{"c, way": [(3, 1), (3.0, 1), (-3, 1), (4, 0), (-2, 0), (0.5, None), (2, None), (1, None), (-1, None), (0, None)]}
+)
+def test_powers_of_many_numbers_are_those_of_their_sizes(monkeypatch, c, way):
+    """Of integers beyond those that NumPy has ways of its own for; odd ones have the sign of the number."""
+    signs, absolutes = [], []
+    for name, kept in (("copysign", signs), ("absolute", absolutes)):
+        plain = getattr(np, name)
+        monkeypatch.setattr(np, name, lambda *a, kept=kept, plain=plain, **k: kept.append(1) or plain(*a, **k))
+    x = np.linspace(-2, 2, 1024) if c != 0.5 else np.linspace(0.5, 2, 1024)
+    found = array_operations.power_of(x, c)
+    assert (len(absolutes), len(signs)) == ((0, 0) if way is None else (1, way))
+    np.testing.assert_allclose(found, [float(v) ** c for v in x], rtol=1e-12)
+    array_operations.power_of(x[1:], c)  # fewer
+    assert len(absolutes) == (way is not None)

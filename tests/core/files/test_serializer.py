@@ -387,3 +387,14 @@ def test_weights_of_a_part_are_loaded_into_that_part():
     assert "the state has 'l1/W': load it into the part 'predictor' alone" in words
     assert "the state belongs to another architecture" in missing("l3/W", iter(["l1/W", "l1/b"]))
     assert "load it with path='predictor/'" in missing("l1/W", iter(["predictor/l1/W"]))
+
+
+def test_an_archive_is_looked_at_and_left_at_its_beginning():
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("a", b"1234")
+    for content in (buffer.getvalue(), b"no archive", b""):
+        source = io.BytesIO(content)
+        source.seek(len(content) // 2)
+        serializer.check_archive_size(source)
+        assert source.tell() == 0 and source.read() == content

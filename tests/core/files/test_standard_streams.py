@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -124,3 +125,21 @@ def test_a_full_disk_is_told_once_and_a_file_of_the_program_stays(monkeypatch):
     for _ in range(3):
         stream.write("words")
     assert told.getvalue().count("the standard output cannot be written") == 1
+
+
+@each(number=[1, 2, 9])
+def test_what_follows_a_full_disk_goes_nowhere(monkeypatch, number):
+    """Under the numbers of the standard streams alone: another file is the program's."""
+    stream, happened = Full(), []
+    stream.fileno = lambda: number
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    calls = types.SimpleNamespace(
+        devnull="null", O_WRONLY=1, get_blocking=lambda descriptor: True,
+        open=lambda *given: happened.append(("open", *given)) or 77,
+        dup2=lambda *given: happened.append(("dup2", *given)), close=lambda *given: happened.append(("close", *given)),
+    )  # fmt: skip
+    monkeypatch.setattr(standard_streams, "os", calls)
+    standard_streams.StandardStream("stdout").write("words")
+    dropped = [("open", "null", 1), ("dup2", 77, number), ("close", 77)]
+    assert happened == (dropped if number < 3 else [])

@@ -274,3 +274,51 @@ def test_functions_declare_limits_too():
     for wrong in (lambda: area(0), lambda: area(1, 1.5), lambda: area(1, b=2)):
         with pytest.raises(ValueError, match=r"area: [anb]: expected"):
             wrong()
+
+
+INF, NAN = float("inf"), float("nan")
+# name: what it says, what it takes and what it does not
+BOUNDS = {
+    "number": ("a finite number", (-1e300, 0, 2.5), (INF, -INF, NAN)),
+    "any_number": ("a number", (-INF, 0, INF), (NAN,)),
+    "positive": ("a number above 0", (5e-324, 1), (0, -1, INF, NAN)),
+    "not_negative": ("a number of 0 or more", (0, 5e-324), (-5e-324, INF)),
+    "threshold": ("a number of 0 or more", (0, INF), (-5e-324, NAN)),
+    "fraction": ("a number from 0 to below 1", (0, 0.5, 1 - 2**-53), (-5e-324, 1)),
+    "part": ("a number above 0 and at most 1", (5e-324, 1), (0, 1 + 2**-52)),
+    "share": ("a number from 0 to 1", (0, 1), (-5e-324, 1 + 2**-52)),
+    "whole": ("an integer", (-3, 0, 2**40), (0.5, INF)),
+    "count": ("an integer of 1 or more", (1, 2**40), (0, -1, 1.5)),
+    "count_or_all": ("an integer of 1 or more, or -1 for all", (-1, 1, 2), (0, -2)),
+    "count_or_zero": ("an integer of 0 or more", (0, 1), (-1,)),
+    "rate": ("a number of 0 or more", (0, 5e-324), (-5e-324, INF)),
+    "decay": ("a number from 0 to 1", (0, 1), (-5e-324, 1 + 2**-52)),
+    "distances": ("a number of 0 or more", (0, INF, (0, 1)), (-1, (0, -1))),
+    "margins": ("a number above 0", (5e-324, INF), (0, -1)),
+    "level": ("a finite number", (-1, 0), (INF,)),
+    "exponent": ("a finite number", (-1, 0), (INF,)),
+    "largest": ("a number of 0 or more", (0, INF), (-1,)),
+    "counts": ("integers of 1 or more", (1, (1, 2)), (0, (1, 0))),
+}
+# What a configuration may hold instead: a value that fits, and what does not.
+CONFIGURED = {
+    "count": ((1, 2**31 - 1), (0, 2**31)), "count_or_all": ((1, 2**31 - 1), (0, -1, 2**31)),
+    "counts": ((1, 2**31 - 1), (0, 2**31)), "rate": ((5e-324,), (0,)), "decay": ((0, 0.5), (1,)),
+    "level": ((0,), (-1,)), "exponent": ((5e-324,), (0,)), "largest": ((5e-324,), (0,)), "levels": ((0,), (-1,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_each_limit_takes_what_it_says_and_nothing_beyond(name):
+    words, fitting, others = BOUNDS[name]
+    limit = getattr(limits, name)
+    assert limit.words == words
+    assert [value for value in fitting if limit.refusal("f", "x", value) is not None] == []
+    assert [value for value in others if limit.refusal("f", "x", value) is None] == []
+
+
+@pytest.mark.parametrize("name", CONFIGURED)
+def test_what_a_configuration_may_hold_is_within_other_bounds(name):
+    fitting, others = CONFIGURED[name]
+    configured = getattr(limits, name).configured
+    assert [configured.holds(value) for value in (*fitting, *others)] == [True] * len(fitting) + [False] * len(others)

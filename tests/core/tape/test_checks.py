@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -38,3 +41,16 @@ def test_operands_beyond_the_last_name_are_numbered():
     with pytest.raises(checks.OperandTypeError, match="concat: operand 2: expected integers, got shape") as caught:
         operands.check(2, np.zeros(1))
     assert caught.value.args[:3] == ("concat", "operand 2", "integers")
+
+
+def test_a_failed_check_can_be_copied_and_pickled_with_the_function_it_was_in():
+    plain, compared = checks.InvalidType("words"), checks.InvalidType("x == 3", "2")
+    for error, expected in ((plain, "words"), (compared, "\nExpect: x == 3\nActual: 2")):
+        assert str(error) == str(pickle.loads(pickle.dumps(error))) == expected
+    plain.within_function("F")
+    compared.within_function("F")
+    compared.within_function("Outer")  # the innermost counts
+    inside = "Invalid operation is performed in: F (Forward)\n\nExpect: x == 3\nActual: 2"
+    for again in (lambda error: error, copy.copy, lambda error: pickle.loads(pickle.dumps(error))):
+        assert (str(again(plain)), str(again(compared))) == ("words", inside)
+    assert compared.args == ("x == 3", "2", "Invalid operation is performed in: F (Forward)")

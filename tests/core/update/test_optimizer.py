@@ -33,6 +33,31 @@ def test_an_interval_of_a_loss_scale_is_one_update_at_least(interval):
     assert optimizer._loss_scale == 2.0
 
 
+def test_what_a_replayed_update_found_moves_the_loss_scale():
+    """It doubles until an overflow halves it, and then grows twofold in so many updates as the interval has."""
+    link, optimizer = with_gradients()
+    optimizer.loss_scaling(interval=2)
+    found = []
+    for is_there in (False, False, True, False, False, True):
+        next(link.params()).grad[...] = np.nan if is_there else 1.0
+        if is_there:
+            with pytest.warns(RuntimeWarning, match=r"^NaN or infinity in the gradient of /\w+ at loss scale "):
+                optimizer.follow_overflow(is_there)
+        else:
+            optimizer.follow_overflow(is_there)
+        found.append(optimizer._loss_scale)
+    root = 2.0**0.5
+    np.testing.assert_allclose(found, [2.0, 4.0, 2.0, 2 * root, 4.0, 2.0])
+
+
+def test_an_overflow_that_is_told_counts_though_no_gradient_shows_it():
+    _, optimizer = with_gradients()
+    optimizer.loss_scaling(interval=2)
+    optimizer.follow_overflow(False)
+    optimizer.follow_overflow(True)  # what is left of it is not seen in the gradients
+    assert optimizer._loss_scale == 1.0
+
+
 def test_a_constant_loss_scale_does_not_move():
     _, optimizer = with_gradients()
     optimizer.loss_scaling(scale=8.0)
