@@ -26,3 +26,10 @@ def test_softplus_of_a_negative_beta(dtype, size):
     np.testing.assert_allclose(y.array, -np.logaddexp(0, -2 * x.array) / 2, rtol=1e-5)
     (g,) = dbrdist.grad([y], [x], [np.ones_like(x.array)])
     np.testing.assert_allclose(g.array, 1 / (1 + np.exp(2 * x.array)), rtol=1e-5)
+
+
+@each(axis=[0, 1, 2, 3], dtype=["float32", "float64"])
+def test_positive_and_negative_parts_of_images_lie_along_the_axis(axis, dtype):
+    x = np.random.default_rng(0).standard_normal((6, 8, 20, 30)).astype(dtype)
+    y = F.crelu(Variable(x), axis)
+    np.testing.assert_array_equal(y.array, np.concatenate([np.maximum(x, 0), np.maximum(-x, 0)], axis))

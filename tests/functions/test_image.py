@@ -96,3 +96,17 @@ def test_numbers_of_elements_are_made_for_the_types_of_the_loop_alone(monkeypatc
     for dtype in "def":
         F.resize_images(np.ones((1, 1, 100, 100), dtype), (90, 90))
     assert set(asked) == {"f"}
+
+
+@each(shape=[(200, 90), (45, 400), (90, 110), (1, 1)])
+def test_large_images_are_interpolated_between_their_corners(shape):
+    """Row by row, then column by column, in float64."""
+    x = np.random.default_rng(0).standard_normal((2, 3, 90, 110)).astype(np.float32)
+    expected = x.astype(np.float64)
+    for axis, n in ((2, shape[0]), (3, shape[1])):
+        size = x.shape[axis]
+        places = np.linspace(0, size - 1, n) if n > 1 else np.zeros(1)
+        low = np.minimum(places.astype(int), size - 2)
+        w = (places - low).reshape([-1 if a == axis else 1 for a in range(4)])
+        expected = np.take(expected, low, axis) * (1 - w) + np.take(expected, low + 1, axis) * w
+    np.testing.assert_allclose(F.resize_images(x, shape).array, expected, rtol=1e-5, atol=1e-5)

@@ -200,3 +200,12 @@ def test_ctc_of_few_steps_has_second_derivatives(steps, label):
     np.testing.assert_allclose(loss(*xs).array, -np.log(likely), rtol=1e-10)
     g = RNG.standard_normal(())
     check_double_backward(loss, xs, np.asarray(g), tuple(RNG.standard_normal((1, 3)) for _ in xs), atol=1e-5, rtol=1e-4)
+
+
+@each(label=[-1, 0, 3, 4])
+def test_labels_beyond_the_classes_and_the_blank_are_refused(label):
+    xs = [np.zeros((1, 3), np.float32)] * 4
+    with pytest.raises(ValueError, match=r": t: expected labels from 0 to 2 without the blank 0, got shape \(1, 1\)"):
+        F.connectionist_temporal_classification(xs, np.array([[label]]), 0)
+    loss = F.connectionist_temporal_classification(xs, np.array([[2]]), 0)  # 10 of 81 paths lead to one label
+    np.testing.assert_allclose(float(loss.array), np.log(81 / 10), rtol=1e-6)

@@ -77,3 +77,11 @@ def test_no_long_list_of_turns_is_remembered():
     """A million of them took a second at the first call, and 100 MB from then on."""
     assert strided._turns((1_000_000, 64), (0, 1)) is None
     assert len(strided._turns((4000, 64), (0, 1))) == 4000
+
+
+def test_lengths_may_be_zero_and_not_less():
+    x = np.arange(3.0)
+    assert F.as_strided(x, (0, 2), (1, 1)).shape == (0, 2) and F.as_strided(x, (), (), 2).array == 2.0
+    with pytest.raises(ValueError) as caught:
+        F.as_strided(x, (2, -1), (1, 1))
+    assert str(caught.value) == "as_strided: shape: expected lengths from 0 on, got (2, -1)"

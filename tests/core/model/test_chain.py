@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import dbrdist
+import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import Chain
+from dbrdist.errors import UsageWarning
 
 
 def test_nothing_is_registered_before_a_link_is_made():
@@ -83,3 +85,23 @@ def test_a_link_may_also_stand_in_a_tuple_alone():
                 self.hidden = (self.first,)
 
     assert [name for name, _ in Net().namedparams()] == ["/first/W", "/first/b"]
+
+
+@pytest.mark.parametrize(
+    ("layers", "places"), [("aa", "0 and 1"), ("ara", "0 and 2"), ("rara", "1 and 3"), ("aaa", "0 and 1")]
+)
+def test_one_link_that_stands_for_all_is_warned_of(layers, places):
+    known = {"a": L.Linear(3, 3), "r": F.relu}
+    with pytest.warns(UsageWarning) as caught:
+        dbrdist.Sequential(*(known[letter] for letter in layers))
+    assert [str(one.message) for one in caught] == [
+        f"Sequential: layers {places} are the same Linear, so that they share their weights; link.repeat(n) makes "
+        "layers with weights of their own; to share, call a link several times"
+    ]
+
+
+@pytest.mark.parametrize("layers", ["", "a", "ar", "ab", "aba", "rr"])
+def test_other_layers_are_not_warned_of(layers):
+    """Where another link has weights too, the repetition is meant."""
+    known = {"a": L.Linear(3, 3), "b": L.Linear(3, 3), "r": F.relu}
+    dbrdist.Sequential(*(known[letter] for letter in layers))

@@ -13,6 +13,7 @@ import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import datasets, iterators, optimizers
 from dbrdist.core.usage import foreign_tables
+from dbrdist.errors import UsageWarning
 
 X = dbrdist.Variable(np.zeros((2, 3), np.float32))
 OBJECTS = {
@@ -87,3 +88,18 @@ def test_an_attribute_of_the_users_own_goes_first():
     net = Net()
     net.weight = 3
     assert net.eval() == "own" and net.training and net.weight == 3
+
+
+def test_a_setting_that_is_not_known_is_warned_of_once_and_kept():
+    optimizer = optimizers.SGD()
+    with pytest.raises(AttributeError, match="'SGD' object has no attribute 'momentum'"):
+        optimizer.momentum  # noqa: B018
+    with pytest.warns(UsageWarning) as caught:
+        optimizer.momentum = 0.5
+        optimizer.momentum = 0.25
+    assert [str(one.message) for one in caught] == [
+        "SGD has no hyperparameter 'momentum', so that setting it changes nothing; write the optimizer MomentumSGD"
+    ]
+    assert optimizer.momentum == 0.25
+    del optimizer.momentum
+    assert not hasattr(optimizer, "momentum")

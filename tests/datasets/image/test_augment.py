@@ -476,3 +476,13 @@ def test_a_block_is_mixed_in_one_way():
         shares.append(float(weights[i]))
     assert [len(set(shares[k : k + 4])) for k in (0, 4, 8)] == [1, 1, 1]
     assert len(set(shares)) == 3
+
+
+@each(sign=[1, -1], **{"name, axis": [("translate_x", 1), ("translate_y", 0)]})
+def test_trivial_augment_moves_half_as_far_at_half_of_the_strength(name, axis, sign):
+    draw = Draws(chosen(augment.WIDE_OPERATIONS, name), 15.5 / 31, 0.1 if sign > 0 else 0.9)
+    made = np.moveaxis(TrivialAugment(7)(PHOTO, draw), axis, 0)
+    photo = np.moveaxis(PHOTO, axis, 0)
+    filled = np.full((16, *photo.shape[1:]), 7, np.uint8)
+    kept = photo[16:] if sign > 0 else photo[:-16]
+    np.testing.assert_array_equal(made, np.concatenate([kept, filled] if sign > 0 else [filled, kept]))

@@ -310,3 +310,10 @@ def test_examples_that_can_be_mixed(case):
     else:
         with pytest.raises(DatasetError, match=re.escape(words)):
             mixed[0]
+
+
+@each(way=[datasets.Mixup, datasets.CutMix])
+def test_a_class_in_the_place_of_a_way_to_mix_is_named(way):
+    for given in (way, [way]):
+        with pytest.raises(TypeError, match=rf"^MixedDataset: mixings: expected a way to mix, .*{way.__name__}"):
+            datasets.MixedDataset([(np.zeros((4, 4, 3), np.uint8), 1)], given, 2)
