@@ -458,8 +458,26 @@ def attempts(monkeypatch, *outcomes, **values):
 
     made.attempt, made._say_what_stays = attempt, lambda job, run: None
     kept = sessions.LaunchFolder("x", ["x"], None, None)
+    kept.say = notes.said.append
     code = made._attempts(Job(("x",), 2), notes, kept)
     return code, run, [text for text in notes.said if "failed first" not in text], kept.status
+
+
+def test_what_a_restarted_program_does_not_read_again_is_said(monkeypatch):
+    bad, good = Outcome(3, Failure("exit", 1, "a", 3, "m"), steps=5, seconds=100.0), Outcome(0)
+    lost = ["the first 2.0 MB", ""]
+    monkeypatch.setattr(KeptInput, "rewind", lambda self: lost.pop(0))
+    for words in (["the first 2.0 MB"], []):
+        code, run, said, status = attempts(monkeypatch, bad, good, max_restarts=1)
+        assert (code, len(run), said) == (0, 2, ["dbrdist-launch: restart 1 of 1", *words])
+        assert status["host_failures"] == {"a": ["exit: m"]}
+
+
+def test_no_job_has_more_than_a_million_ranks():
+    assert session(ranks=1 << 20).job(()).ranks == 1 << 20
+    with pytest.raises(LaunchError) as caught:
+        session(ranks=(1 << 20) + 1).job(())
+    assert str(caught.value) == "-n 1048577: no job has more than 1048576 ranks"
 
 
 def test_attempts_are_counted_from_slurms_restarts_on(monkeypatch):

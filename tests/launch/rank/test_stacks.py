@@ -1,7 +1,9 @@
 """From which process stacks come, and when it is asked."""
 
+import io
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 from dbrdist_launch import limits
@@ -44,6 +46,28 @@ def test_sources_are_the_lines_of_frames_as_far_as_a_mebibyte(tmp_path):
     assert stacks.sources(f'  File "{tmp_path}/none.py", line 1 in f\n  File "<string>", line 1 in g') == {
         "<string>:1": ""
     }
+
+
+@pytest.mark.parametrize(
+    ("machine", "wchan", "syscall", "is_cut"),
+    [
+        ("x86_64", "pipe_write", "", True), ("x86_64", "0", "1 0x2 0x7f", True), ("x86_64", "0", "20 0x2", True),
+        ("x86_64", "0", "0 0x0 0x7f", False), ("x86_64", "0", "running\n", False), ("aarch64", "0", "64 0x2", True),
+        ("aarch64", "0", "1 0x2", False), ("riscv64", "0", "1 0x2", False), ("x86_64", None, "1 0x2", False),
+        ("x86_64", "0", None, False),
+    ],
+)  # fmt: skip
+def test_who_stands_in_a_write_is_seen_by_what_the_kernel_shows(monkeypatch, machine, wchan, syscall, is_cut):
+    files = {"/proc/42/wchan": wchan, "/proc/42/syscall": syscall}
+
+    def opened(path):
+        if files[path] is None:
+            raise PermissionError
+        return io.StringIO(files[path])
+
+    monkeypatch.setattr(stacks, "open", opened, raising=False)
+    monkeypatch.setattr(stacks.os, "uname", lambda: SimpleNamespace(machine=machine))
+    assert stacks.would_cut(42) is is_cut
 
 
 def test_two_hundred_frames_have_sources():

@@ -210,7 +210,7 @@ def _choose(ranks: dict[int, Rank], late: list[int]) -> tuple[int, str]:
     if unread and is_shown and not waiting and any(number in late for number in busy):
         why = "the stacks of the others do not show what they wait for"
         return _furthest(ranks, [number for number in busy if number in late]), why
-    if len(late) == 1 and (len(running) == 1 or not waiting or late[0] in busy):
+    if len(late) == 1 and (len(running) == 1 or not waiting):  # one that works while others wait is known by now
         return late[0], "no other rank's heartbeat is overdue"
     if len({ranks[number].step for number in late}) > 1:
         return min(late, key=lambda number: (ranks[number].step, number)), "it is the furthest behind"

@@ -796,3 +796,20 @@ def test_a_rank_killed_in_a_step_comes_before_what_its_peers_said_of_it(oom, cal
     failure = made.take_bad_exit(killed, NOW)
     expected = ("exit", 1, 7) if called and not oom else ("oom" if oom else "signal", 0, 137)
     assert (failure.kind, failure.rank, failure.code) == expected
+
+
+def test_a_broken_connection_counts_as_a_loss_only_after_a_moment(monkeypatch):
+    monkeypatch.setattr(limits, "LOST_SECONDS", 0.25)
+    for at, is_lost in ((NOW - 0.25, False), (NOW - 0.25 - 2**-10, True)):
+        made = judge("a", "a", ended=False)
+        lose(made, 0, at)
+        failure = made.verdict(NOW)
+        assert (failure is not None and failure.rank == 0) is is_lost
+
+
+@pytest.mark.parametrize("kind", ["left", "unseen"])
+def test_what_a_rank_tells_of_others_is_said_once(kind):
+    made = judge("a", "b", ended=False)
+    for number in (1, 1, 0):
+        made.take_event(made.ranks[number], {"event": kind, "message": "words"}, NOW)
+    assert made.warnings == ["warning: rank 1 on b: words", "warning: rank 0 on a: words"]

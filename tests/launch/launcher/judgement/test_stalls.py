@@ -174,3 +174,22 @@ def test_a_rank_whose_supervisor_is_silent_is_not_late():
     silent = rank(0, None)
     silent.heard_at = NOW - 60.0
     assert stalls.late_ranks([silent], NOW, 5.0) == []
+
+
+def test_the_main_thread_comes_first_as_both_tools_mark_it():
+    frame = '  File "{}.py", line 3 in f\n'
+    python = "Thread 0x2 (most recent call first):\n{}\nThread 0x3 (most recent call first):\n{}\n"
+    python = (python + "Current thread 0x1 (most recent call first):\n{}").format(*map(frame.format, "abc"))
+    assert [found[0].file for found in stalls.threads(python)] == ["c.py", "b.py", "a.py"]
+    spied = 'Thread 1 (idle): "MainThread"\n    f (a.py:3)\nThread 2 (idle): "other"\n    f (b.py:4)\n'
+    assert [found[0][1:] for found in stalls.threads(spied)] == [("3", "f"), ("4", "f")]
+    assert stalls.threads(None) == stalls.threads("") == []
+
+
+def test_one_late_rank_that_waits_as_the_others_do_is_no_culprit_for_being_alone():
+    """Its heartbeat alone is overdue; all of them wait."""
+    ranks = ranks_at((7, 9, "allreduce", "S"), (7, 1, "allreduce", "S"), (7, 1, "allreduce", "S"))
+    failure = stalls.blame(ranks, [0], 100.0)
+    assert failure.rank == 0 and "no other rank's heartbeat is overdue" not in failure.message
+    works = ranks_at((7, 9, "load", "S"), (7, 1, "step", "S"))
+    assert "no other rank's heartbeat is overdue" in stalls.blame(works, [0], 100.0).message

@@ -12,6 +12,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from dbrdist_launch import limits
 from dbrdist_launch.channel import Channel
 from dbrdist_launch.errors import LaunchError
 from dbrdist_launch.launcher.records import jobs
@@ -117,6 +118,16 @@ def test_a_job_of_another_login_is_listed(monkeypatch, tmp_path):
     one = JobFolder("name", ["x"], "t")
     assert [job["job"] for job in jobs.running()] == ["name"]
     one.close()
+
+
+def test_a_launcher_that_does_not_answer_is_waited_for_so_long_and_no_longer(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "REPLY_SECONDS", 0.05)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "s"))
+        server.listen()
+        job = {"socket": str(tmp_path / "s"), "token": "t"}
+        assert jobs.ask(job, "state") == "no answer"
+    assert jobs.ask(job, "state") == "no answer: Connection refused; the job may be between two attempts"
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 0])

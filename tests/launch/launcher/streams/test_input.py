@@ -192,6 +192,23 @@ def test_what_a_restarted_program_reads_again(tmp_path, stdin, monkeypatch):
         os.close(descriptor)
 
 
+def test_what_is_read_of_a_pipe_is_kept_and_what_is_typed_is_not(stdin):
+    for make, again in ((os.pipe, b"some\n"), (lambda: pty.openpty()[::-1], b"")):
+        end, write = make()
+        stdin(end)
+        loop, channel, kept = Loop(), Channel(), KeptInput()
+        read = InputReader(loop, kept=kept)
+        read.begin_for_rank(0, channel)
+        os.write(write, b"some\n")
+        read._may_read = lambda: True
+        loop.turn(1.0)
+        assert channel.sent == [b"some\n"] and (kept.rewind(), kept.again) == ("", again)
+        read.close()
+        loop.close()
+        for descriptor in (end, write):
+            os.close(descriptor)
+
+
 def test_an_empty_device_is_no_input(stdin):
     null = os.open(os.devnull, os.O_RDONLY)
     stdin(null)

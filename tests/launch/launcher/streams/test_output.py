@@ -269,6 +269,18 @@ def test_what_is_typed_for_a_rank_that_is_not_shown_is_erased(capfd, monkeypatch
     assert capfd.readouterr().out == "\x1b[2F\x1b[Jone\n"
 
 
+def test_a_copy_has_what_is_left_at_the_end_too(tmp_path, capfd):
+    output = Output(tee=str(tmp_path / "copy"))
+    output._show([Piece(0, "a", "out", b"no end"), Piece(0, "a", "err", b"bad")])
+    output._on_idle(False, True, (1, 2))
+    output._tee.start()
+    output._tee.stop()
+    os.close(output._tee_file)
+    out, err = capfd.readouterr()
+    assert (out, err) == ("[0 a] no end\n", "[0 a] bad\n")
+    assert sorted((tmp_path / "copy").read_text().splitlines()) == ["[0 a] bad", "[0 a] no end"]
+
+
 def test_a_copy_of_the_screen_goes_into_a_file(tmp_path, capfd):
     path = tmp_path / "copy"
     path.write_text("something from before")
