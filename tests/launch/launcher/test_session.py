@@ -470,7 +470,13 @@ def test_what_a_restarted_program_does_not_read_again_is_said(monkeypatch):
     for words in (["the first 2.0 MB"], []):
         code, run, said, status = attempts(monkeypatch, bad, good, max_restarts=1)
         assert (code, len(run), said) == (0, 2, ["dbrdist-launch: restart 1 of 1", *words])
-        assert status["host_failures"] == {"a": ["exit: m"]}
+        assert status["host_failures"] == {}  # the job was given no hosts
+
+
+def test_failures_of_hosts_are_in_the_record(monkeypatch):
+    bad = Outcome(3, Failure("exit", 1, "b", 3, "m"), steps=5, seconds=100.0)
+    code, _, _, status = attempts(monkeypatch, bad, found=PAIR)
+    assert (code, status["host_failures"]) == (3, {"b": ["exit: m"]})
 
 
 def test_no_job_has_more_than_a_million_ranks():
