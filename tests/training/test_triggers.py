@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -466,3 +467,56 @@ def test_what_early_stopping_says_and_takes_by_default(capsys):
     assert quiet.patience == 0 and not quiet.verbose and quiet(clock.tick(**losses[0]))
     assert triggers.EarlyStoppingTrigger(patience=1).patience == 1
     assert capsys.readouterr().out == ""
+
+
+def test_a_time_trigger_with_a_shorter_period_than_before():
+    """The next time is no further away than the new period."""
+    clock, before = Clock(), triggers.TimeTrigger(100)
+    assert not before(clock)
+    after = restore(saved(before), triggers.TimeTrigger(10))
+    times = []
+    for clock.elapsed_time in range(45):
+        if after(clock):
+            times.append(clock.elapsed_time)
+    assert times == [10, 20, 30, 40]
+    clock.elapsed_time = 75.0  # two periods have passed meanwhile
+    assert after(clock) and not after(clock)
+    clock.elapsed_time = 79.5
+    assert not after(clock)
+    clock.elapsed_time = 80.0
+    assert after(clock)
+
+
+def test_a_key_that_nobody_reports_is_said_once():
+    """Also where the program calls the trigger at several of its lines."""
+    for make, words in (
+        (
+            lambda: triggers.EarlyStoppingTrigger((1, "iteration")),
+            "EarlyStoppingTrigger: nothing reported 'main/loss' since the last check: nobody has reported 'main/loss' "
+            "so far; reported are loss; did you mean 'loss'?",
+        ),
+        (
+            lambda: triggers.MaxValueTrigger("main/loss", (1, "iteration")),
+            "MaxValueTrigger: nobody has reported 'main/loss' so far; reported are loss; did you mean 'loss'?, so it "
+            "never fires",
+        ),
+    ):
+        trigger, clock = make(), Clock()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert not trigger(clock.tick(loss=1.0))
+            assert not trigger(clock.tick(loss=1.0))
+        assert [str(w.message) for w in caught] == [words]
+
+
+def test_a_state_that_does_not_say_whether_it_fired():
+    once, clock = triggers.OnceTrigger(), Clock()
+    with pytest.warns(
+        UsageWarning, match="OnceTrigger: the saved state does not say whether it fired, as in files of "
+    ):
+        once.serialize(lambda key, value: {}[key])
+    assert not once(clock.tick()) and once.finished
+    again = triggers.OnceTrigger(call_on_resume=True)
+    with pytest.warns(UsageWarning):
+        again.serialize(lambda key, value: {}[key])
+    assert again(clock.tick()) and not again(clock.tick())
