@@ -178,6 +178,10 @@ def test_the_whole_state_of_a_rank(tmp_path, monkeypatch):
     clock.now, trainer.updater.iteration, trainer.updater.epoch_detail = 130.0, 8, 12.5  # no time was counted
     extension(trainer)
     assert state(tmp_path) == {**start, **memory, **speed, **shares, "step": 8, "epoch": 12.5, "seconds_left": 0.0}
+    clock.now, position[:], trainer.updater.iteration = 140.0, [3.5, 70.0, 7.0, 7.0], 9  # one step of half a second
+    extension(trainer)
+    speed, shares["communication_fraction"] = {"seconds_per_step": 0.5, "examples_per_second": 20.0}, 0.0
+    assert state(tmp_path) == {**start, **memory, **speed, **shares, "step": 9, "epoch": 12.5, "seconds_left": 0.0}
     path = tmp_path / "ranks" / "0.json"
     assert (path.stat().st_size, path.stat().st_mode & 0o700) == (4096, 0o600)
     assert (RankState.trigger, RankState.priority) == ((1, "iteration"), 899)  # after the log, before snapshots
