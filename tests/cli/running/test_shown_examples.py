@@ -184,3 +184,26 @@ def test_a_run_keeps_so_many_examples_or_none(run):
     assert all(one["likeliest"][0][0] != one["label"] for one in found["worst"])
     code, _, _ = run(*words, "log.examples=0", "out=none")
     assert code == 0 and not os.path.exists("none/test_examples.json")
+
+
+def test_a_mistake_between_the_worst_and_the_next_is_kept():
+    """Of scores s against 0 the loss is log(1 + exp(s)); of equal ones the first stays."""
+    collector = Collector(2, False)
+
+    def take(*scores):
+        images = np.arange(len(scores), dtype="f4")[:, None, None, None] + scores[0]
+        outputs = np.array([[score, 0.0] for score in scores])
+        collector(np.broadcast_to(images, (len(scores), 1, 2, 2)), outputs, np.ones(len(scores), "i4"))
+        return [one.loss for one in collector.worst]
+
+    def losses(*scores):
+        return pytest.approx([np.log1p(np.exp(score)) for score in scores])
+
+    assert take(5.0, 1.0) == losses(5, 1)
+    assert take(3.0) == losses(5, 3)
+    assert take(3.0, 4.0, 2.0) == losses(5, 4)
+    kept = collector.worst[1].image
+    assert take(4.0) == losses(5, 4) and collector.worst[1].image is kept
+    assert not collector.first and [one.label for one in collector.worst] == [1, 1]
+    assert [one.likeliest[0][0] for one in collector.worst] == [0, 0]
+    assert ShowTestExamples.priority == 299  # after the evaluation, before the log
