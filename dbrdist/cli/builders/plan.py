@@ -111,6 +111,5 @@ class _Decay(NamedTuple):
 
 def _listed(members: dict[str, Parameter]) -> str:
     names = [*members][:_MAX_NAMES] + ([f"and {len(members) - _MAX_NAMES} more"] if len(members) > _MAX_NAMES else [])
-    return (
-        f"{counted(len(members), 'parameter')}, {sum(p.size for p in members.values()):,} numbers: {', '.join(names)}"
-    )
+    size = counted(sum(p.size for p in members.values()), "number")
+    return f"{counted(len(members), 'parameter')}, {size}: {', '.join(names)}"
