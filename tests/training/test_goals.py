@@ -174,3 +174,21 @@ def test_a_goal_in_another_direction_starts_anew(values):
     earlier = {key: value for key, value in saved(first).items() if "best_value" not in key}
     same.serialize(NpzDeserializer(earlier))  # of a version that saved the key alone
     assert same.best == first.best
+
+
+def test_a_value_is_looked_for_again_after_each_epoch():
+    """The evaluation comes after the second epoch, and reports something else."""
+    goal, at = GoalTrigger(9, None, "validation/main/acc", patience=50), []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for iteration in range(1, 40):
+            now = trainer(iteration, **{"main/loss": 1.0})
+            now.get_extension = ["validation"].index
+            if iteration == 20:
+                now.observation["validation/main/accuracy"] = 1.0
+            goal(now)
+            goal(now)
+            at += [iteration] * len(caught)
+            caught.clear()
+    assert at == [21]
+    assert goal._observed_last is None

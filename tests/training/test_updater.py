@@ -163,3 +163,25 @@ def test_a_serializer_may_give_nothing_back():
 
     updater.serialize(serializer := Saves())
     assert serializer.seen == ("iteration", 0) and updater.iteration == 0
+
+
+def test_chance_of_a_step_without_an_epoch_or_a_row(monkeypatch):
+    """A program's own iterator may count neither: the first of each."""
+    streams = []
+    monkeypatch.setattr(updater_module.random, "set_stream", lambda *words: streams.append(words))
+
+    class Own:
+        is_new_epoch = False
+
+        def next(self):
+            return examples(2)
+
+    own = Own()
+    updater = training.StandardUpdater(own, optimizers.SGD(0.1).setup(Line()))
+    updater.update()
+    own.epoch, own.row = 3, 5
+    updater.update()
+    own.epoch, own.row = lambda: 7, None  # something else by these names
+    updater.update()
+    seed = updater_module.random.get_seed()
+    assert streams == [(seed, 0, 0, 0), (seed, 3, 1, 5), (seed, 0, 2, 0)]

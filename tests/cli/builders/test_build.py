@@ -25,6 +25,7 @@ from dbrdist.comm.run.parameter_audit import ParameterAudit
 from dbrdist.core.array import random
 from dbrdist.datasets.image import transforms as T
 from dbrdist.datasets.loading.base import get_batch
+from dbrdist.errors import ConfigError
 from dbrdist.training.extensions import snapshots
 from tests.cli.cli_helpers import lines
 from tests.cli.config_helpers import configured
@@ -467,3 +468,15 @@ def test_each_field_is_given_a_value_of_its_own_here():
                 continue  # each setting of each optimizer has its test in builders/test_build_updates
             spoken = rf"\b{key}\b['\"]?\s*[:=.]"
             assert re.search(spoken, text), f"{model.__name__}.{key} (default {field.default!r}) is tested nowhere here"
+
+
+@each(repeats=[1, 2, 4, 5])
+def test_an_image_comes_at_most_as_often_as_a_batch_has_examples(repeats):
+    config, origin = configured(f"repeats: {repeats}")
+    data = build.Data(list(range(8)), None, None)
+    if repeats == 5:
+        with pytest.raises(ConfigError, match=r"^run\.yaml:3:10: repeats: must be at most the batch, 4, got 5$"):
+            build._repeated(config, origin, data)
+        return
+    made = build._repeated(config, origin, data)
+    assert len(made.train) == 8 and (made is data) == (repeats == 1)

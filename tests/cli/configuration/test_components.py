@@ -6,7 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from dbrdist.cli.configuration import components, derived
+from dbrdist.cli.configuration.load import check
 from dbrdist.core.names.limits import settings_of
+from tests.cli.config_helpers import GOOD, errors
 from tests.each import each
 
 
@@ -64,3 +66,21 @@ def test_limits_of_transforms_hold_in_configurations_and_in_python(name):
 
 def test_all_derived_transforms_are_looked_at():
     assert set(CLASSES) == set(TRANSFORMS)
+
+
+@each(
+    **{
+        "options, words": [
+            ("magnitude: 10, increasing: true", None),
+            ("magnitude: 10.5", None),
+            ("magnitude: 10.5, increasing: true", "must be at most 10 with increasing: true, got 10.5"),
+        ]
+    }
+)
+def test_the_magnitude_of_operations_that_increase(options, words):
+    text = f"{GOOD}transforms: {{train: [{{name: rand_augment, {options}}}]}}\n"
+    if words is None:
+        check(text.encode(), "run.yaml")
+    else:
+        (line,) = errors(text)
+        assert line.endswith(f"transforms.train.0.magnitude: {words}")
