@@ -114,7 +114,7 @@ def test_evaluations_with_an_offset(digits, every, offset, expected):
 def test_an_offset_is_less_than_the_period(run, tmp_path):
     (tmp_path / "digits.yaml").write_text(DIGITS.replace("ofbn:Net", "builtins:print"))
     _, _, err = run("digits.yaml", "evaluation.every=2 epochs", "evaluation.offset=2")
-    assert "evaluation.offset: must be less than the period, 2 epoch, got 2" in err
+    assert "evaluation.offset: must be less than the period, 2 epochs, got 2" in err
     _, _, err = run("digits.yaml", "evaluation.every=3 iterations", "evaluation.offset=0.5")
     assert "evaluation.offset: expected a whole number of iterations, got 0.5" in err
 

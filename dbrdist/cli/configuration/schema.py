@@ -432,7 +432,8 @@ class Config(Settings):
         period, unit = interval(self.evaluation.every)
         offset = self.evaluation.offset
         if offset >= period:
-            yield "evaluation.offset", f"must be less than the period, {self.evaluation.every}, got {offset:g}"
+            every = f"{period:g} {unit}{'s' * (period != 1)}"
+            yield "evaluation.offset", f"must be less than the period, {every}, got {offset:g}"
         elif unit == "iteration" and not float(offset).is_integer():
             yield "evaluation.offset", f"expected a whole number of iterations, got {offset:g}"
         if self.batch_norm.group > 1 and self.virtual_workers is not None:

@@ -9,9 +9,12 @@ import pytest
 from pydantic import ValidationError
 
 from dbrdist.cli.configuration import schema, settings
+from dbrdist.cli.configuration.load import check
 from dbrdist.cli.configuration.schema import Config, number_at
+from dbrdist.errors import ConfigError
 from tests.cli.config_helpers import GOOD, config
 from tests.cli.json_schema import is_valid
+from tests.each import each
 
 
 def test_numbers_by_dotted_keys():
@@ -150,3 +153,158 @@ def test_the_schema_takes_what_the_command_takes_of_components():
 def test_whole_numbers_that_are_written_as_floats_are_the_only_known_difference():
     """JSON Schema counts 64.0 as an integer, and cannot say otherwise; the command takes nothing for something else."""
     assert is_valid({**BASE, "batch": 64.0}, SCHEMA) and judged({**BASE, "batch": 64.0})[0] is None
+
+
+def first_of(text):
+    """The first mistake without its place; None where the configuration is fine."""
+    try:
+        check(text.encode(), "run.yaml")
+    except ConfigError as error:
+        return str(error).splitlines()[0].partition(": ")[2]
+    return None
+
+
+CROP = "{{name: random_resized_crop, size: 8, {}}}"
+SIZED = "transforms: {train: [{name: random_resized_crop, size: [[0, 8], [1, 16]]}]}"
+PICTURES = "data: {name: image_folder, root: x}"
+
+
+@each(
+    **{
+        "lines, words": [
+            (["epochs: 1.0e-8"], None),
+            (["epochs: 0.99e-8"], "epochs: 9.9e-09 epochs are less than one step"),
+            (["batch: 2147483647"], None),
+            (["batch: 2147483648"], "batch: must be at most 2.14748e+09, got 2147483648"),
+            (["batch: {virtual_workers: 46341, per_worker: 46340}"], None),
+            (
+                ["batch: {virtual_workers: 65536, per_worker: 32768}"],
+                "batch: 2,147,483,648 examples per step are more than 2,147,483,647",
+            ),
+            (["dtype: mixed16", "loss_scale: 65504"], None),
+            (["dtype: mixed16", "loss_scale: 65505"], "loss_scale: mixed16 takes at most 65504, got 65505"),
+            (["dtype: float16", "loss_scale: 65505"], "loss_scale: float16 takes at most 65504, got 65505"),
+            (["loss_scale: 65505"], None),
+            (["loss_scale: 3.1e38"], "loss_scale: float32 takes at most 3e+38, got 3.1e+38"),
+            (["loss_scale: 2.9e38"], None),
+            (["optimizer: {name: sgd, schedule: {name: cosine, warmup_epochs: 3}}"], None),
+            (
+                ["optimizer: {name: sgd, schedule: {name: cosine, warmup_epochs: 3.5}}"],
+                "optimizer.schedule.warmup_epochs: a warm-up of 3.5 epochs is longer than the run of 3",
+            ),
+            (["optimizer: {name: sgd, schedule: {name: cosine, begin: 2.9}}"], None),
+            (
+                ["optimizer: {name: sgd, schedule: {name: cosine, begin: 3.0}}"],
+                "optimizer.schedule.begin: epoch 3 is never reached: the run has 3 epochs",
+            ),
+            (["optimizer: {name: sgd, schedule: {name: step, milestones: [1, 2.9]}}"], None),
+            (
+                ["optimizer: {name: sgd, schedule: {name: step, milestones: [1, 3]}}"],
+                "optimizer.schedule.milestones: epoch 3 is never reached: the run has 3 epochs",
+            ),
+            (
+                ["schedules: [{of: loss.label_smoothing, schedule: {name: step, milestones: [4]}}]",
+                 "loss: {name: softmax_cross_entropy, label_smoothing: 0.1}"],
+                "schedules.0.schedule.milestones: epoch 4 is never reached: the run has 3 epochs",
+            ),
+            ([PICTURES, f"transforms: {{train: [{CROP.format('smallest: 0.5, largest: 0.5')}]}}"], None),
+            (
+                [PICTURES, f"transforms: {{train: [{CROP.format('smallest: 0.6, largest: 0.5')}]}}"],
+                "transforms.train.0.smallest: smallest is larger than largest, 0.5",
+            ),
+            ([PICTURES, f"transforms: {{train: [{CROP.format('ratio: [1.5, 1.5]')}]}}"], None),
+            (
+                [PICTURES, f"transforms: {{train: [{CROP.format('ratio: [1.5, 1.4]')}]}}"],
+                "transforms.train.0.ratio: expected the smallest ratio, then the largest",
+            ),
+            ([PICTURES, SIZED], None),
+            (
+                [PICTURES, SIZED, "last_batch: wrap"],
+                "last_batch: wrap mixes two epochs in a batch, which transforms.train: the size of random_resized_crop "
+                "does not allow; take short or drop",
+            ),
+            (["last_batch: wrap", "repeats: 1"], None),
+            (
+                ["last_batch: wrap", "repeats: 2"],
+                "last_batch: wrap mixes two epochs in a batch, which repeats: 2 does not allow; take short or drop",
+            ),
+            (["evaluation: {every: 2 epochs, offset: 1.9}"], None),
+            (
+                ["evaluation: {every: 2 epochs, offset: 2}"],
+                "evaluation.offset: must be less than the period, 2 epochs, got 2",
+            ),
+            (
+                ["evaluation: {every: 1 epoch, offset: 2}"],
+                "evaluation.offset: must be less than the period, 1 epoch, got 2",
+            ),
+            (["evaluation: {every: 20 iterations, offset: 3}"], None),
+            (
+                ["evaluation: {every: 20 iterations, offset: 3.5}"],
+                "evaluation.offset: expected a whole number of iterations, got 3.5",
+            ),
+            (["local_steps: 1", "accumulate: 1", "batch: {virtual_workers: 2, per_worker: 4}"], None),
+            (
+                ["batch_norm: {group: 2}", "batch: {virtual_workers: 2, per_worker: 4}"],
+                "batch_norm.group: virtual workers normalize their own batches; write `batch: N`",
+            ),
+            (["batch_norm: {group: 1}", "batch: {virtual_workers: 2, per_worker: 4}"], None),
+            (["threads: 2"], None),
+            (["workers: 2"], None),
+            (
+                ["threads: 2", "workers: 2"],
+                "threads: threads and workers do the same: threads for images, workers for transforms in Python",
+            ),
+            (
+                ["reproducible: true"],
+                "reproducible: sums over ranks depend on how many there are; write `batch: {virtual_workers: V, "
+                "per_worker: b}`, and any number of ranks up to V gives the same bits",
+            ),
+            (
+                ["reproducible: true", "device: gpu", "batch: {virtual_workers: 2, per_worker: 4}"],
+                "reproducible: expected device: cpu, where sums have a fixed order, got gpu",
+            ),
+            (["communicator: pure_nccl", "device: gpu"], None),
+            (
+                ["communicator: pure_nccl"],
+                "communicator: pure_nccl adds gradients on GPUs; set device: gpu, or communicator: auto",
+            ),
+            (
+                ["updater: 'a:B'", "batch: {virtual_workers: 2, per_worker: 4}"],
+                "updater: virtual workers need their own updater; leave out one of them",
+            ),
+            (
+                ["schedules: [{of: optimizer.lr, schedule: constant}]"],
+                "schedules.0.of: optimizer.lr has its schedule under optimizer.schedule",
+            ),
+            (
+                ["optimizer: adam", "schedules: [{of: optimizer.alpha, schedule: constant}]"],
+                "schedules.0.of: optimizer.alpha has its schedule under optimizer.schedule",
+            ),
+            (
+                ["schedules: [{of: loss_scale, schedule: constant}]"],
+                "schedules.0.of: loss_scale is auto; only a number can have a schedule",
+            ),
+            (["loss_scale: 2", "schedules: [{of: loss_scale, schedule: constant}]"], None),
+            (
+                ["schedules: [{of: epochs, schedule: constant}]"],
+                "schedules.0.of: expected the key of a number of the optimizer, its hooks or the loss, such as "
+                "optimizer.momentum or loss.label_smoothing, got 'epochs'",
+            ),
+            (
+                ["schedules: [{of: optimizer.schedule.warmup_epochs, schedule: constant}]"],
+                "schedules.0.of: expected the key of a number of the optimizer, its hooks or the loss, such as "
+                "optimizer.momentum or loss.label_smoothing, got 'optimizer.schedule.warmup_epochs'",
+            ),
+            (
+                ["optimizer: momentum_sgd", "schedules: [{of: optimizer.momentum, schedule: constant}, "
+                 "{of: optimizer.momentum, schedule: constant}]"],
+                "schedules.1.of: optimizer.momentum has a schedule already",
+            ),
+        ]
+    }
+)  # fmt: skip
+def test_both_sides_of_what_cannot_be(lines, words):
+    given = {line.partition(":")[0] for line in lines}
+    base = [line for line in GOOD.splitlines() if line.partition(":")[0] not in given]
+    found = first_of("\n".join([*base, *lines]))
+    assert found == words

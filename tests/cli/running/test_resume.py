@@ -329,3 +329,13 @@ def test_a_run_goes_on_without_what_it_carried_from_step_to_step(run, folder, op
     assert code == 0 and "30 steps" in out, err
     waits = "gradients of batches that wait for their update by accumulate; they are not applied" in err
     assert waits == option.startswith("accumulate")  # 15 steps are no whole number of updates
+
+
+def test_normalizations_keep_the_eps_of_the_snapshot(run, cut):
+    """Another version may make them with another one."""
+    entries, key = read_npz(str(cut)), "extensions/LocalState/constants"
+    assert json.loads(str(entries[key])) == {"predictor/bn/eps": 2e-5}
+    entries[key] = np.array(json.dumps({"predictor/bn/eps": 0.5, "predictor/gone/eps": 1.0}))
+    snapshots.write(str(cut), entries)
+    assert run("run.yaml", *EVERY, "iterations=4", "--resume")[0] == 0
+    assert json.loads(str(read_npz("result/snapshot_iter_4")[key])) == {"predictor/bn/eps": 0.5}
