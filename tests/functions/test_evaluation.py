@@ -113,3 +113,11 @@ def test_scores_of_classes_warn_of_labels_that_are_none(score):
             ([3, 0, 1], {"label_num": 4}),
         ):
             score(y, np.array(t), **options)
+
+
+def test_the_share_of_hits_among_one_example_and_none():
+    y = np.array([[0.5, 0.3, 0.2]], np.float32)
+    for label, k, share in ((0, 1, 1.0), (1, 1, 0.0), (1, 2, 1.0), (2, 3, 1.0)):
+        found = F.top_k_accuracy(y, np.array([label]), k=k)
+        assert float(found.array) == share and not found.requires_grad
+    assert float(F.top_k_accuracy(y[:0], np.zeros(0, int), k=2).array) == 0.0

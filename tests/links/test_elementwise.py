@@ -9,6 +9,7 @@ import pytest
 
 import dbrdist
 import dbrdist.links as L
+from tests.each import each
 from tests.functions import references as R
 
 
@@ -135,3 +136,13 @@ def test_a_pickle_of_scale_from_when_its_bias_was_its_own_loads():
     x = np.ones((2, 3), "f")
     np.testing.assert_array_equal(old(x).array, x + [1, 2, 3])
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(old))(x).array, old(x).array)
+
+
+@each(with_bias=[False, True])
+def test_a_pickle_of_chainers_scale_has_a_bias_where_it_has_that_child(with_bias):
+    state = L.Scale(W_shape=(3,), bias_term=with_bias).__getstate__()
+    del state["with_bias"]  # which Chainer's lacks
+    made = L.Scale.__new__(L.Scale)
+    made.__setstate__(dict(state))
+    assert made.with_bias is with_bias
+    np.testing.assert_array_equal(made(np.full((2, 3), 2, "f")).array, np.full((2, 3), 2, "f"))

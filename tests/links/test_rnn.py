@@ -11,6 +11,7 @@ import dbrdist
 import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import Variable, serializers
+from dbrdist.links import rnn
 
 N, I, U = 3, 4, 2
 RNG = np.random.default_rng(0)
@@ -314,3 +315,11 @@ def test_a_recurrent_link_knows_its_input_after_the_first_call():
     link = L.LSTM(None, 3)
     assert link(np.ones((2, 5), "f")).shape == (2, 3)
     assert link.upward.in_size == 5 and link.upward.W.shape == (12, 5)
+
+
+def test_forget_gates_of_zoneout_begin_open_but_for_programs_of_chainer(monkeypatch):
+    for is_chainers, bias in ((False, [0, 0, 1, 0]), (True, [0] * 4)):
+        monkeypatch.setattr(rnn, "as_chainer", [is_chainers])
+        link = L.StatefulZoneoutLSTM(3, 2)
+        assert link.upward.b.array.reshape(2, 4).tolist() == [bias] * 2
+        assert L.StatefulZoneoutLSTM(3, 2, forget_bias_init=5).upward.b.array.reshape(2, 4)[0].tolist() == [0, 0, 5, 0]

@@ -46,7 +46,9 @@ def test_settings_of_a_communicator_are_single_values_of_known_names():
 @pytest.mark.slow
 def test_create_inside_a_thread_rank():
     def body(comm):
-        return create_communicator("threads") is comm, create_communicator() is comm
+        given = create_communicator("threads", allreduce_grad_dtype="float16", batched_copy=True)
+        kept = comm.get_config("allreduce_grad_dtype") == np.float16 and comm.get_config("batched_copy") is True
+        return given is comm and kept, create_communicator() is comm
 
     assert run_threads(2, body) == [(True, True)] * 2
     with pytest.raises(ValueError, match="created inside"):

@@ -5,7 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from dbrdist.comm import RecalibrateStatistics, run_threads
+from dbrdist.comm import RecalibrateStatistics, create_communicator, run_threads
+from dbrdist.core.array import random
 from dbrdist.errors import CommunicatorError
 from dbrdist.iterators import SerialIterator
 from dbrdist.links import BatchNormalization
@@ -26,3 +27,13 @@ def test_ranks_that_use_two_in_another_order_are_told_where_each_was_made():
             assert made in str(caught.value)
 
     run_threads(2, body, timeout_seconds=60)
+
+
+def test_decays_and_random_numbers_are_as_before_and_statistics_those_of_the_batches():
+    link = BatchNormalization(2, decay=0.75)
+    comm, x = create_communicator("single"), np.array([[0, 1], [2, 5], [4, 1], [6, 5]], "f")
+    state = random.get_state()
+    RecalibrateStatistics(comm, link, lambda: SerialIterator([(row,) for row in x], 4, shuffle=False), 1)()
+    assert link.decay == 0.75 and random.get_state() == state
+    np.testing.assert_allclose(link.avg_mean, [3, 3])
+    np.testing.assert_allclose(link.avg_var, [20 / 3, 16 / 3], rtol=1e-5)  # unbiased
