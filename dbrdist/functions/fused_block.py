@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from dbrdist import kernels
 from dbrdist.core.array.backend import Array, empty
-from dbrdist.core.array.current_device import gpu_arrays
+from dbrdist.core.array.current_device import gpu_arrays, is_of_gpu
 from dbrdist.core.array.types import Destinations
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import ArgumentError
@@ -247,7 +247,7 @@ def residual_block_of_batch(
     operands = x, *[v for link in links for v in (link.W, link.gamma, link.beta)]
     arrays, running = tuple(map(_array_of, operands)), [link.running for link in links]
     placed = *arrays, *[a for pair in running for a in pair]
-    if not gpu_arrays.issuperset(map(type, placed)):
+    if not gpu_arrays.issuperset(map(type, placed)) and not all(is_of_gpu(type(a)) for a in placed):
         return None
     windows = tuple([(link.window, link.eps) for link in links])
     key = "fused_block", windows, shortcut is None, kernels.conv_bn_key(*placed)

@@ -58,7 +58,7 @@ def bn_of_sums(
 
     These are gamma and beta in one float32 vector, which ``bn_backward`` asks for, and the ``affine`` of ``dtype`` that
     normalizes. Running statistics move as by ``bn_move``. A variance that is small beside the square of its mean loses
-    digits: its relative error is (mean / deviation)^2 times some 1e-7.
+    digits: its relative error is (mean / deviation)^2 times that of the sums.
     """
     places = places_of(sums, gamma, beta, *(running or ()))
     return "bn_of_sums", type(sums), *lies(sums, gamma, beta, *(running or ())), eps, count, dtype, places

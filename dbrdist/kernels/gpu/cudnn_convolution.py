@@ -318,23 +318,22 @@ def _plan_backward_weight_later(
 
 
 _FUSIBLE = 8  # channels at a time: cuDNN 9.19 and 9.28 have such kernels for multiples of it alone, and for float16
-_said: set[str] = set()  # of which convolutions was said that there is no kernel
+_said: list[str] = []  # why there is no such kernel, which is said once
 
 
 def _build_fused(
-    dtype: DType, direction: str, x_shape: Shape, W_shape: Shape, *description: Any
+    dtype: DType, direction: str, x_shape: Shape, W_shape: Shape, y_shape: Shape, g: ConvGeometry, rectifies: bool
 ) -> Callable[..., None]:
-    """As ``_build``, for float16 without groups; where cuDNN has no kernel, that is said once for each kind."""
-    if dtype.name != "float16" or description[1].groups != 1 or x_shape[1] % _FUSIBLE or W_shape[0] % _FUSIBLE:
+    """As ``_build``, for float16 without groups."""
+    if dtype.name != "float16" or g.groups != 1 or x_shape[1] % _FUSIBLE or W_shape[0] % _FUSIBLE:
         raise Unsupported("another type, groups, or other numbers of channels")
     try:
-        return _build(direction, dtype, x_shape, W_shape, *description)
+        return _build(direction, dtype, x_shape, W_shape, y_shape, g, rectifies)
     except Unsupported as e:
-        kind = f"{W_shape[2]} x {W_shape[3]}, {direction}"
-        if kind not in _said:
-            _said.add(kind)
-            words = f"config.fused_convolutions: no effect on some layers, for which there is no kernel ({kind}): {e}"
-            warnings.warn(words.splitlines()[0], RuntimeWarning, stacklevel=2)
+        if not _said:
+            _said.append(str(e).splitlines()[0])
+            words = f"config.fused_convolutions has no effect on some blocks: {_said[0]}"
+            warnings.warn(words, RuntimeWarning, stacklevel=2)
         raise
 
 
