@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from dbrdist import kernels
 from dbrdist.core.array.backend import Array, empty
-from dbrdist.core.array.current_device import gpu_arrays, is_of_gpu
+from dbrdist.core.array.current_device import On, elsewhere, gpu_arrays, is_of_gpu
 from dbrdist.core.array.types import Destinations
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import ArgumentError
@@ -255,6 +255,10 @@ def residual_block_of_batch(
         block, plan, corrections = composed(key, _decide, (windows, shortcut is not None, arrays, running))
     except TypeError:  # a stride or an eps that is no number and cannot be hashed
         return None
+    number = elsewhere(arrays) if plan is None else None
+    if number is not None:
+        with On(number):
+            return residual_block_of_batch(x, stages, shortcut)
     if plan is None:
         return None
     weights = operands[1::3]

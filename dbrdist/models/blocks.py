@@ -122,7 +122,7 @@ class _Block(Chain):
     def _fused(self, x: Operand, *stages: tuple[Link, Link]) -> Variable | None:
         """All of the block as one function, or None."""
         shortcut = self.shortcut if self.is_projected else None
-        if not config.fused_convolutions or self.blurs or self.drop_path:
+        if self.blurs or self.drop_path:
             return None
         if shortcut is None:
             return fused_block(x, stages)

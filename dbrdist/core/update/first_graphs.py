@@ -29,12 +29,16 @@ _DARK = 16  # on the average, of what is not 0: counts are smaller
 _GROUPS = "GroupNormalization"  # which consists of several calls, the first of which takes means away
 _NORMALIZATIONS = (
     "BatchNormalization", "FixedBatchNormalization", _GROUPS, "LayerNormalization", "MultiNodeBatchNormalization",
-    "NormalizedConvolution", "RMSNormalization", "RectifiedConvolution", "RectifiedSum", "SharedBatchNormalization",
+    "NormalizedConvolution", "RMSNormalization", "RectifiedConvolution", "RectifiedSum", "ResidualBlock",
+    "SharedBatchNormalization",
 )  # fmt: skip
 _KEEP_SCALE = (  # functions of which c x gives c y
     "AveragePooling2D", "Cast", "Concat", "Dropout", "MaxPooling2D", "ReLU", "Reshape", "Transpose", "leaky_relu",
 )  # fmt: skip
-_LAYERS = ("Convolution2D", "ConvolutionND", "LinearFunction", "NormalizedConvolution", "RectifiedConvolution")
+_LAYERS = (
+    "Convolution2D", "ConvolutionND", "LinearFunction", "NormalizedConvolution", "RectifiedConvolution",
+    "ResidualBlock",
+)  # fmt: skip
 
 
 class FirstGraphs:
