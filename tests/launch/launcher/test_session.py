@@ -325,7 +325,7 @@ def test_the_live_view_is_for_terminals_and_for_those_who_ask(monkeypatch, view,
     monkeypatch.setattr(sessions, "Output", output)
     monkeypatch.setenv("TERM", "xterm")
     one = session(ranks=2, view=view, tee="t", name="mine", log_size="2k")
-    one._attempts = lambda job, output, run: run.say("words") or 1 // 0
+    one._attempts = lambda job, output, run: run.say("words") or 1 // (job.ranks != 2 or not hasattr(output, "flush"))
     with pytest.raises(ZeroDivisionError):
         one.run()
     assert made == [(None, None, is_live, False, "t", 2048, 3), "dbrdist-launch: words", "flush", "close"]

@@ -70,6 +70,14 @@ def test_who_stands_in_a_write_is_seen_by_what_the_kernel_shows(monkeypatch, mac
     assert stacks.would_cut(42) is is_cut
 
 
+def test_what_comes_after_a_loop_is_not_asked_in_it():
+    program = "while True:\n    time.sleep(1)\nrequest.Test()\n"
+    frame = '  File "<string>", line 2 in f'
+    assert stacks.sources(frame, program) == {"<string>:2": "time.sleep(1)"}
+    asking = "while not request.Test():\n    time.sleep(1)\nx = 1\n"
+    assert stacks.sources(frame, asking) == {"<string>:2": "time.sleep(1)  # in a loop with while not request.Test():"}
+
+
 def test_two_hundred_frames_have_sources():
     program = "\n".join(f"line{n}" for n in range(1, 203))
     frames = [f'  File "<string>", line {n} in f' for n in range(1, 203)]

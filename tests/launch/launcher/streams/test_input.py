@@ -209,6 +209,25 @@ def test_what_is_read_of_a_pipe_is_kept_and_what_is_typed_is_not(stdin):
             os.close(descriptor)
 
 
+def test_nothing_is_read_once_the_attempt_is_over(stdin):
+    end, write = os.pipe()
+    stdin(end)
+    os.write(write, b"for the next one")
+    loop, channel = Loop(), Channel()
+    read = InputReader(loop)
+    read.begin_for_rank(0, channel)
+    read.close()
+    for _ in range(2):
+        read.look()
+        loop.turn(0.0)
+    read.taken(Taken(5, False))
+    loop.turn(0.0)
+    assert not channel.sent and os.read(end, 100) == b"for the next one"
+    loop.close()
+    for descriptor in (end, write):
+        os.close(descriptor)
+
+
 def test_an_empty_device_is_no_input(stdin):
     null = os.open(os.devnull, os.O_RDONLY)
     stdin(null)
