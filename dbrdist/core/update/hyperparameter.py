@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import operator
 import weakref
+from collections.abc import Callable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from dbrdist.core.update.optimizer import GradientMethod, Optimizer
 
     HyperparameterValue: TypeAlias = float | np.generic | Array | str | tuple[float, ...] | None
+
+Class = TypeVar("Class", bound=type)
 
 # The optimizers that were set up, by their hyperparameters: they check what is assigned.
 owners: weakref.WeakKeyDictionary[Hyperparameter, weakref.ref[GradientMethod]]
@@ -165,3 +169,20 @@ def has_entry(serializer: AbstractSerializer, name: str) -> bool:
         return serializer(name, None) is not None
     except KeyError:
         return False
+
+
+def read_quickly(*names: str) -> Callable[[Class], Class]:
+    """Decorate a class whose properties of these names only return an attribute: each step of ranks reads them.
+
+    CPython 3.11 calls a getter in 160 ns, and reads the attribute for it in 30.
+    """
+
+    def decorate(cls: Class) -> Class:
+        for name in names:
+            written: property = vars(cls)[name]
+            getter: Any = written.fget
+            (attribute,) = getter.__code__.co_names
+            setattr(cls, name, property(operator.attrgetter(attribute), written.fset, written.fdel, written.__doc__))
+        return cls
+
+    return decorate

@@ -12,6 +12,7 @@ from dbrdist.core.array import declared
 from dbrdist.core.array.backend import Array, get_array_module, on
 from dbrdist.core.model.flat import Run
 from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.update.hyperparameter import read_quickly
 from dbrdist.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _MAX_LOSS_SCALE = 65504.0  # the largest float16
 
 
+@read_quickly("loss_scale")
 class LossScaling:
     """What an optimizer knows of its loss scale, which is constant or follows overflows."""
 

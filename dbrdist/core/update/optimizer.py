@@ -36,7 +36,13 @@ from dbrdist.core.update.fused_update import (
     update_all,
 )
 from dbrdist.core.update.hooks import Hooks, check_divisible, said_of_call
-from dbrdist.core.update.hyperparameter import Hyperparameter, check_assigned, owners, refuse_state_of_another
+from dbrdist.core.update.hyperparameter import (
+    Hyperparameter,
+    check_assigned,
+    owners,
+    read_quickly,
+    refuse_state_of_another,
+)
 from dbrdist.core.update.hyperparameter import HyperparameterProxy as HyperparameterProxy
 from dbrdist.core.update.loss_scaling import LossScaling, is_finite
 from dbrdist.core.update.targets import (
@@ -77,6 +83,7 @@ class Sharding(Protocol):
         """The sums of these numbers over the ranks."""
 
 
+@read_quickly("hooks")
 class Optimizer(LossScaling):
     """The base of all optimizers: a target link, the number of updates ``t``, and hooks.
 
@@ -178,6 +185,7 @@ class Optimizer(LossScaling):
                 p.update_rule.serialize(saved_state(serializer, self.target, name))
 
 
+@read_quickly("target")
 class GradientMethod(Optimizer):
     """An optimizer that uses gradients.
 

@@ -28,17 +28,16 @@ def looked_at(found, named, t):
     return seen
 
 
-def test_all_parameters_after_the_first_updates_and_some_after_one_in_eight():
-    named = [(f"/{k}", Parameter(np.full((2, 3), k, "f"))) for k in range(10)]
+def test_all_parameters_after_the_first_updates_and_one_after_one_in_eight():
+    named = [(f"/{k}", Parameter(np.full((2, 3), k, "f"))) for k in range(3)]
     found = Drift()
     found.plan(named)
     for t in (1, 2, 3, 4):
         assert looked_at(found, named, t) == [name for name, _ in named]
     assert not looked_at(found, named, 5) and not looked_at(found, named, 9)
-    turns = [["/0", "/1", "/2", "/3"], ["/4", "/5", "/6", "/7"], ["/8", "/9"]]
-    assert [looked_at(found, named, t) for t in (8, 16, 24)] == turns
+    assert [looked_at(found, named, t) for t in (8, 16, 24, 32)] == [["/0"], ["/1"], ["/2"], ["/0"]]
     found.plan(named)  # at another time than other ranks do
-    assert looked_at(found, named, 16) == turns[1]
+    assert looked_at(found, named, 16) == ["/1"]
 
 
 @each(order=["C", "F", "last"], shape=[(), (1,), (3,), (4, 5), (2, 3, 3, 2)], dtype=["f4", "f8", "f2", "c8", "bf16"])
