@@ -338,3 +338,11 @@ def test_nothing_to_check_is_a_value_error_and_a_runtime_error():
     for kind in (ValueError, RuntimeError):
         with pytest.raises(kind, match="at least one"):
             check_backward(lambda x: x * 2, X, GY, no_grads=[True])
+
+
+@pytest.mark.parametrize("no_grads", [[True], [False, False, False], []])
+def test_who_says_which_gradients_to_leave_out_says_it_of_each_input(no_grads):
+    x = np.ones((2, 3))
+    with pytest.raises(ValueError, match=r"argument 2 is (shorter|longer) than argument 1"):
+        gradient_check.check_backward(lambda a, b: a * b, (x, x), np.ones((2, 3)), no_grads=no_grads)
+    gradient_check.check_backward(lambda a, b: a * b, (x, x), np.ones((2, 3)), no_grads=[True, False])

@@ -1229,3 +1229,30 @@ def test_masked_arrays_are_warned_of(recwarn):
             call()
     recwarn.clear()
     assert F.sum(masked.filled(0.0)).array == 8 and not recwarn.list
+
+
+class Plain(dbrdist.Chain):
+    """Takes x alone."""
+
+    def __init__(self):
+        super().__init__(layer=L.Linear(4, 3))
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+WRAP = "; wrap it in L.Classifier(model), or pass a function that computes the loss"
+
+
+@pytest.mark.parametrize(
+    ("args", "named", "given", "hint"),
+    [
+        ((X,), {"t": X}, "1 argument, t", WRAP), ((X, X), {}, "2 arguments", WRAP), ((), {"y": X}, "y", ""),
+        ((), {}, "nothing", ""),
+    ],
+)  # fmt: skip
+def test_a_target_that_is_called_with_other_arguments_says_what_it_takes(args, named, given, hint):
+    optimizer = optimizers.SGD().setup(Plain())
+    with pytest.raises(TypeError) as caught:
+        optimizer.update(optimizer.target, *args, **named)
+    assert str(caught.value) == f"SGD.update: the target Plain was called with {given}, and takes (x){hint}"
