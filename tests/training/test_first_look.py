@@ -82,3 +82,18 @@ def test_a_thousand_backward_passes_without_an_update_are_warned_of(tmp_path):
     trainer.stop_trigger = training.get_trigger((2000, "iteration"))
     with pytest.warns(UsageWarning, match="1000 steps, and no optimizer has updated anything"):
         trainer.run()
+
+
+def test_a_network_that_changes_in_the_first_call_alone_is_not_warned_of(tmp_path):
+    """By the program's own hand, without an optimizer."""
+
+    class Once(training.StandardUpdater):
+        def update_core(self):
+            if not self.iteration:
+                self.get_optimizer("main").target.predictor.l1.W.array[...] += 1
+
+    model = L.Classifier(Net())
+    updater = Once(iterators.SerialIterator(DATA, 5), optimizers.SGD(0.1).setup(model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        training.Trainer(updater, (3, "iteration"), tmp_path).run()

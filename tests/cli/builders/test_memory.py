@@ -108,6 +108,9 @@ def test_a_gpu_has_a_memory_of_its_own(monkeypatch):
     assert memory.fitting(need, plan, 1, 20_000_000) == "a batch of about 16 fits, as measured before the run"
     assert memory.fitting(need, plan, 1, 20_000_000, 9) == "a batch of 4 is worth a try"
     assert memory.fitting(need, plan, 1, 3_000_000).startswith("not even one example per rank fits")
+    assert memory.fitting(need, plan, 1, 3_340_000) == "a batch of about 1 fits, as measured before the run"
+    assert memory.fitting(need, plan, 1, 20_000_000, 1) == "a batch of 1 is worth a try"
+    assert memory.fitting(memory.Need(2e6, 0.0), plan, 1, 20_000_000) == "use a smaller batch"
     virtual = config(GOOD.replace("64", "{virtual_workers: 8, per_worker: 16}"))
     assert memory.fitting(need, virtual, 2, 20_000_000).startswith("16 examples per virtual worker fit")
     assert memory.fitting(need, virtual, 2, 20_000_000, 9) == "4 examples per virtual worker may be worth a try"

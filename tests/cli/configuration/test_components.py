@@ -4,6 +4,7 @@ from typing import get_args
 
 import pytest
 from pydantic import ValidationError
+from pydantic_core import PydanticCustomError
 
 from dbrdist.cli.configuration import components, derived
 from dbrdist.cli.configuration.load import check
@@ -84,3 +85,19 @@ def test_the_magnitude_of_operations_that_increase(options, words):
     else:
         (line,) = errors(text)
         assert line.endswith(f"transforms.train.0.magnitude: {words}")
+
+
+@each(
+    **{
+        "value, found": [
+            (0, 0), (255, 255), (256, None), (-1, None), ([0, 255], (0, 255)), ((1,), (1,)), ([0, 256], None),
+            ([-1], None), ([], None), (True, None), (1.5, None), ("0", None), ([True], None),
+        ]
+    }
+)  # fmt: skip
+def test_bytes_that_fill_an_image(value, found):
+    if found is None:
+        with pytest.raises(PydanticCustomError, match="expected an integer from 0 to 255, or a list with one for each"):
+            components._fill(value)
+    else:
+        assert components._fill(value) == found

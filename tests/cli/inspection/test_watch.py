@@ -342,3 +342,17 @@ def test_the_ranks_of_a_run_load_no_server():
     words = "import sys, dbrdist.cli.train; print([m for m in ('wsgiref', 'http.server', 'ssl') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_the_library_for_charts_is_there_or_not(held, tmp_path):
+    """A day may pass before a browser asks for it again."""
+    board = watch.Dashboard([held], TOKEN)
+    (tmp_path / "plotly.min.js").write_text("library()")
+    for script, status, text in ((None, 404, "there is no such page"), (tmp_path / "plotly.min.js", 200, "library()")):
+        board._plotly = script
+        found, headers, body = ask(board, path=f"/{TOKEN}/plotly.js")
+        assert found == status and text in body and board.has_library == (script is not None)
+        page = ask(board)[2]
+        assert ('<script src="plotly.js" defer></script>' in page) == (script is not None)
+    assert headers["Cache-Control"] == "private, max-age=86400"
+    assert headers["Content-Type"] == "text/javascript; charset=utf-8"

@@ -424,3 +424,26 @@ def test_an_ending_that_fits_nowhere_fails(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         one.write_status("failed", "reason")
     assert path.read_text() == " " * 20
+
+
+def test_how_a_run_stands(tmp_path, monkeypatch):
+    """One that is said to run has failed, unless a process holds its folder."""
+    for summary, is_held, status in (
+        ({"status": "running"}, True, "running"), ({"status": "running"}, False, "failed"),
+        ({"status": "stopped", "iterations": 1234}, False, "stopped after 1,234 steps"),
+        ({"status": "finished", "iterations": 1}, True, "finished after 1 step"), ({}, True, "with no summary"),
+        ({"status": "failed", "iterations": 0}, False, "failed"),
+    ):  # fmt: skip
+        monkeypatch.setattr(folders, "holder_of", lambda path, is_held=is_held: "process 3" if is_held else None)
+        monkeypatch.setattr(folders, "seems_held", lambda path, is_held=is_held: is_held)
+        (tmp_path / SUMMARY).write_text(json.dumps(summary))
+        assert folders.describe(str(tmp_path)) == status
+        assert folders.state_seen(str(tmp_path), summary) == status.partition(" after")[0]
+
+
+def test_what_is_kept_of_earlier_starts():
+    first = {"status": "failed", "reason": "x", "began": "a", "ended": "b", "iterations": 3, "seconds": 9.0}
+    kept = {key: value for key, value in first.items() if key != "seconds"}
+    assert earlier_starts({}) == [] and earlier_starts(first) == [kept]
+    assert earlier_starts({**first, "earlier_starts": [{"status": "stopped"}]}) == [{"status": "stopped"}, kept]
+    assert earlier_starts({**first, "earlier_starts": "damaged"}) == [kept]
