@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 from dbrdist.cli.output.console import Console
@@ -55,3 +56,27 @@ def test_what_a_run_prints_into_a_pipe_has_whole_lines(run):
         assert out.count("free here") == 1 and "\n  here" not in out
     written = [line[21:] for line in Path(place, "log.txt").read_text().splitlines()]
     assert any(line.startswith("finished: ") and line.endswith(place) for line in written)
+
+
+def test_all_that_goes_to_the_streams_and_to_the_file(tmp_path, capfd, monkeypatch):
+    """What was said before there was a file comes first; half a line waits for its end, an empty one is left out."""
+    monkeypatch.setattr(time, "strftime", lambda form: f"[{form}]")
+    console, path = Console(), tmp_path / "log.txt"
+    console.say("early")
+    console.open(str(path), "heading")
+    assert path.read_text() == "[%Y-%m-%d %H:%M:%S]  heading\n[%Y-%m-%d %H:%M:%S]  early\n"
+    assert console.write("half a ") == 7
+    console.warn("look")
+    console.log("for the file")
+    console.write("line\n\nanother\n   \nrest")
+    console.say("caf\udce9")
+    written = path.read_text().replace("[%Y-%m-%d %H:%M:%S]  ", "").splitlines()
+    assert written[2:] == ["warning: look", "for the file", "half a line", "another", "caf\\udce9"]
+    console.close()
+    console.close()
+    console.log("after the end")
+    assert len(path.read_text().splitlines()) == 7
+    out, err = capfd.readouterr()
+    assert out.encode(errors="backslashreplace").startswith(b"early\nhalf a line\n\nanother\n   \nrestcaf")
+    assert err == "warning: look\n"
+    assert console.isatty() is False and console.flush() is None
