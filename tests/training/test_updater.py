@@ -185,3 +185,21 @@ def test_chance_of_a_step_without_an_epoch_or_a_row(monkeypatch):
     updater.update()
     seed = updater_module.random.get_seed()
     assert streams == [(seed, 0, 0, 0), (seed, 3, 1, 5), (seed, 0, 2, 0)]
+
+
+def test_a_rank_without_a_share_takes_part_in_the_reduction():
+    """An optimizer of several ranks is told how many examples there are; one of a single rank makes no step."""
+    seen = []
+
+    class Empty:
+        is_new_epoch = False
+
+        def next(self):
+            return []
+
+    for takes in (True, False):
+        optimizer = optimizers.SGD(0.1).setup(Line())
+        optimizer.takes_num_samples = takes
+        optimizer.update = lambda loss_func, *args, **named: seen.append((args, named))
+        training.StandardUpdater(Empty(), optimizer).update()
+    assert seen == [((), {"num_samples": 0})]

@@ -10,6 +10,8 @@ import pytest
 
 import dbrdist
 from dbrdist.cli.inspection import predict
+from dbrdist.errors import ConfigError
+from tests.cli.config_helpers import configured
 
 
 def test_the_likeliest_classes():
@@ -109,3 +111,44 @@ def test_scores_that_are_not_finite_name_no_class(run):
         np.savez(file, **entries)
     code, out, err = run("--predict", "result", "photos/test/cat/0.png")
     assert code == 2 and out == "" and "photos/test/cat/0.png: the network gives scores that are not finite" in err
+
+
+def test_what_an_image_goes_through_where_a_run_has_no_test_transforms():
+    """Each random one as its mean, with the last of its sizes, or left out."""
+    chain = (
+        "[{name: random_resized_crop, size: [[0, 8], [5, 16]], method: area}, "
+        "{name: random_crop, size: 7, padding: 1}, {name: resize, size: [[0, 9], [2, 11]]}, random_flip, "
+        "{name: color_jitter, hue: 0.1}, "
+        "{name: normalize, mean: [0.5], std: [0.2]}, {name: center_crop, size: 5}, {name: mixup, p: 0.5}]"
+    )
+    words = f"transforms: {{train: {chain}}}"
+    config, origin = configured("data: {name: image_folder, root: x, test: null}", words)
+    found = [one.model_dump(exclude_unset=True) for one in predict.of_an_image(config, origin)]
+    assert found == [
+        {"name": "center_resized_crop", "size": 16, "ratio": 1.0, "method": "area"}, {"name": "center_crop", "size": 7},
+        {"name": "resize", "size": 11}, {"name": "normalize", "mean": (0.5,), "std": (0.2,)},
+        {"name": "center_crop", "size": 5},
+    ]  # fmt: skip
+    own, origin = configured("data: {name: image_folder, root: x, test: null}", "transforms: {train: ['a:b']}")
+    with pytest.raises(ConfigError) as caught:
+        predict.of_an_image(own, origin)
+    assert str(caught.value).partition(": ")[2] == (
+        "transforms.train.0: this run has no test transforms, and a:b may be random; say what images to predict go "
+        "through: --predict RUN IMAGE... transforms.test='[...]'"
+    )
+    tested, origin = configured("data: {name: image_folder, root: x}", words)  # its test images go through nothing
+    assert predict.of_an_image(tested, origin) == ()
+    given, origin = configured(
+        "data: {name: image_folder, root: x, test: null}",
+        f"transforms: {{train: {chain}, test: [{{name: center_crop, size: 3}}]}}",
+    )
+    assert [one.size for one in predict.of_an_image(given, origin)] == [3]
+
+
+def test_cifar_images_are_normalized_and_photographs_made_smaller_first():
+    image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    mean, std = np.array([0.4914, 0.4822, 0.4465]), np.array([0.247, 0.2435, 0.2616])
+    found = predict._transform(*configured("data: {name: cifar10, root: x}"))(image)
+    np.testing.assert_allclose(found, ((image / 255 - mean) / std).transpose(2, 0, 1), rtol=1e-5)
+    resized = configured("data: {name: image_folder, root: x, resize: [2, 3]}", "transforms: {test: []}")
+    assert predict._transform(*resized)(image).shape[:2] == (2, 3)

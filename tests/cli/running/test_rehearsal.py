@@ -2,6 +2,7 @@
 
 import os
 
+import numpy as np
 import pytest
 
 from dbrdist.cli.running import rehearsal
@@ -207,3 +208,23 @@ def test_all_that_a_rehearsal_says(monkeypatch):
 )  # fmt: skip
 def test_a_duration_in_its_unit(seconds, words):
     assert rehearsal._duration(seconds) == words
+
+
+def test_the_made_up_photographs(tmp_path):
+    """Blocks of 40 pixels in 6 rows and 8 columns, of other colours in each; quality 90 divides 121 by five."""
+    image = pytest.importorskip("PIL.Image", reason="Pillow, which reads the pictures, is not installed")
+    rehearsal.make_photographs(str(tmp_path))
+    seen = []
+    for part in ("train", "test"):
+        for label in range(4):
+            for i in (0, 7):
+                with image.open(tmp_path / part / f"class{label}" / f"{i}.jpg") as picture:
+                    assert picture.size == (320, 240) and max(picture.quantization[0]) == 24
+                    pixels = np.asarray(picture.convert("RGB"), int)
+                blocks = pixels.reshape(6, 40, 8, 40, 3)[:, 16:24, :, 16:24].transpose(0, 2, 1, 3, 4).reshape(48, 64, 3)
+                assert np.ptp(blocks, 1).max() < 8  # one colour each
+                seen.append(blocks.mean(1))
+    colours = np.concatenate(seen)
+    assert colours.min() < 15 and colours.max() > 240
+    for k, one in enumerate(seen):
+        assert all(abs(one - other).mean() > 20 for other in seen[:k])

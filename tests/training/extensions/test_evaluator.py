@@ -8,9 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import dbrdist
 from dbrdist import iterators
 from dbrdist.core.array.backend import get_device
 from dbrdist.core.files import standard_streams
+from dbrdist.core.model.reporter import report
 from dbrdist.datasets.loading.convert import concat_examples
 from dbrdist.datasets.loading.serial import SerialIterator
 from dbrdist.training import extensions
@@ -201,3 +203,21 @@ def test_an_evaluator_ends_its_iterators():
     for fine in ([(np.ones(2), np.ones(2))], [(1, 2)], [[np.ones(2), 1]], []):  # batches, and examples of numbers alone
         extensions.Evaluator(fine, Line())
     extensions.Evaluator([(np.ones(2), 1)], Line(), lambda batch, device: batch)
+
+
+def test_what_parts_of_a_network_report_has_their_names():
+    class Inner(dbrdist.Chain):
+        def forward(self, x):
+            report({"x": 3.0}, self)
+            return x
+
+    class Whole(dbrdist.Chain):
+        def forward(self, x, t):
+            report({"loss": 1.0}, self)
+            return self.part(x)
+
+    whole = Whole(part=Inner())
+    evaluator = extensions.Evaluator([examples(2)], {"main": whole})
+    assert evaluator() == {"main/loss": 1.0, "main/part/x": 3.0}
+    evaluator.name = "test"
+    assert evaluator() == {"test/main/loss": 1.0, "test/main/part/x": 3.0}
