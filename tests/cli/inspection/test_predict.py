@@ -10,7 +10,7 @@ import pytest
 
 import dbrdist
 from dbrdist.cli.inspection import predict
-from dbrdist.errors import ConfigError
+from dbrdist.errors import ConfigError, CorruptExampleError
 from tests.cli.config_helpers import configured
 
 
@@ -151,4 +151,28 @@ def test_cifar_images_are_normalized_and_photographs_made_smaller_first():
     found = predict._transform(*configured("data: {name: cifar10, root: x}"))(image)
     np.testing.assert_allclose(found, ((image / 255 - mean) / std).transpose(2, 0, 1), rtol=1e-5)
     resized = configured("data: {name: image_folder, root: x, resize: [2, 3]}", "transforms: {test: []}")
-    assert predict._transform(*resized)(image).shape[:2] == (2, 3)
+    assert predict._transform(*resized)(image).shape == (3, 2, 3)
+
+
+def test_images_are_decoded_as_the_run_decodes_them(monkeypatch):
+    """Each that is bad is named, behind the others."""
+    asked = []
+
+    def read_image(name, fast):
+        asked.append((name, fast))
+        raise CorruptExampleError(f"{name}: is no image") if name == "a" else ValueError("too small")
+
+    monkeypatch.setattr(predict, "read_recipe", lambda folder: {"classes": ["x"]})
+    monkeypatch.setattr(predict, "read_newest", lambda run: ("snapshot", {}))
+    monkeypatch.setattr(predict.build, "model", lambda *words: None)
+    monkeypatch.setattr(predict, "fill_weights", lambda *words: None)
+    monkeypatch.setattr(predict, "read_image", read_image)
+    for data, fast in (("decode: fast", True), ("decode: exact", False), ("train: train", False)):
+        config, origin = configured(f"data: {{name: image_folder, root: x, {data}}}")
+        with pytest.raises(ConfigError) as caught:
+            list(predict.predict(config, origin, "run", ["a", "b"]))
+        assert str(caught.value) == "dbrdist-train: a: is no image\ndbrdist-train: b: too small"
+        assert asked == [("a", fast), ("b", fast)]
+        asked.clear()
+    with pytest.raises(ConfigError, match=r"^run: this run has no named classes; --predict needs a run on folders of"):
+        list(predict.predict(*configured(), "run", ["a"]))

@@ -193,3 +193,23 @@ def test_a_process_whose_files_nobody_may_see_counts(tmp_path):
     (tmp_path / "file").touch()
     assert locks._may_have_open("nobody", (tmp_path / "file").stat())
     assert not locks._may_have_open(os.getpid(), (tmp_path / "file").stat())
+
+
+def test_whether_a_folder_seems_held(tmp_path):
+    """On this host by the process and the file that it has open; on another by when the file was touched."""
+    path, here = tmp_path / "run.lock", socket.gethostname()
+    me = {"host": here, "pid": os.getpid(), "started": locks._start_of(os.getpid())}
+
+    def seems(holder, age_seconds=0.0):
+        path.write_text(json.dumps(holder))
+        os.utime(path, (0, time.time() - age_seconds))
+        return locks.seems_held(str(path))
+
+    assert not locks.seems_held(str(path)) and not seems(me)  # which has it open no more
+    with open(path, "rb"):
+        assert seems(me, 1e6)
+        assert not seems({**me, "started": me["started"] + 1}) and not seems({**me, "pid": 2**22 + 1})
+        assert seems({**me, "started": None}) and not seems({**me, "started": None}, 1e6)
+    there = {**me, "host": "another"}
+    assert [seems(there, age) for age in (0, 65, 75)] == [True, True, False]
+    assert not seems({}) and not seems([])

@@ -114,6 +114,41 @@ def test_the_trial_goes_to_no_service_and_is_no_range_test(tmp_path):
     )
     found = rehearsal.small(config, origin, str(tmp_path), rehearsal.Trial())
     assert (found.log.wandb, found.log.mlflow, found.log.csv, found.lr_finder) == (None, None, True, None)
+    assert (found.batch, found.iterations, found.out, found.log.every) == (16, 3, f"{tmp_path}/run", "1 iteration")
+
+
+def test_a_trial_is_small_and_of_one_process(tmp_path):
+    """8 workers of 2 images of 64 pixels in 3 steps; what needs other ranks, services or a long run is left out."""
+    words = (
+        "transforms: {train: [{name: random_resized_crop, size: [[0, 96], [1, 128]]}, random_flip], "
+        "test: [{name: resize, size: 256}, {name: center_crop, size: 224}]}",
+        "snapshot: {best: main/loss, every: 2 epochs}", "evaluation: {every: 2 epochs, offset: 1, batch: 7}",
+        "batch_norm: {group: 2, statistics: recalibrated}", "stop: {metric: main/loss, patience: 2}", "local_steps: 4",
+    )  # fmt: skip
+    model = "model: {name: resnet20, num_classes: null}"
+    config, origin = configured(model, "data: {name: image_folder, root: x, train: a, test: b}", *words)
+    found = rehearsal.small(config, origin, str(tmp_path), rehearsal.Trial())
+    before, after = config.model_dump(), found.model_dump()
+    changed = {key: value for key, value in after.items() if value != before[key]}
+    assert [one["size"] for part in ("train", "test") for one in changed["transforms"][part] if "size" in one] == [
+        64, 73, 64,
+    ]  # fmt: skip
+    assert (changed["data"]["root"], changed["data"]["train"], changed["data"]["test"]) == (
+        str(tmp_path),
+        "train",
+        "test",
+    )
+    assert changed["model"]["num_classes"] == 1000
+    assert (changed["snapshot"]["best"], changed["snapshot"]["every"]) == (None, "1 epoch")
+    assert changed["evaluation"] == {**before["evaluation"], "batch": None, "every": "1 epoch", "offset": 0.0}
+    assert changed["batch_norm"] == {**before["batch_norm"], "group": 1, "batches": 1}
+    assert (changed["batch"], changed["iterations"], changed["stop"], changed["local_steps"]) == (16, 3, None, 1)
+    names = {"transforms", "data", "model", "snapshot", "evaluation", "batch_norm", "batch", "iterations", "stop"}
+    assert set(changed) == names | {"local_steps", "log", "out"}
+    workers = rehearsal.small(batch(configured(model, "data: {name: image_folder, root: x}")[0],
+                                    {"virtual_workers": 100, "per_worker": 9}), origin, str(tmp_path),
+                              rehearsal.Trial(3, 5, 40))  # fmt: skip
+    assert workers.batch.model_dump() == {"virtual_workers": 3, "per_worker": 5}
 
 
 @each(test=[None, "val"])

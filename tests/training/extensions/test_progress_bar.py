@@ -211,3 +211,15 @@ def test_words_that_go_to_a_file_stay_there_while_a_bar_is_on_the_terminal(tmp_p
         log.seek(0)
         assert log.read() == f"to {name}\nwords\n" * 3
     assert f"to {name}" not in text and text.count("words") == 3 and "step 3 of 3" in text
+
+
+@each(**{"columns, width": [(60, 60), (81, 81), (82, 71), (100, 71), (122, 71), (200, 149)]})
+def test_words_leave_the_bar_its_room(columns, width):
+    """72 columns are for words; a bar has 10 at least and 50 at most, and a space before the words."""
+    pytest.importorskip("rich")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(columns))
+        bar, clock = extensions.ProgressBar((4, "iteration"), out=io.StringIO(), live=True), Clock()
+        bar.initialize(clock)
+        bar.finalize()
+    assert bar._width == width
