@@ -13,6 +13,7 @@ from dbrdist.core.array.backend import empty, places_of
 from dbrdist.core.array.current_device import current_number
 from dbrdist.core.array.types import Array, DType
 from dbrdist.kernels.device_dispatch import lies, plan_of, switches
+from dbrdist.kernels.dispatch import bn_move
 from dbrdist.kernels.geometry import ConvGeometry
 from dbrdist.kernels.table import kernel
 
@@ -119,19 +120,21 @@ ForwardPlan: TypeAlias = "Callable[..., tuple[Array, list[InStage]]]"
 
 def _planned_stage(
     x: Array, W: Array, gamma: Array, beta: Array, stage: Stage, affine: Array | None, moved: Moved
-) -> tuple[Callable[..., tuple[Array, ...]], Callable[..., tuple[Array, ...]], Array] | None:
-    """The two plans of a stage, and an array like its result; None where no kernels do it."""
+) -> tuple[tuple[Callable[..., tuple[Array, ...]], Callable[..., tuple[Array, ...]], bool], Array] | None:
+    """The two plans of a stage, whether running statistics move apart, and an array like its result; or None."""
     convolve = plan_of("conv_and_sums", x, W, stage.geometry, affine, None)
     if convolve is None:
         return None
     h = empty((x.shape[0], W.shape[0], *stage.geometry.out_hw(*x.shape[2:], *W.shape[2:])), x.dtype, x)
     sums = empty((2, W.shape[0]), "float32", x)
-    finish = plan_of("bn_of_sums", sums, gamma, beta, stage.eps, h.size // len(W), x.dtype, *moved)
+    given = sums, gamma, beta, stage.eps, h.size // len(W), x.dtype
+    together = plan_of("bn_of_sums", *given, *moved)
+    finish = together or plan_of("bn_of_sums", *given, None, *moved[1:])
     if affine is not None:
         room = empty((W.size,), W.dtype, W).reshape(W.shape)
         weight = plan_of("conv_backward_weight_rectified", x, affine, h, W.shape, stage.geometry, room)
         finish = None if weight is None else finish
-    return None if finish is None else (convolve, finish, h)
+    return None if finish is None else ((convolve, finish, together is None), h)
 
 
 def plan_fused_block(xs: tuple[Array, ...], block: FusedBlock, *moved: Moved) -> ForwardPlan | None:
@@ -146,7 +149,7 @@ def plan_fused_block(xs: tuple[Array, ...], block: FusedBlock, *moved: Moved) ->
     last = len(block.stages) - 1
     if places_of(*xs, *[a for of_stage in moved for a in of_stage[0]]) != current_number():
         return None
-    plans: list[tuple[Callable[..., tuple[Array, ...]], ...]] = []
+    plans: list[tuple[Callable[..., tuple[Array, ...]], Callable[..., tuple[Array, ...]], bool]] = []
     hs: list[Array] = []
     for k, (stage, (W, gamma, beta)) in enumerate(zip(stages, operands)):
         is_inner = 0 < k <= last
@@ -155,8 +158,8 @@ def plan_fused_block(xs: tuple[Array, ...], block: FusedBlock, *moved: Moved) ->
         made = _planned_stage(seen, W, gamma, beta, stage, affine, moved[k])
         if made is None:
             return None
-        plans.append(made[:2])
-        hs.append(made[2])
+        plans.append(made[0])
+        hs.append(made[1])
     vectors = (empty((len(operands[last][0]),), "float32", x),) * 4
     of_added = None if block.shortcut is None else (*vectors, 0.0)
     end = plan_of("bn_relu_of_sum", hs[last], (*vectors, 0.0), x if of_added is None else hs[-1], of_added)
@@ -166,12 +169,16 @@ def plan_fused_block(xs: tuple[Array, ...], block: FusedBlock, *moved: Moved) ->
     def forward(xs: tuple[Array, ...], copies: tuple[Reader | None, ...], *moved: Moved) -> tuple[Array, list[InStage]]:
         x, kept = xs[0], []
         seen, affine = x, None
-        for k, (convolve, finish) in enumerate(plans):
+        for k, (convolve, finish, moves_apart) in enumerate(plans):
             W, gamma, beta = xs[1 + 3 * k : 4 + 3 * k]
             if k > last:
                 seen, affine = x, None
             h, sums, laid = convolve(seen, W, stages[k].geometry, affine, copies[k])
-            mean, var, saved, affine = finish(sums, gamma, beta, stages[k].eps, h.size // len(W), h.dtype, *moved[k])
+            running, decay, weights = moved[k]
+            given = sums, gamma, beta, stages[k].eps, h.size // len(W), h.dtype
+            mean, var, saved, affine = finish(*given, None if moves_apart else running, decay, weights)
+            if moves_apart:
+                bn_move(*running, mean, var, decay, weights)
             kept.append(InStage(h, mean, var, saved, affine, laid))
             seen = h
         of = [(left.mean, left.var, *xs[2 + 3 * k : 4 + 3 * k], stages[k].eps) for k, left in enumerate(kept)]

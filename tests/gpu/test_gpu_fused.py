@@ -100,8 +100,8 @@ class Blocks(Chain):
 class Side:
     """Blocks on a device or the host, with the switch on or off."""
 
-    def __init__(self, device, is_fused=False, setup=True, make=Blocks):
-        self.is_fused, mode = is_fused, np.dtype("d") if device is NUMPY else "mixed16"
+    def __init__(self, device, is_fused=False, setup=True, make=Blocks, mode="mixed16"):
+        self.is_fused, mode = is_fused, np.dtype("d") if device is NUMPY else mode
         numbers = np.random.default_rng(3)
         with using_config("dtype", mode):
             self.net = make()
@@ -229,8 +229,29 @@ def _shared(side):
     return _one_loss(side)
 
 
-USES = [_one_loss, _without_flat_memory, _two_losses, _chosen, _frozen, _constant_input, _assigned, _another_thread,
-        _second_derivatives, _shared]  # fmt: skip
+def _in_c_order(side):
+    side.x = dbrdist.Variable(backend.get_array_module(side.x.array).ascontiguousarray(side.x.array))
+    return _one_loss(side)
+
+
+def _misaligned(side):
+    """Where 16 bytes cannot be read at once."""
+    room = backend.get_array_module(side.x.array).empty(side.x.size + 1, side.x.dtype)
+    x = room[1:].reshape(4, 9, 7, 16).transpose(0, 3, 1, 2)
+    x[...] = side.x.array
+    side.x = dbrdist.Variable(x)
+    return _one_loss(side)
+
+
+def _of_running_statistics_in_float64(side):
+    for _, link in side.net.namedlinks():
+        if isinstance(link, L.BatchNormalization):
+            link.avg_var = backend.device_of(link.avg_var).send(backend.to_cpu(link.avg_var).astype("d"))
+    return _one_loss(side)
+
+
+USES = [_one_loss, _in_c_order, _misaligned, _of_running_statistics_in_float64, _without_flat_memory, _two_losses,
+        _chosen, _frozen, _constant_input, _assigned, _another_thread, _second_derivatives, _shared]  # fmt: skip
 
 
 @pytest.mark.parametrize("use", USES, ids=lambda f: f.__name__)
@@ -299,13 +320,6 @@ def _of_float32(side):
     return _stepped(side)
 
 
-def _of_running_statistics_in_float64(side):
-    for _, link in side.net.namedlinks():
-        if isinstance(link, L.BatchNormalization):
-            link.avg_var = backend.device_of(link.avg_var).send(backend.to_cpu(link.avg_var).astype("d"))
-    return _stepped(side)
-
-
 def _of_subclasses(side):
     for _, link in side.net.namedlinks():
         if isinstance(link, L.BatchNormalization) and link.name != "bn1":
@@ -319,7 +333,7 @@ class Scaled(L.BatchNormalization):
 
 
 ENDS = [_function_hook, _debug, _predicted, _forgotten, _without_cudnn, _of_float32,
-        _of_running_statistics_in_float64, _of_subclasses]  # fmt: skip
+        _of_subclasses]  # fmt: skip
 
 
 @pytest.mark.parametrize("use", ENDS, ids=lambda f: f.__name__)
@@ -358,6 +372,14 @@ def test_one_line_says_where_cudnn_has_no_kernel(device, monkeypatch):
         same_bits_as_calls(device, _stepped)
     (said,) = [w for w in caught if "fused" in str(w.message)]
     assert str(said.message) == "config.fused_convolutions has no effect on some blocks: cuDNN: no engine"
+
+
+@pytest.mark.parametrize("setup", [True, False])
+def test_parameters_in_float16(setup, device):
+    """Gradients of 1x1 filters are written where they belong."""
+    use = _one_loss if setup else _without_flat_memory
+    sides = (Side(*of, setup=setup, mode=np.dtype("e")) for of in ((device, True), (device, False), (NUMPY, False)))
+    assert_as_accurate(*map(use, sides))
 
 
 class Vision(Chain):
