@@ -1,8 +1,8 @@
 """Have the ranks' parameters drifted apart? A checksum of some elements is part of the next step's header.
 
-After the first updates some elements of all parameters are looked at, then of one parameter in turn, and each time
-other elements: a parameter of n elements has been seen whole after n / 16 turns. Whatever changes all parameters is
-seen by the next look, whichever parameter it is at.
+After the first updates some elements of all parameters are looked at, then of a sixteenth of the parameters in turn,
+and each time other elements: after 16 looks all parameters have been seen, and one of n elements whole after n / 16
+turns. Whatever changes all parameters is seen by the next look, whichever it is at.
 
 All ranks have the same gradients and make the same update, so they keep the same parameters, unless something changes
 them on some ranks only: a hook or an update rule of the user's own, random numbers with a seed for each rank, a file
@@ -30,10 +30,11 @@ from dbrdist.errors import CommunicatorError
 if TYPE_CHECKING:
     from dbrdist.comm.communicators.communicator import CommunicatorBase
 
-FIRST = 4  # updates after which some elements of all parameters are looked at, then of one parameter in turn
+FIRST = 4  # updates after which some elements of all parameters are looked at, then of some parameters in turn
 EVERY = 8
 _EVERY_ON_DEVICE = 64  # a look waits for the device
 _PAUSE = 8  # looks that are left out where the ranks' processors round differently: their checksums always differ
+_NUM_TURNS = 16  # looks until all parameters have been seen: one parameter in each of a small network
 _NUM_ELEMENTS = 16
 
 
@@ -65,8 +66,9 @@ class Drift:
             every = EVERY if isinstance(named[0][1].lend(), np.ndarray) else _EVERY_ON_DEVICE
             if t % every:
                 return
-            turn, k = divmod(t // every - 1, len(named))  # follows from t: ranks may have planned at other times
-            named = named[k : k + 1]
+            # which ones follows from t: ranks may have planned at other times
+            turn, k = divmod(t // every - 1, min(len(named), _NUM_TURNS))
+            named = named[k::_NUM_TURNS]
         self._looked, self._turn = named, turn
         checksum = 1
         for _, p in named:

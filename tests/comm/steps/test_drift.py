@@ -28,7 +28,7 @@ def looked_at(found, named, t):
     return seen
 
 
-def test_all_parameters_after_the_first_updates_and_one_after_one_in_eight():
+def test_all_parameters_after_the_first_updates_and_a_part_after_one_in_eight():
     named = [(f"/{k}", Parameter(np.full((2, 3), k, "f"))) for k in range(3)]
     found = Drift()
     found.plan(named)
@@ -38,6 +38,12 @@ def test_all_parameters_after_the_first_updates_and_one_after_one_in_eight():
     assert [looked_at(found, named, t) for t in (8, 16, 24, 32)] == [["/0"], ["/1"], ["/2"], ["/0"]]
     found.plan(named)  # at another time than other ranks do
     assert looked_at(found, named, 16) == ["/1"]
+    named = [(f"/{k}", Parameter(np.full((2, 3), k, "f"))) for k in range(34)]
+    found.plan(named)
+    looks = [looked_at(found, named, 8 * k) for k in range(1, 17)]
+    assert looks[:3] == [["/0", "/16", "/32"], ["/1", "/17", "/33"], ["/2", "/18"]]
+    assert sorted(name for look in looks for name in look) == sorted(name for name, _ in named)
+    assert looked_at(found, named, 8 * 17) == looks[0]
 
 
 @each(order=["C", "F", "last"], shape=[(), (1,), (3,), (4, 5), (2, 3, 3, 2)], dtype=["f4", "f8", "f2", "c8", "bf16"])
