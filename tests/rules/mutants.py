@@ -5,6 +5,9 @@
     python tests/rules/mutants.py --aimed               # where tests tend to have holes
     python tests/rules/mutants.py --record              # and a dated record in benchmarks/records
 
+It compiles the loops in Cython, for which it needs Cython, hatchling and a compiler; without them, code that calls
+these loops is never reached, and changes there survive.
+
 First the tests, but for those of programs, run once without a mutation and note which functions each of them calls
 (``reached.py``). What these tests notice in a fork is settled at once (``forked_mutants.py``). Each mutation that is
 left is made in a copy of the tree: tests that call its function run first, the shortest ahead, then all tests of its
@@ -27,6 +30,7 @@ import concurrent.futures
 import contextlib
 import datetime
 import functools
+import importlib
 import json
 import os
 import random
@@ -448,12 +452,28 @@ def trees(count: int) -> Iterator[list[Path]]:
     """Copies of the tree, one for each worker."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         made = [Path(folder, str(i)) for i in range(count)]
+        loops = compiled_loops(Path(folder, "loops"))
         for tree in made:
-            for name in tracked():
+            for source, name in [*((str(ROOT / name), name) for name in tracked()), *loops.items()]:
                 path = tree / name
                 path.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(ROOT / name, path)
+                shutil.copy(source, path)
         yield made
+
+
+def compiled_loops(folder: Path) -> dict[str, str]:
+    """Each module in Cython, compiled, and its place in a tree; none, which is said, where that cannot be done.
+
+    Modules in Python stay as they are: a compiled one would hide what is changed.
+    """
+    sys.path.append(str(ROOT))
+    try:
+        compile_all = importlib.import_module("hatch_build").compiled
+        made: dict[str, str] = compile_all(str(ROOT), [n for n in tracked() if n.endswith(".pyx")], folder)
+    except ImportError as error:
+        print(f"without compiled loops, so that nothing notices changes around them: {error}", flush=True)
+        return {}
+    return made
 
 
 def check(rooms: set[str], tree: Path, options: argparse.Namespace) -> None:

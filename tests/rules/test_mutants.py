@@ -11,6 +11,7 @@ import shutil
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import mutants
 import pytest
@@ -238,3 +239,21 @@ def test_what_runs_out_of_time_leaves_no_process(tmp_path):
                 return
             time.sleep(0.1)
         pytest.fail("it is still there")
+
+
+def test_loops_in_cython_are_compiled_or_it_is_said_that_they_are_not(monkeypatch, tmp_path, capsys):
+    asked = []
+
+    def compiled(root, paths, folder):
+        asked.append((root, paths, folder))
+        return {"made.so": "dbrdist/kernels/cpu/made.so"}
+
+    monkeypatch.setattr(mutants.sys, "path", [*sys.path])
+    monkeypatch.setitem(sys.modules, "hatch_build", SimpleNamespace(compiled=compiled))
+    assert mutants.compiled_loops(tmp_path) == {"made.so": "dbrdist/kernels/cpu/made.so"}
+    ((root, paths, folder),) = asked
+    assert (root, folder) == (str(mutants.ROOT), tmp_path) and "dbrdist/kernels/cpu/vector_loops.pyx" in paths
+    assert all(path.endswith(".pyx") for path in paths)
+    monkeypatch.setitem(sys.modules, "hatch_build", None)  # an ImportError
+    assert mutants.compiled_loops(tmp_path) == {}
+    assert capsys.readouterr().out.startswith("without compiled loops, so that nothing notices changes around them: ")
