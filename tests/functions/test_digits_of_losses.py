@@ -8,6 +8,7 @@ import pytest
 import dbrdist
 import dbrdist.functions as F
 from dbrdist import Variable, kernels
+from tests.each import each
 
 
 def dominated(n, k, gap, dtype):
@@ -77,3 +78,26 @@ def test_slopes_of_binary_cross_entropy_keep_their_digits(dtype, count):
     F.sum(slope).backward()
     np.testing.assert_allclose(v.grad, np.exp(-abs(x)) / (1 + np.exp(-abs(x))) ** 2, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(p.grad, -1, rtol=1e-6)
+
+
+@each(**{"dtype, smoothing, is_weighted, is_by_loop": [
+    ("f", 0.0, False, True), ("f", 0.25, False, True), ("f", 0.0, True, True), ("f", 0.25, True, False),
+    ("d", 0.0, False, False), ("d", 0.25, True, False),
+]})  # fmt: skip
+def test_losses_of_labels_are_one_loop_where_it_knows_their_weights(
+    monkeypatch, dtype, smoothing, is_weighted, is_by_loop
+):
+    """Weights of classes with smoothed labels are a sum over all classes."""
+    names, of_rows = [], kernels.of_rows
+    monkeypatch.setattr(kernels, "of_rows", lambda name, *given: names.append(name) or of_rows(name, *given))
+    rng = np.random.default_rng(0)
+    x, t = rng.standard_normal((64, 10, 5)).astype(dtype), rng.integers(0, 10, (64, 5))
+    weight = rng.uniform(0.5, 2, 10).astype(dtype) if is_weighted else None
+    loss = F.softmax_cross_entropy(x, t, class_weight=weight, label_smoothing=smoothing, reduce="no", normalize=False)
+    wide = x.astype(np.float64)
+    logs = wide - np.log(np.exp(wide).sum(1, keepdims=True))
+    target = np.full(x.shape, smoothing / 10)
+    np.put_along_axis(target, t[:, None], 1 - smoothing + smoothing / 10, 1)
+    expected = -(target * logs * (1 if weight is None else weight[:, None])).sum(1)
+    np.testing.assert_allclose(loss.array, expected, rtol=1e-5 if dtype == "f" else 1e-12)
+    assert ("cross_entropy" in names) is is_by_loop
