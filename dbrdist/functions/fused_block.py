@@ -57,9 +57,7 @@ class StageOperands(NamedTuple):
     running: tuple[Array, Array]
     eps: float
     decay: float
-    window: tuple[
-        tuple[int, ...], tuple[int, ...], tuple[int, ...], int, bool
-    ]  # stride, pad, dilate, groups, cover_all
+    window: Window
 
 
 class ResidualBlock(FunctionNode):
@@ -175,8 +173,9 @@ class ResidualBlock(FunctionNode):
                 elif made[0] is not None:
                     made[0]([made[1]])
                 return
-            mean, var, gamma, beta, eps = self._vectors(k - 1)  # switches have changed since forward
-            seen = kernels.bn_inference(before.h, gamma, beta, mean, var, eps, True, _SPATIAL)
+            size, eps = before.mean.size, stages[k - 1].eps  # switches have changed since forward
+            vectors = before.saved[:size], before.saved[size:], before.mean, before.var
+            seen = kernels.bn_inference(before.h, *vectors, eps, True, _SPATIAL)
         grads[at] = gradient_of_weights(seen, gh, W, stage.geometry, out, None)
 
     def _with_shortcut(self, gv: Array, of_added: Array) -> Array | SummedGradient:

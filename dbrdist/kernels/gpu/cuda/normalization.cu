@@ -303,8 +303,9 @@ __global__ void bn_of_sums(const float* sums, int C, float share, const float* g
         const float scale = gamma[c] / sqrtf(v + eps);
         saved[c] = gamma[c];
         saved[C + c] = beta[c];
-        affine[c] = T(scale);
-        affine[C + c] = T(fmaf(-mu, scale, beta[c]));
+        const T factor = T(scale);
+        affine[c] = factor;
+        affine[C + c] = T(fmaf(-mu, float(factor), beta[c]));  // so that the mean becomes beta, however factor was rounded
         if (running_mean) {
             running_mean[c] = decay * running_mean[c] + of_mean * mu;
             running_var[c] = decay * running_var[c] + of_var * v;
