@@ -97,3 +97,17 @@ def test_a_network_that_changes_in_the_first_call_alone_is_not_warned_of(tmp_pat
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         training.Trainer(updater, (3, "iteration"), tmp_path).run()
+
+
+def test_a_network_that_the_first_batch_initializes(tmp_path):
+    class Own(training.StandardUpdater):
+        def update_core(self):
+            x, t = self.converter(self.get_iterator("main").next(), None)
+            self.get_optimizer("main").update(self.get_optimizer("main").target, x, t)
+
+    model = L.Classifier(L.Linear(None, 3))
+    updater = Own(iterators.SerialIterator(DATA, 5), optimizers.SGD(0.1).setup(model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        training.Trainer(updater, (3, "iteration"), tmp_path).run()
+    assert model.predictor.W.shape == (3, 4)

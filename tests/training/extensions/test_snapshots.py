@@ -14,6 +14,7 @@ import sys
 import warnings
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -437,3 +438,30 @@ def test_snapshot_on_error_and_condition(tmp_path):
     with pytest.raises(ValueError, match="stop"):
         trainer.run(show_loop_exception_msg=False)
     assert os.listdir(tmp_path) == ["snapshot_iter_2"]
+
+
+@pytest.mark.parametrize(
+    ("filename", "out", "is_said"),
+    [
+        ("snap_{.updater.iteration}", "run", True), ("snap_{.updater.iteration}", "run/0", False),
+        ("snap_{.updater.iteration}", "run/10/", True), ("snap_{.updater.iteration}", "run/rank00/", False),
+        ("snap_0_{.updater.iteration}", "run", False), ("snap_{.updater.iteration}_of_10", "run", True),
+        (lambda trainer: "snap_0", "run", False), (lambda trainer: "snap_10", "run", True),
+    ],
+)  # fmt: skip
+def test_one_ranks_own_network_is_said_unless_its_number_stands_in_a_name(monkeypatch, filename, out, is_said):
+    """The number of the step is none of a rank."""
+    written = []
+
+    def writer(name, folder, copy):
+        written.append((name, folder, copy))
+
+    writer.copy_of = lambda target: "copy"
+    monkeypatch.setattr(snapshots, "owner", lambda networks: 0)
+    trainer = SimpleNamespace(out=out, updater=SimpleNamespace(iteration=0))
+    extension = snapshots.Snapshot({}, filename, writer=writer)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert extension.save(trainer) == os.path.join(out, written[0][0])
+    assert [str(w.message)[:45] for w in caught] == ["snapshot: rank 0's own network is saved, which"[:45]] * is_said
+    assert written[0][1:] == (out, "copy")
