@@ -5,7 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dbrdist.comm.gradients.mean_network import goes_apart, mean_parameters
+from dbrdist.comm import run_threads
+from dbrdist.comm.gradients import mean_network
+from dbrdist.comm.gradients.mean_network import goes_apart, mean_parameters, one_network
 from dbrdist.errors import CommunicatorError
 from dbrdist.links import Linear
 
@@ -25,3 +27,17 @@ def test_a_failure_half_way_leaves_each_rank_its_own_parameters():
         pass
     for name, p in link.namedparams():
         np.testing.assert_array_equal(p.array, own[name])
+
+
+def test_ranks_of_one_network_look_for_no_difference(monkeypatch):
+    """They compare two checksums; the parameters themselves only where these differ."""
+    looked = []
+    monkeypatch.setattr(mean_network, "_difference", lambda comm, of_params: looked.append(comm.rank) or "words")
+
+    def body(comm, differing):
+        link = Linear(2, 3, initialW=np.full((3, 2), comm.rank * differing))
+        with one_network(comm, [link]) as difference:
+            return difference
+
+    assert run_threads(2, lambda comm: body(comm, 0)) == ["", ""] and not looked
+    assert run_threads(2, lambda comm: body(comm, 1)) == ["words", "words"] and sorted(looked) == [0, 1]

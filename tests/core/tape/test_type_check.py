@@ -222,3 +222,18 @@ def test_arrays_of_one_kind():
     assert not T.same_types(np.ones(1), Foreign())
     whole = type("Whole", (), {"__module__": "cupy"})
     assert T.same_types(whole(), Foreign()) and not T.same_types(np.ones(1), whole())
+
+
+def test_a_users_check_sees_an_operand_that_is_none():
+    """As Chainer's functions with optional inputs have it."""
+    seen = []
+
+    class Optional(dbrdist.FunctionNode):
+        def check_type_forward(self, in_types):
+            seen.append((in_types[0].shape.eval(), in_types[1].eval()))
+
+        def forward(self, inputs):
+            return (2 * inputs[0],)
+
+    (y,) = Optional().apply((np.ones((2, 3)), None))
+    assert y.array.sum() == 12 and seen == [((2, 3), None)]

@@ -1256,3 +1256,15 @@ def test_a_target_that_is_called_with_other_arguments_says_what_it_takes(args, n
     with pytest.raises(TypeError) as caught:
         optimizer.update(optimizer.target, *args, **named)
     assert str(caught.value) == f"SGD.update: the target Plain was called with {given}, and takes (x){hint}"
+
+
+def test_a_second_setup_is_warned_of_where_the_first_link_is_not_a_part_of_it_or_around_it():
+    outer = dbrdist.Chain(a=L.Linear(2, 2), b=L.Linear(2, 2))
+    for first, second in ((outer, outer), (outer, outer.a), (outer.a, outer)):
+        optimizers.SGD().setup(first).setup(second)
+    with pytest.warns(UsageWarning) as caught:
+        optimizers.SGD().setup(outer.a).setup(outer.b)
+    assert [str(one.message) for one in caught] == [
+        "SGD.setup: the target was Linear and is Linear from now on: the first one is not trained; use one optimizer "
+        "for each, or put both links into a Chain"
+    ]
