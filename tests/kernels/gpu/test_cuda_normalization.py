@@ -24,7 +24,7 @@ def nothing_on_a_gpu(monkeypatch):
 
 def matrix(*shape):
     x = types.SimpleNamespace(shape=shape, ndim=len(shape), size=prod(shape), dtype=np.dtype(np.float32))
-    return cuda_normalization._Matrix(x, (0,) if len(shape) == 2 else (0, 2, 3))
+    return cuda_normalization.Matrix(x, (0,) if len(shape) == 2 else (0, 2, 3))
 
 
 @each(rows=[1, 7, 300, 5000, 1_000_000], channels=[1, 3, 4, 20, 64, 2048, 2050], threads=[256, 512], rows_each=[1, 4])
@@ -56,4 +56,4 @@ def test_more_columns_of_blocks_than_counters_are_left_to_numpy():
 
 @each(**{"rows, down": [(1, 1), (64, 1), (65, 2), (67_584, 1056), (1_000_000, 1056)]})
 def test_maps_have_four_rows_for_each_thread(rows, down):
-    assert cuda_normalization._map_grid(matrix(rows, 64)) == ((1, down), (16, 16))
+    assert cuda_normalization.map_grid(matrix(rows, 64)) == ((1, down), (16, 16))
