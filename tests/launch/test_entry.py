@@ -1,6 +1,8 @@
 """Standard files that were closed are opened again."""
 
+import builtins
 import os
+import pathlib
 import signal
 import sys
 from types import SimpleNamespace
@@ -159,3 +161,36 @@ def test_closed_standard_files_are_opened_again():
         return 7 if are_open and (sys.stdout.fileno(), sys.stderr.fileno()) == (1, 2) else 8
 
     assert in_child(act) == 7
+
+
+@pytest.mark.parametrize(
+    ("program", "variables", "said"),
+    [
+        ("dbrdist-train", {}, b"dbrdist-train: interrupted\n"), ("dbrdist-data", {"PMI_RANK": "1"}, b""),
+        ("dbrdist-data", {"SLURM_PROCID": "0"}, b"dbrdist-data: interrupted\n"), ("pytest", {}, None),
+    ],
+)  # fmt: skip
+def test_an_interrupt_before_there_is_a_handler_ends_our_programs_alone(monkeypatch, program, variables, said):
+    for name in RANKS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    happened, plain = [], builtins.__import__
+
+    def imports(name, *given, **more):
+        if name == "select":
+            raise KeyboardInterrupt
+        return plain(name, *given, **more)
+
+    def end(code):
+        happened.append(code)
+        raise SystemExit  # what a process that has ended does not come to
+
+    code = compile(pathlib.Path(entry.__file__).read_text(), entry.__file__, "exec")
+    monkeypatch.setattr(sys, "argv", [f"/bin/{program}"])
+    monkeypatch.setattr(os, "write", lambda descriptor, data: happened.append((descriptor, data)))
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(builtins, "__import__", imports)
+    with pytest.raises(KeyboardInterrupt if said is None else SystemExit):
+        exec(code, {"__name__": "entry"})
+    assert happened == ([] if said is None else [(2, said)] * bool(said) + [130])

@@ -407,3 +407,16 @@ def test_spectral_normalization_refuses_a_weight_without_elements():
         with pytest.raises(ValueError, match="SpectralNormalization: W: expected a weight that has elements"):
             link.add_hook(hook)
             link(np.zeros((1, 10), np.float32))
+
+
+def test_a_forward_that_a_link_has_of_its_own_stays_bound_to_it():
+    """The call runs it on a copy with other weights, whose forward stays behind."""
+    link = L.Linear(4, 3)
+    link.forward = link.forward
+    link.add_hook(dbrdist.link_hooks.WeightStandardization())
+    x = np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)
+    for _ in range(2):
+        W = link.W.array.astype(np.float64)
+        W = (W - W.mean(1, keepdims=True)) / (W.std(1, keepdims=True) + 1e-5)
+        np.testing.assert_allclose(link(x).array, x @ W.T + link.b.array, rtol=1e-3, atol=1e-4)
+        assert link.forward.__self__ is link

@@ -321,3 +321,11 @@ def test_a_block_that_outlives_its_module_ends_in_silence(monkeypatch, recwarn):
     with pytest.warns(UserWarning, match="was not entered"):
         block.__del__()  # the interpreter still runs
     block._is_used = True
+
+
+@pytest.mark.parametrize("place", [config, global_config])
+def test_a_text_in_the_place_of_a_switch_is_refused(place):
+    """It would count as true."""
+    with pytest.raises(TypeError, match="enable_backprop"):
+        place.enable_backprop = "False"
+    assert config.enable_backprop is True and global_config.enable_backprop is True
