@@ -520,3 +520,19 @@ def test_a_state_that_does_not_say_whether_it_fired():
     with pytest.warns(UsageWarning):
         again.serialize(lambda key, value: {}[key])
     assert again(clock.tick()) and not again(clock.tick())
+
+
+def test_two_triggers_of_a_kind_keep_their_own_states():
+    def make():
+        return triggers.AnyTrigger(triggers.TimeTrigger(10), triggers.TimeTrigger(100))
+
+    clock, first = Clock(), make()
+    clock.elapsed_time = 55.0
+    assert first(clock)
+    second = restore(saved(first), make())
+    times = []
+    for clock.elapsed_time in range(56, 125):
+        if second(clock):
+            times.append(clock.elapsed_time)
+    assert times == [60, 70, 80, 90, 100, 110, 120]
+    assert [trigger._next_seconds for trigger in second._triggers] == [130, 200]

@@ -248,6 +248,12 @@ PICTURES = "data: {name: image_folder, root: x}"
                 "batch_norm.group: virtual workers normalize their own batches; write `batch: N`",
             ),
             (["batch_norm: {group: 1}", "batch: {virtual_workers: 2, per_worker: 4}"], None),
+            (["snapshot: {every: 0.5 hours or 0.25 seconds}"], None),
+            (
+                ["snapshot: {every: 0 hours}"],
+                "snapshot.every: expected a period such as '1 epoch', '200 iterations', '30 minutes' or '1 epoch or 2 "
+                "hours', got '0 hours'",
+            ),
             (["threads: 2"], None),
             (["workers: 2"], None),
             (

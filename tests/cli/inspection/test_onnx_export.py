@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -141,3 +142,23 @@ def test_a_missing_array_is_named(run, tmp_path):
     _settings, origin = load.load(DIGITS, [])
     with pytest.raises(ConfigError, match="is not in the file"):
         weights.begin_with(InitFrom(path="part.safetensors"), net, origin)
+
+
+def test_an_example_is_of_the_test_data_where_there_is_any(monkeypatch):
+    monkeypatch.setattr(onnx_export, "Look", lambda config, origin, part, data, convert, device: Looked(part, data))
+    monkeypatch.setattr(onnx_export.build, "converter_for", lambda config: None)
+    for test, expected in ((None, ("train", "a", 2)), ("b", ("test", "b", 2))):
+        data = SimpleNamespace(train="a", test=test)
+        monkeypatch.setattr(onnx_export.build, "data", lambda config, origin, data=data: data)
+        assert onnx_export._example(None, None) == expected
+    monkeypatch.setattr(Looked, "arguments", lambda self, number: None)
+    with pytest.raises(ConfigError, match="no readable example; give its shape: --export RUN"):
+        onnx_export._example(None, None)
+
+
+class Looked:
+    def __init__(self, part, data):
+        self.part, self.data = part, data
+
+    def arguments(self, number):
+        return [(self.part, self.data, number)], {}

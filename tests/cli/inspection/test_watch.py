@@ -356,3 +356,16 @@ def test_the_library_for_charts_is_there_or_not(held, tmp_path):
         assert ('<script src="plotly.js" defer></script>' in page) == (script is not None)
     assert headers["Cache-Control"] == "private, max-age=86400"
     assert headers["Content-Type"] == "text/javascript; charset=utf-8"
+
+
+def test_charts_are_pictures_or_numbers(held):
+    """With the library the page gets what it draws, once; without it the pictures are a section."""
+    board = watch.Dashboard([held], TOKEN)
+    for script in (None, Path("plotly.js")):
+        board._plotly = script
+        told = json.loads(ask(board, path=f"/{TOKEN}/state")[2])
+        assert ("charts" in told) == (script is not None) and ("charts" in told["sections"]) == (script is None)
+    assert told["charts"]["list"]
+    marks = [part["mark"] for part in told["sections"].values()] + [told["charts"]["mark"]]
+    again = json.loads(ask(board, path=f"/{TOKEN}/state", query="known=" + ",".join(marks))[2])
+    assert "charts" not in again and "configurations" not in again["sections"]

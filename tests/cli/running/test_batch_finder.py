@@ -161,7 +161,7 @@ def test_where_a_finder_ends(tmp_path, monkeypatch):
 def test_a_batch_is_timed_without_its_first_step(monkeypatch):
     """The median of the slowest ranks' speeds; a last batch that is short counts with its own examples."""
     clock, ends = [0.0], []
-    seconds, examples = iter([9.0, 0.5, 0.25, 1.0]), iter([8, 8, 4, 8])
+    seconds, examples = iter([9.0, 0.25, 0.25, 0.5]), iter([8, 8, 4, 8])
     batches = SimpleNamespace(num_samples_global=8)
 
     def update():
@@ -179,7 +179,7 @@ def test_a_batch_is_timed_without_its_first_step(monkeypatch):
         parts=SimpleNamespace(data=SimpleNamespace(train=[]), convert=None, device=None, task=None),
         trainer=SimpleNamespace(updater=SimpleNamespace(get_optimizer=lambda name: None)),
     )  # fmt: skip
-    assert batch_finder._measured(run, 8) == TimedBatch(8, 1.0, 8.0)  # of 8, 8 and 4 per second
+    assert batch_finder._measured(run, 8) == TimedBatch(8, 1.0, 8.0)  # of 16, 8 and 8 per second
     assert ends == [1]
     monkeypatch.setattr(updater, "update", lambda: (_ for _ in ()).throw(MemoryError))
     with pytest.raises(MemoryError):

@@ -255,6 +255,14 @@ class Trained(Own):
         self.calls.append(("end", status, reason, skipped))
 
 
+def test_a_batch_that_fits_is_noted_where_memory_ran_out(monkeypatch):
+    noted, own = [], Trained(MemoryError("no room"))
+    monkeypatch.setattr(runs.memory, "note_batch", lambda *words: noted.append(words))
+    with pytest.raises(BaseException, match="no room"):
+        runs.TrainingRun.train(own, traces=False)
+    assert noted == [(own.raised, None, own.config, 1, None)]
+
+
 def trained(*args, **options):
     own = Trained(*args, **options)
     code = runs.TrainingRun.train(own, traces=False)

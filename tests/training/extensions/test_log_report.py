@@ -106,3 +106,18 @@ def test_print_report_with_a_log_of_its_own(tmp_path):
     trainer.extend(extensions.PrintReport(["iteration"], report, out))
     trainer.run()
     assert out.getvalue().split() == ["iteration", "1", "2"]
+
+
+def test_each_row_of_a_table_goes_out_at_once(tmp_path):
+    """A program's own stream may have no flush."""
+    done = []
+    streams = (
+        types.SimpleNamespace(write=done.append, flush=lambda: done.append("flush")),
+        types.SimpleNamespace(write=done.append),
+    )
+    for out in streams:
+        trainer = make_trainer(tmp_path, stop=(1, "epoch"))
+        trainer.extend(extensions.LogReport())
+        trainer.extend(extensions.PrintReport(["epoch"], out=out))
+        trainer.run()
+    assert done == ["epoch\n", "flush", "1\n", "flush", "epoch\n", "1\n"]

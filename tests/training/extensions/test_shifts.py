@@ -179,3 +179,13 @@ def test_a_negative_exponent_raises_up_to_the_target():
     assert [shift.value(t) for t in (0, 1, 2)] == [2.0, pytest.approx(2 * 0.9**-0.5), 2.2]
     with pytest.raises(ValueError, match="rate: expected a number of 0 or more, got -1"):
         extensions.ExponentialShift("x", -1)
+
+
+@pytest.mark.parametrize("pair", [3, (1,), (1, 2, 3)])
+def test_a_range_is_two_numbers(pair):
+    with pytest.raises(ValueError) as caught:
+        extensions.LinearShift("lr", pair, (0, 1))
+    assert str(caught.value) == f"LinearShift: value_range: expected two numbers, got {pair!r}"
+    with pytest.raises(ValueError) as caught:
+        extensions.LinearShift("lr", (0, 1), pair)
+    assert str(caught.value) == f"LinearShift: time_range: expected two numbers, got {pair!r}"
