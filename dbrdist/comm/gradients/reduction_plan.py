@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dbrdist.comm.protocol import agree
 from dbrdist.comm.protocol.gate import Passage, digest
 from dbrdist.comm.protocol.wire_type import codec_for, growth
@@ -52,6 +54,7 @@ class ReductionPlan:
         self.grads: tuple[Array, ...] = tuple(run.grad for run in self.runs)  # valid after :meth:`collect`
         self._places = [(p, p.node, p.node.view) for p in self.params]
         self._watch = Watch(self.params)
+        self._scales: tuple[float | None, list[message.Scale]] | None = None  # a divisor, and the factor of each sum
 
     def move(self, move: Callable[[list[Arena]], None]) -> None:
         """Have what lies in the arenas moved; the plan goes along."""
@@ -103,10 +106,24 @@ class ReductionPlan:
         factors: Sequence[float] | None,
         divisor: float | None,
     ) -> None:
-        """Average the gradients: of each run what every rank has, in the order of ranks."""
-        for grad, pieces in zip(self.grads, everyones):
+        """Average the gradients: of each run what every rank has, in the order of ranks.
+
+        They are short, so that what follows from types and the divisor is worked out once: as message.weighted_sum does
+        it for each array, a step of 10 KB takes 1.5 us more.
+        """
+        scales = self._scales
+        if scales is None or scales[0] != divisor:
+            scales = self._scales = divisor, [message.scale_of_short_sum(grad, divisor) for grad in self.grads]
+        grad: Any
+        for grad, pieces, scale in zip(self.grads, everyones, scales[1]):
             call.num_bytes += grad.nbytes
             call.kind = grad.dtype
+            if scale is not None and factors is None and len(pieces) > 1:
+                np.add(pieces[0], pieces[1], grad)
+                for piece in pieces[2:]:
+                    np.add(grad, piece, grad)
+                np.multiply(grad, scale, grad)
+                continue
             total = message.weighted_sum(pieces, factors, divisor, out=grad)
             if total is not grad:
                 grad[...] = total

@@ -240,6 +240,19 @@ def divide(x: Array, divisor: float | None) -> None:
         x *= 1 / divisor
 
 
+Scale: TypeAlias = Array | Number | None
+
+
+def scale_of_short_sum(like: Array, divisor: float | None) -> Scale:
+    """By what :func:`weighted_sum` multiplies the sum of arrays of this shape and type, added with NumPy in that type.
+
+    None where it does something else: to long arrays, narrow types, other devices, or divisors.
+    """
+    is_short = type(like) is np.ndarray and like.size < _MANY
+    is_wide = like.dtype.itemsize > 2 and like.dtype.kind in "fc"
+    return _factor(divisor, like.dtype) if is_short and is_wide and divisor is not None else None
+
+
 @functools.lru_cache(maxsize=64)
 def _factor(divisor: float, dtype: np.dtype[np.generic]) -> Array | Number | None:
     """The inverse of a power of two; None of another number."""

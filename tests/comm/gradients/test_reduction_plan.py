@@ -144,3 +144,19 @@ def test_every_gradient_goes_through_the_codec(monkeypatch, size, leaves, border
     expected = ["allreduce_grad_dtype", ("prepare", 2.0)]
     expected += [(grad, True, True, None, 2.0, own) for grad, own in zip("ab", parts)]
     assert done == ([] if size == 1 or leaves else expected)
+
+
+@each(dtype=["f4", "f8", "c8", "f2"], num=[1, 2, 3], factors=[None, [0.25, 3.0, 0.5]])
+def test_short_gradients_are_added_in_order_and_divided_by_whatever_divisor_comes(dtype, num, factors):
+    rng = np.random.default_rng(0)
+    w, b = Parameter(np.zeros((3, 5), dtype)), Parameter(np.zeros(4, dtype))
+    w.grad, b.grad = np.zeros_like(w.array), np.zeros_like(b.array)
+    plan = ReductionPlan([("/w", w), ("/b", b)])
+    grads, call = plan.collect(), Verb()
+    for divisor in (4.0, 3.0, None, 8.0):
+        everyones = [[rng.standard_normal(g.shape).astype(dtype) for _ in range(num)] for g in grads]
+        plan.add_up(call, everyones, factors and factors[:num], divisor)
+        for g, pieces in zip(grads, everyones):
+            weighted = np.array(pieces, "c16").T * (factors or np.ones(3))[:num]
+            np.testing.assert_allclose(g, weighted.sum(-1) / (divisor or 1), rtol=0, atol=8 * np.finfo(dtype).eps)
+    assert call.num_bytes == 4 * sum(g.nbytes for g in grads)
