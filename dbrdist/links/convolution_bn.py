@@ -118,7 +118,7 @@ def _is_training(conv: Any, bn: Any) -> bool:
         return False
     if switches["_function_hooks"] or switches["debug"] or switches["_captured"] is not None:  # is_observed
         return False
-    if conv.b is not None or bn.keeps_last or not _are_plain(conv, bn):
+    if not _are_plain(conv, bn) or conv.b is not None or bn.keeps_last:
         return False
     return type(conv.W) is type(bn.gamma) is type(bn.beta) is Parameter
 

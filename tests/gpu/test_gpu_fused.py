@@ -491,13 +491,34 @@ def test_variances_lose_no_more_digits_than_their_sums(ratio, device, rng):
     np.testing.assert_allclose(affine, [scale, -exact.mean(0) * scale], rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, 2.0])
+@pytest.mark.parametrize("value", [np.nan, np.inf, 2.0, 3e4])
 def test_variances_of_one_value_and_of_none(value, device):
-    """Equal numbers have a variance of 0, never less; what is not finite stays so."""
+    """Equal numbers are normalized to about 0, however large, though float16 has no 1 / sqrt(eps) times them."""
     h = np.full((48, 8), value, "f")
     with np.errstate(all="ignore"):
         sums = np.stack([h.sum(0), np.square(h).sum(0) * np.float32(1 - 1e-6)])
     there = put(device, sums, np.ones(8, "f"), np.zeros(8, "f"))
     made = kernels.bn_of_sums(*there, 1e-5, 48, np.dtype("e"), None, 0.0, (0.0, 0.0))
-    mean, var = (backend.to_cpu(a) for a in made[:2])
-    assert (var == 0).all() if value == 2 else not np.isfinite(var).any() and not np.isfinite(mean).any()
+    mean, var, _, (factor, summand) = (backend.to_cpu(a) for a in made)
+    if np.isfinite(value):
+        np.testing.assert_allclose(var, np.square(value) / 2**22, rtol=1e-5)
+        assert (abs(factor * np.float16(value) + summand) <= 1).all()
+    else:
+        assert not np.isfinite(var).any() and not np.isfinite(mean).any()
+
+
+class Doubled(Chain):
+    def __init__(self, conv):
+        super().__init__()
+        with self.init_scope():
+            self.inner = conv
+
+    def forward(self, x):
+        return 2 * self.inner(x)
+
+
+def test_a_link_of_the_program_in_the_place_of_a_convolution(device):
+    side = Side(device, True)
+    with side.net.two.init_scope():
+        side.net.two.conv2 = Doubled(side.net.two.conv2)
+    assert kinds(side.net(side.x)).count("ResidualBlock") == 2

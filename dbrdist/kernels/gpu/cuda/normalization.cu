@@ -296,8 +296,9 @@ __global__ void bn_of_sums(const float* sums, int C, float share, const float* g
                            float decay, float of_mean, float of_var) {
     for (int c = blockIdx.x * blockDim.x + threadIdx.x; c < C; c += gridDim.x * blockDim.x) {
         const float mu = sums[c] * share;
+        // At least about its error, so that a channel that is all but constant gets no factor beyond float16; NaN stays.
         float v = fmaf(-mu, mu, sums[C + c] * share);
-        if (v < 0) v = 0;  // by rounding; NaN stays
+        if (v < mu * mu * 0x1p-22f) v = mu * mu * 0x1p-22f;
         mean[c] = mu;
         var[c] = v;
         const float scale = gamma[c] / sqrtf(v + eps);
