@@ -98,7 +98,7 @@ def fused_block(
     """
     if not config.fused_convolutions:
         return None
-    pairs = [*stages, *[shortcut] * (shortcut is not None)]
+    pairs: list[Any] = [*stages, *[shortcut] * (shortcut is not None)]
     if not all(type(bn) is BatchNormalization and bn._gpu is not None and _is_training(conv, bn) for conv, bn in pairs):
         return None
     made = [
