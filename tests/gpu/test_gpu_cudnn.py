@@ -250,3 +250,37 @@ def test_weights_are_kept_at_inference(device, rng):
     maker, made = kept.made
     assert_close(kernels.conv_inference(xd, Wd, None, g, kept), exact, 64)
     assert kept.made[0] is maker and kept.made[1] is made
+
+
+@pytest.mark.parametrize("is_rectified", [False, True])
+@pytest.mark.parametrize("case", ["3x3", "1x1", "strided 1x1", "many pixels"])
+def test_fused_convolution(case, is_rectified, device, rng):
+    """Sums of channels and of squares, and the gradient of weights, of x or of max(a x + b, 0) rounded to the type."""
+    x, W, gy, g = operands(rng, case, "float16")
+    affine = rng.standard_normal((2, x.shape[1])).astype(np.float16)
+    seen = x
+    if is_rectified:
+        factor, summand = (v.astype(np.float64)[:, np.newaxis, np.newaxis] for v in affine)
+        seen = np.maximum(x.astype(np.float64) * factor + summand, 0).astype(np.float16)
+    exact = numpy_.conv_forward(*wide(seen, W), None, g)
+    xd, Wd, gyd = sent(device, x, W, gy)
+    given = device.send(affine) if is_rectified else None
+    assert kernels.provider_of("conv_and_sums", xd, Wd, g, given, None) == "cudnn"
+    y, sums, _ = kernels.conv_and_sums(xd, Wd, g, given, None)
+    assert y.dtype == np.float16 and sums.dtype == np.float32
+    assert_close(y, exact, NUM_EPS["float16"])
+    written = backend.to_cpu(y).astype(np.float64)
+    of_channels = np.stack([written.sum((0, 2, 3)), np.square(written).sum((0, 2, 3))])
+    # of what was written, or of what was not rounded yet
+    bound = 2.0**-11 * np.stack([np.abs(written).sum((0, 2, 3)), 2 * of_channels[1]])
+    assert (np.abs(backend.to_cpu(sums) - of_channels) <= bound + 1e-3).all()
+    if is_rectified:
+        exact = numpy_.conv_backward_weight(*wide(seen, gy), W.shape, g, np.dtype("d"))
+        for dtype in (np.float16, np.float32):
+            out = device.send(np.full(W.size, np.nan, dtype)).reshape(W.shape)
+            name = "conv_backward_weight_rectified"
+            assert kernels.provider_of(name, xd, given, gyd, W.shape, g, out) == "cudnn"
+            write, piece = kernels.conv_backward_weight_rectified(xd, given, gyd, W.shape, g, out)
+            if write is not None:
+                write([piece])
+            assert_close(out, exact, NUM_EPS["float16"] * np.finfo(np.float16).eps / np.finfo(dtype).eps)
