@@ -53,7 +53,8 @@ def short(value: object) -> str:
     """A number of at most 9 characters, with as many digits behind the point as its neighbours."""
     if not isinstance(value, float) or not math.isfinite(value):
         return str(value)
-    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.2e}"
+    fixed = f"{value:.4f}"
+    return fixed if 1e-3 <= abs(value) < 1e4 and len(fixed) <= 9 or value == 0 else f"{value:.2e}"
 
 
 def whole(value: Any, width: int) -> str:
