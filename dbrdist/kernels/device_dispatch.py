@@ -17,7 +17,18 @@ from dbrdist.core.array.elementwise import hand_down_kernel
 from dbrdist.core.array.random import Draw
 from dbrdist.core.array.types import Array
 from dbrdist.kernels.geometry import ConvGeometry
-from dbrdist.kernels.table import KEYS, composed, kernel, key_of, plan_of_provider, planned, server_of
+from dbrdist.kernels.table import (
+    FORMULA,
+    composed,
+    kernel,
+    key_of,
+    lies,
+    plan_of,
+    plan_of_provider,
+    planned,
+    server_of,
+    switches,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -25,22 +36,10 @@ if TYPE_CHECKING:
     from dbrdist.core.model.weight_copies import Reader
 
 
-_form = operator.attrgetter("shape", "strides", "dtype")
 _placed_form = operator.attrgetter("shape", "strides", "dtype", "data.device_id")
 _chosen = operator.itemgetter("use_cudnn", "use_cudnn_tensor_core", "cudnn_deterministic")
-_FORMULA = "numpy"  # the provider of what no other one serves
 _SPATIAL = (0, 2, 3)
 _POINTWISE = ConvGeometry()
-
-
-def lies(*arrays: Array | None) -> tuple[Any, ...]:
-    if type(None) not in map(type, arrays):
-        return tuple(map(_form, arrays))
-    return tuple([None if a is None else (a.shape, a.strides, a.dtype) for a in arrays])
-
-
-def switches(*arrays: Array | None) -> tuple[Any, ...]:
-    return places_of(*arrays), config.use_cudnn, config.use_cudnn_tensor_core, config.cudnn_deterministic
 
 
 # ---- convolution
@@ -413,12 +412,6 @@ def conv_bn_backward(
     return composed(key, _plan_backward, arguments)(*arguments)
 
 
-def plan_of(name: str, *arguments: Any) -> Any:
-    """The plan of a kernel, or None where none but NumPy's formula serves."""
-    plan = planned(KEYS[name](*arguments), arguments)
-    return None if server_of(plan) == _FORMULA else plan
-
-
 def _declined(*arguments: Any) -> None:
     """The plan of a call that the separate kernels have to serve."""
 
@@ -463,7 +456,7 @@ def _plan_backward(
 ) -> Callable[..., Any]:  # fmt: skip
     (geometry, eps, relu, adds), (x, W, gamma), (with_x, sees_a_part) = block, xs, parts
     h, mean, var, (server, saved), laid, widened = kept  # h stands for its gradient, which lies as it does
-    if places_of(*xs, *gys, *outs) != current_number() or server == _FORMULA:
+    if places_of(*xs, *gys, *outs) != current_number() or server == FORMULA:
         return _declined
     if adds:
         normalize = plan_of("bn_backward_of_sum", h, gamma, mean, var, y, gys, eps, _SPATIAL, *outs[1:], is_ours)

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from dbrdist.core.array.backend import empty, places_of
 from dbrdist.core.array.current_device import current_number
 from dbrdist.core.array.types import Array, DType
-from dbrdist.kernels.device_dispatch import lies, plan_of, switches
-from dbrdist.kernels.dispatch import bn_move
 from dbrdist.kernels.geometry import ConvGeometry
-from dbrdist.kernels.table import kernel
+from dbrdist.kernels.table import KEYS, kernel, lies, plan_of, planned, switches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -178,7 +176,8 @@ def plan_fused_block(xs: tuple[Array, ...], block: FusedBlock, *moved: Moved) ->
             given = sums, gamma, beta, stages[k].eps, h.size // len(W), h.dtype
             mean, var, saved, affine = finish(*given, None if moves_apart else running, decay, weights)
             if moves_apart:
-                bn_move(*running, mean, var, decay, weights)
+                apart = *running, mean, var, decay, weights
+                planned(KEYS["bn_move"](*apart), apart)(*apart)
             kept.append(InStage(h, mean, var, saved, affine, laid))
             seen = h
         of = [(left.mean, left.var, *xs[2 + 3 * k : 4 + 3 * k], stages[k].eps) for k, left in enumerate(kept)]

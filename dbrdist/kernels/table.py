@@ -14,17 +14,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import os
 import threading
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dbrdist.core.array.backend import places_of
+from dbrdist.core.array.config import config
 from dbrdist.kernels import providers
 from dbrdist.kernels.unsupported import Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
+
+    from dbrdist.core.array.types import Array
 
 Plan = Callable[..., Any]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,6 +37,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 _GENERATION = 1024  # plans after which those that were not used since the last time are forgotten
 
 KEYS: dict[str, Callable[..., Any]] = {}  # what makes the key of a call, by the kernel's name
+FORMULA = "numpy"  # the provider of what no other one serves
+_form = operator.attrgetter("shape", "strides", "dtype")
 
 
 class ThreadPlans(threading.local):
@@ -98,6 +105,12 @@ def server_of(plan: Plan) -> str:
     return _local.names[id(plan)]
 
 
+def plan_of(name: str, *arguments: Any) -> Any:
+    """The plan of a kernel, or None where none but NumPy's formula serves."""
+    plan = planned(KEYS[name](*arguments), arguments)
+    return None if server_of(plan) == FORMULA else plan
+
+
 def forget() -> None:
     """Drop the plans of all threads."""
     global _local
@@ -105,6 +118,18 @@ def forget() -> None:
 
 
 os.register_at_fork(after_in_child=forget)
+
+
+def lies(*arrays: Array | None) -> tuple[Any, ...]:
+    """Shape, strides and dtype of each array: a part of a call's key."""
+    if type(None) not in map(type, arrays):
+        return tuple(map(_form, arrays))
+    return tuple([None if a is None else (a.shape, a.strides, a.dtype) for a in arrays])
+
+
+def switches(*arrays: Array | None) -> tuple[Any, ...]:
+    """Where arrays are, and the settings that plans of cuDNN depend on: a part of a call's key."""
+    return places_of(*arrays), config.use_cudnn, config.use_cudnn_tensor_core, config.cudnn_deterministic
 
 
 def key_of(name: str, is_light: bool = False) -> Callable[[F], F]:

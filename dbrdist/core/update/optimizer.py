@@ -19,6 +19,7 @@ from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.model.versions import Watch
 from dbrdist.core.tape.node import VariableNode, assignments
+from dbrdist.core.update import targets
 from dbrdist.core.update.elementwise_hook import last_elementwise
 from dbrdist.core.update.first_updates import FirstUpdates
 from dbrdist.core.update.fused_update import (
@@ -45,19 +46,6 @@ from dbrdist.core.update.hyperparameter import (
 )
 from dbrdist.core.update.hyperparameter import HyperparameterProxy as HyperparameterProxy
 from dbrdist.core.update.loss_scaling import LossScaling, is_finite
-from dbrdist.core.update.targets import (
-    check_meaning,
-    check_parameters,
-    check_target,
-    explain_no_graph,
-    has_foreign_parts,
-    loss_of,
-    parameters_of,
-    saved_state,
-    warn_of_another_target,
-    warn_of_lost_states,
-    warn_of_what_is_not_updated,
-)
 from dbrdist.core.update.update_rule import UpdateRule
 from dbrdist.core.usage.foreign_names import add_hints, add_settings, warn_of_unknown
 from dbrdist.core.usage.mistakes import warn
@@ -103,7 +91,7 @@ class Optimizer(LossScaling):
 
     def setup(self, link: Link) -> Optimizer:
         """Take ``link`` as the target."""
-        check_target(type(self).__name__, link)
+        targets.check_target(type(self).__name__, link)
         self.target = link
         self.t = 0
         self.epoch = 0
@@ -182,7 +170,7 @@ class Optimizer(LossScaling):
             return
         for name, p in self.target.namedparams():
             if p.update_rule is not None:
-                p.update_rule.serialize(saved_state(serializer, self.target, name))
+                p.update_rule.serialize(targets.saved_state(serializer, self.target, name))
 
 
 @read_quickly("target")
@@ -239,10 +227,10 @@ class GradientMethod(Optimizer):
         before = None if self._target is None or self.t else weakref.ref(self._target)
         super().setup(link)
         if before is not None and (old := before()) is not None:  # it is still in use
-            warn_of_another_target(type(self).__name__, old, link)
-        params = parameters_of(f"{type(self).__name__}.setup", link)
-        check_parameters(type(self).__name__, link, params)
-        warn_of_lost_states(type(self).__name__, params)
+            targets.warn_of_another_target(type(self).__name__, old, link)
+        params = targets.parameters_of(f"{type(self).__name__}.setup", link)
+        targets.check_parameters(type(self).__name__, link, params)
+        targets.warn_of_lost_states(type(self).__name__, params)
         self._first_updates = FirstUpdates(type(self).__name__, link)
         self._params_at_setup = weakref.WeakSet(params)
         for p in params:
@@ -260,7 +248,7 @@ class GradientMethod(Optimizer):
         """Warn where ``values.name = value`` would change nothing: our rules read no such hyperparameter."""
         if name in values.get_dict():
             check_assigned(self, name, value)
-        elif type(self).__module__.startswith("dbrdist.") and not has_foreign_parts(self):
+        elif type(self).__module__.startswith("dbrdist.") and not targets.has_foreign_parts(self):
             warn_of_unknown(type(self).__name__, name, list(values.get_dict()), values.parent is None)
 
     def update(self, lossfun: Callable[..., Variable] | None = None, *args: Any, **kwds: Any) -> None:
@@ -274,12 +262,12 @@ class GradientMethod(Optimizer):
         if self._target is None:
             self._require_target()
         if lossfun is not None:
-            loss: Any = loss_of(type(self).__name__, self._target, lossfun, args, kwds)
+            loss: Any = targets.loss_of(type(self).__name__, self._target, lossfun, args, kwds)
             self._target.cleargrads()
             try:
                 loss.backward(loss_scale=None if self._loss_scale is None else self.scale_of_step())
             except RuntimeError as error:
-                explain_no_graph(type(self).__name__, error, lossfun, loss)
+                targets.explain_no_graph(type(self).__name__, error, lossfun, loss)
                 raise
             del loss
         if self._first_updates is not None and self._first_updates.begin(self.target, lossfun is not None):
@@ -377,9 +365,9 @@ class GradientMethod(Optimizer):
     def _plan(self) -> list[Part]:
         """The runs of the target and their rules; planned again if one of its parameters, links or rules changed."""
         if self._watch is None or not self._watch.is_current():
-            everything = parameters_of(f"{type(self).__name__}.update", self.target)
+            everything = targets.parameters_of(f"{type(self).__name__}.update", self.target)
             if self._params_at_setup is not None:
-                warn_of_what_is_not_updated(self, everything, self._params_at_setup)
+                targets.warn_of_what_is_not_updated(self, everything, self._params_at_setup)
             ruled = [p for p in everything if isinstance(p.update_rule, UpdateRule)]
             updated = [p for p in ruled if p.is_initialized and p.update_rule.enabled]
             self._alone = [p for p in everything if is_updated_alone(p)]
@@ -515,7 +503,7 @@ class GradientMethod(Optimizer):
                     raise  # some are there, so that this file is damaged
                 refuse_state_of_another(self, own)
                 break
-        check_meaning(serializer, type(self).__name__, getattr(self.rule_class, "state_meaning", None))
+        targets.check_meaning(serializer, type(self).__name__, getattr(self.rule_class, "state_meaning", None))
         super().serialize(serializer)
 
     def __getstate__(self) -> dict[str, object]:
