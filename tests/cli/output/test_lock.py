@@ -200,8 +200,8 @@ def test_whether_a_folder_seems_held(tmp_path):
     path, here = tmp_path / "run.lock", socket.gethostname()
     me = {"host": here, "pid": os.getpid(), "started": locks._start_of(os.getpid())}
 
-    def seems(holder, age_seconds=0.0):
-        path.write_text(json.dumps(holder))
+    def seems(entry, age_seconds=0.0):
+        path.write_text(json.dumps(entry))
         os.utime(path, (0, time.time() - age_seconds))
         return locks.seems_held(str(path))
 
