@@ -147,19 +147,21 @@ def assert_as_accurate(found, usual, exact):
     assert error < 1.5 * expected + FLIPS / 2, (error, expected)
 
 
-def _one_loss(side):
+def _passed(side):
     y = side.forward()
     side.net.cleargrads()
     side.loss(y).backward()
+    return y
+
+
+def _one_loss(side):
+    y = _passed(side)
     side.optimizer.update()
     return side.found(y.array)
 
 
 def _without_flat_memory(side):
-    y = side.forward()
-    side.net.cleargrads()
-    side.loss(y).backward()
-    return side.found(y.array)
+    return side.found(_passed(side).array)
 
 
 def _two_losses(side):
@@ -185,10 +187,7 @@ def _frozen(side):
 def _constant_input(side):
     side.x = side.x.array if side.x.dtype == np.float64 else dbrdist.Variable(side.x.array, requires_grad=False)
     side.x = dbrdist.as_variable(side.x)
-    y = side.forward()
-    side.net.cleargrads()
-    side.loss(y).backward()
-    return side.found(y.array)
+    return side.found(_passed(side).array)
 
 
 def _assigned(side):

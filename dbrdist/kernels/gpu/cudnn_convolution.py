@@ -344,29 +344,18 @@ def _plan_and_sums(x: Array, W: Array, geometry: ConvGeometry, affine: Array | N
     dtype, size, rectifies = x.dtype, W.shape[0], affine is not None
     y_shape = (x.shape[0], size, *geometry.out_hw(*x.shape[2:], *W.shape[2:]))
     run = _build_fused(dtype, "sums", x.shape, W.shape, y_shape, geometry, rectifies)
-    image, new, new_sums = (
-        _images(x, x.shape[1]),
-        cuda_source.images(y_shape, dtype),
-        cuda_source.plain((2, size), _F32),
-    )
+    image, new = _images(x, x.shape[1]), cuda_source.images(y_shape, dtype)
+    new_sums = cuda_source.plain((2, size), _F32)
     filters, is_kept = _filters(W, dtype, W.shape[1]), not _lies_well(W, dtype)
     is_copied, to_squares, to_summands = isinstance(filters, FilterLayout), 4 * size, x.shape[1] * dtype.itemsize
 
     def conv_and_sums(
         x: Array, W: Array, geometry: ConvGeometry, affine: Array | None, copy: Reader | None
     ) -> tuple[Array, Array, Array | None]:
-        laid, seen, y, sums = (
-            filters(W) if copy is None or not is_copied else copy(W, filters),
-            image(x),
-            new(),
-            new_sums(),
-        )
-        first = (seen.data.ptr,)
-        if affine is not None:
-            start = affine.data.ptr
-            first = (seen.data.ptr, start, start + to_summands)
-        start = sums.data.ptr
-        run(*first, laid.data.ptr, y.data.ptr, start, start + to_squares)
+        laid = filters(W) if copy is None or not is_copied else copy(W, filters)
+        seen, y, sums = image(x), new(), new_sums()
+        of_x = () if affine is None else (affine.data.ptr, affine.data.ptr + to_summands)
+        run(seen.data.ptr, *of_x, laid.data.ptr, y.data.ptr, sums.data.ptr, sums.data.ptr + to_squares)
         return y, sums, laid if is_kept else None
 
     return conv_and_sums
@@ -383,11 +372,8 @@ def _plan_backward_weight_rectified(
     if not out.flags.c_contiguous:
         raise Unsupported("room in another order")
     image, gradient, to_summands = _images(x, i), _images(gy, o), i * own.itemsize
-    new, numbers, is_direct = (
-        cuda_source.plain((prod(W_shape),), own),
-        (i, kh * kw, i),
-        kh * kw == 1 and out.dtype == own,
-    )
+    new, numbers = cuda_source.plain((prod(W_shape),), own), (i, kh * kw, i)
+    is_direct = kh * kw == 1 and out.dtype == own
     writer = cuda_layout.to_plain(cuda_source.current_device(), own, out.dtype)
 
     def conv_backward_weight_rectified(

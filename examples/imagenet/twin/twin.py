@@ -93,14 +93,12 @@ def plan() -> list[Planned]:
         runs.append(Planned(f"goyal-small-15-seed{seed}", "goyal", (*words, *small)))
     for workers in (40, 80, 160, 320):
         words = (
+            "epochs=15",
+            "optimizer.schedule.warmup_epochs=2.5",
             f"batch={{virtual_workers: {workers}, per_worker: 32}}",
             f"optimizer.lr={5 * (workers / 40) ** 0.5:.3f}",
         )
-        runs.append(
-            Planned(
-                f"lars-15-batch{32 * workers}", "lars", ("epochs=15", "optimizer.schedule.warmup_epochs=2.5", *words)
-            )
-        )
+        runs.append(Planned(f"lars-15-batch{32 * workers}", "lars", words))
     runs = [run._replace(words=(*run.words, "dtype=mixedbf16")) for run in runs]
     for seed in range(3):
         words = (*shortened("akiba", 10), f"seed={seed}")

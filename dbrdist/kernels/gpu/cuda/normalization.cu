@@ -63,34 +63,41 @@ __device__ void merge_rows(bool is_active, float& n, float* mean, float* m2, flo
     }
 }
 
-// Sums over the rows of a block, likewise. Rows that have been given away are not written again before they are read.
-template <int V>
-__device__ void add_rows(float* a, float* b, float* as, float* bs) {
-    const int ty = threadIdx.y, width = blockDim.x * V, at = ty * width + threadIdx.x * V;
+// N sums over the rows of a block, likewise. Rows that have been given away are not written again before they are read.
+// shared: N x rows x width.
+template <int V, int N>
+__device__ void add_rows(float (&sums)[N][V], float* shared) {
+    const int ty = threadIdx.y, width = blockDim.x * V, plane = blockDim.y * width, at = ty * width + threadIdx.x * V;
     for (int half = blockDim.y / 2; half > 0; half /= 2) {
         if (ty >= half && ty < 2 * half)
 #pragma unroll
-            for (int k = 0; k < V; ++k) { as[at + k] = a[k]; bs[at + k] = b[k]; }
+            for (int n = 0; n < N; ++n)
+#pragma unroll
+                for (int k = 0; k < V; ++k) shared[n * plane + at + k] = sums[n][k];
         __syncthreads();
         if (ty < half)
 #pragma unroll
-            for (int k = 0; k < V; ++k) { a[k] += as[at + half * width + k]; b[k] += bs[at + half * width + k]; }
+            for (int n = 0; n < N; ++n)
+#pragma unroll
+                for (int k = 0; k < V; ++k) sums[n][k] += shared[n * plane + at + half * width + k];
     }
 }
 
-// The same of one sum.
-template <int V>
-__device__ void add_rows(float* a, float* as) {
-    const int ty = threadIdx.y, width = blockDim.x * V, at = ty * width + threadIdx.x * V;
-    for (int half = blockDim.y / 2; half > 0; half /= 2) {
-        if (ty >= half && ty < 2 * half)
+// g: the gradient of a ReLU's input. It is the sum of one or two gradients of its output y where that is not 0, and is
+// written to g_out, too.
+template <typename T, int V>
+__device__ void through_relu(const T* gy, const T* more, const T* y, T* g_out, long long at, float* g) {
+    float w[V];
+    load<T, V>(gy + at, g);
+    if (more) {
+        load<T, V>(more + at, w);
 #pragma unroll
-            for (int k = 0; k < V; ++k) as[at + k] = a[k];
-        __syncthreads();
-        if (ty < half)
-#pragma unroll
-            for (int k = 0; k < V; ++k) a[k] += as[at + half * width + k];
+        for (int k = 0; k < V; ++k) g[k] = float(T(g[k] + w[k]));
     }
+    load<T, V>(y + at, w);
+#pragma unroll
+    for (int k = 0; k < V; ++k) if (w[k] == 0) g[k] = 0;
+    store<T, V>(g_out + at, g);
 }
 
 // True in all threads of the block that comes last in its column of the grid.
@@ -103,6 +110,37 @@ __device__ bool is_last(unsigned* counters) {
     __syncthreads();
     __threadfence();
     return last;
+}
+
+// The sums of all blocks of a column of the grid, in the block that comes last; false in all others.
+// parts: N x gridDim.y x C.
+template <int V, int N>
+__device__ bool add_blocks(float (&sums)[N][V], float* shared, float* parts, unsigned* counters, int c, int C) {
+    const int ty = threadIdx.y;
+    const long long plane = (long long)gridDim.y * C;
+    add_rows<V, N>(sums, shared);
+    if (ty == 0 && c < C)
+#pragma unroll
+        for (int n = 0; n < N; ++n)
+#pragma unroll
+            for (int k = 0; k < V; ++k) parts[n * plane + (long long)blockIdx.y * C + c + k] = sums[n][k];
+    if (!is_last(counters)) return false;
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+#pragma unroll
+        for (int k = 0; k < V; ++k) sums[n][k] = 0;
+    float v[V];
+    if (c < C)
+#pragma unroll (N == 2 ? 4 : 2)
+        for (int r = ty; r < gridDim.y; r += blockDim.y)
+#pragma unroll
+            for (int n = 0; n < N; ++n) {
+                fetch<V>(parts + n * plane + (long long)r * C + c, v);
+#pragma unroll
+                for (int k = 0; k < V; ++k) sums[n][k] += v[k];
+            }
+    add_rows<V, N>(sums, shared);
+    return true;
 }
 
 // How many of M rows are row + step, row + 2 step and so on.
@@ -223,12 +261,11 @@ __global__ void bn_sums(const T* x, const T* gy, long long M, int C, float* part
                         const float* var, const float* saved, float* ggamma, float* gbeta, float eps, const T* y,
                         const T* more, T* g_out) {
     extern __shared__ float shared[];  // 2 x TY x TX x V
-    const int tx = threadIdx.x, ty = threadIdx.y, TX = blockDim.x, TY = blockDim.y;
-    const int c = (blockIdx.x * TX + tx) * V, width = TX * V;
-    float mu[V], a[V], b[V], along[V], sum[V], v[V], g[V], w[V];
+    const int ty = threadIdx.y, TY = blockDim.y, c = (blockIdx.x * blockDim.x + threadIdx.x) * V;
+    float mu[V], a[V], b[V], sums[2][V], v[V], g[V];  // sums: of gy, and along x
 #pragma unroll
     for (int k = 0; k < V; ++k) {
-        along[k] = sum[k] = 0;
+        sums[0][k] = sums[1][k] = 0;
         mu[k] = c < C ? mean[c + k] : 0;
         a[k] = RELU == 1 && c < C ? saved[c + k] / sqrtf(var[c + k] + eps) : 0;
         b[k] = RELU == 1 && c < C ? saved[C + c + k] : 0;
@@ -238,53 +275,22 @@ __global__ void bn_sums(const T* x, const T* gy, long long M, int C, float* part
 #pragma unroll 4
         for (long long row = (long long)blockIdx.y * TY + ty; row < M; row += step) {
             load<T, V>(x + row * C + c, v);
-            load<T, V>(gy + row * C + c, g);
-            if (RELU == 2) {
-                if (more) {
-                    load<T, V>(more + row * C + c, w);
-#pragma unroll
-                    for (int k = 0; k < V; ++k) g[k] = float(T(g[k] + w[k]));
-                }
-                load<T, V>(y + row * C + c, w);
-#pragma unroll
-                for (int k = 0; k < V; ++k) if (w[k] == 0) g[k] = 0;
-                store<T, V>(g_out + row * C + c, g);
-            }
+            if (RELU == 2) through_relu<T, V>(gy, more, y, g_out, row * C + c, g);
+            else load<T, V>(gy + row * C + c, g);
 #pragma unroll
             for (int k = 0; k < V; ++k) {
                 float d = v[k] - mu[k];
                 if (RELU == 1 && float(T(fmaf(d, a[k], b[k]))) <= 0) g[k] = 0;
-                sum[k] += g[k];
-                along[k] = fmaf(g[k], d, along[k]);
+                sums[0][k] += g[k];
+                sums[1][k] = fmaf(g[k], d, sums[1][k]);
             }
         }
-    add_rows<V>(sum, along, shared, shared + TY * width);
-    const long long plane = (long long)gridDim.y * C;
+    if (!add_blocks<V, 2>(sums, shared, parts, counters, c, C)) return;
     if (ty == 0 && c < C)
 #pragma unroll
         for (int k = 0; k < V; ++k) {
-            float* part = parts + (long long)blockIdx.y * C + c + k;
-            part[0] = sum[k];
-            part[plane] = along[k];
-        }
-    if (!is_last(counters)) return;
-#pragma unroll
-    for (int k = 0; k < V; ++k) sum[k] = along[k] = 0;
-    if (c < C)
-#pragma unroll 4
-        for (int r = ty; r < gridDim.y; r += TY) {
-            const float* part = parts + (long long)r * C + c;
-            fetch<V>(part, v);
-            fetch<V>(part + plane, g);
-#pragma unroll
-            for (int k = 0; k < V; ++k) { sum[k] += v[k]; along[k] += g[k]; }
-        }
-    add_rows<V>(sum, along, shared, shared + TY * width);
-    if (ty == 0 && c < C)
-#pragma unroll
-        for (int k = 0; k < V; ++k) {
-            gbeta[c + k] = sum[k];
-            ggamma[c + k] = along[k] / sqrtf(var[c + k] + eps);
+            gbeta[c + k] = sums[0][k];
+            ggamma[c + k] = sums[1][k] / sqrtf(var[c + k] + eps);
         }
 }
 
@@ -352,13 +358,11 @@ __global__ void bn_sums_of_two(const T* x, const T* gy, long long M, int C, floa
                                float eps, const float* mean2, const float* var2, float eps2, float* ggamma, float* gbeta,
                                float* ggamma2, float* gbeta2) {
     extern __shared__ float shared[];  // 3 x TY x TX x V
-    const int tx = threadIdx.x, ty = threadIdx.y, TX = blockDim.x, TY = blockDim.y;
-    const int c = (blockIdx.x * TX + tx) * V, width = TX * V;
-    float *sums = shared, *alongs = shared + TY * width, *alongs2 = alongs + TY * width;
-    float mu[V], mu2[V], along[V], along2[V], sum[V], v[V], u[V], g[V], w[V];
+    const int ty = threadIdx.y, TY = blockDim.y, c = (blockIdx.x * blockDim.x + threadIdx.x) * V;
+    float mu[V], mu2[V], sums[3][V], v[V], g[V];  // sums: of gy, along x, along x2
 #pragma unroll
     for (int k = 0; k < V; ++k) {
-        along[k] = along2[k] = sum[k] = 0;
+        sums[0][k] = sums[1][k] = sums[2][k] = 0;
         mu[k] = c < C ? mean[c + k] : 0;
         mu2[k] = c < C ? mean2[c + k] : 0;
     }
@@ -366,57 +370,24 @@ __global__ void bn_sums_of_two(const T* x, const T* gy, long long M, int C, floa
     if (c < C)
 #pragma unroll 2
         for (long long row = (long long)blockIdx.y * TY + ty; row < M; row += step) {
-            load<T, V>(gy + row * C + c, g);
-            if (more) {
-                load<T, V>(more + row * C + c, w);
-#pragma unroll
-                for (int k = 0; k < V; ++k) g[k] = float(T(g[k] + w[k]));
-            }
-            load<T, V>(y + row * C + c, w);
-#pragma unroll
-            for (int k = 0; k < V; ++k) if (w[k] == 0) g[k] = 0;
-            store<T, V>(g_out + row * C + c, g);
+            through_relu<T, V>(gy, more, y, g_out, row * C + c, g);
             load<T, V>(x + row * C + c, v);
-            load<T, V>(x2 + row * C + c, u);
 #pragma unroll
             for (int k = 0; k < V; ++k) {
-                sum[k] += g[k];
-                along[k] = fmaf(g[k], v[k] - mu[k], along[k]);
-                along2[k] = fmaf(g[k], u[k] - mu2[k], along2[k]);
+                sums[0][k] += g[k];
+                sums[1][k] = fmaf(g[k], v[k] - mu[k], sums[1][k]);
             }
+            load<T, V>(x2 + row * C + c, v);
+#pragma unroll
+            for (int k = 0; k < V; ++k) sums[2][k] = fmaf(g[k], v[k] - mu2[k], sums[2][k]);
         }
-    add_rows<V>(sum, along, sums, alongs);
-    add_rows<V>(along2, alongs2);
-    const long long plane = (long long)gridDim.y * C;
+    if (!add_blocks<V, 3>(sums, shared, parts, counters, c, C)) return;
     if (ty == 0 && c < C)
 #pragma unroll
         for (int k = 0; k < V; ++k) {
-            float* part = parts + (long long)blockIdx.y * C + c + k;
-            part[0] = sum[k];
-            part[plane] = along[k];
-            part[2 * plane] = along2[k];
-        }
-    if (!is_last(counters)) return;
-#pragma unroll
-    for (int k = 0; k < V; ++k) sum[k] = along[k] = along2[k] = 0;
-    if (c < C)
-#pragma unroll 2
-        for (int r = ty; r < gridDim.y; r += TY) {
-            const float* part = parts + (long long)r * C + c;
-            fetch<V>(part, v);
-            fetch<V>(part + plane, g);
-            fetch<V>(part + 2 * plane, u);
-#pragma unroll
-            for (int k = 0; k < V; ++k) { sum[k] += v[k]; along[k] += g[k]; along2[k] += u[k]; }
-        }
-    add_rows<V>(sum, along, sums, alongs);
-    add_rows<V>(along2, alongs2);
-    if (ty == 0 && c < C)
-#pragma unroll
-        for (int k = 0; k < V; ++k) {
-            gbeta[c + k] = gbeta2[c + k] = sum[k];
-            ggamma[c + k] = along[k] / sqrtf(var[c + k] + eps);
-            ggamma2[c + k] = along2[k] / sqrtf(var2[c + k] + eps2);
+            gbeta[c + k] = gbeta2[c + k] = sums[0][k];
+            ggamma[c + k] = sums[1][k] / sqrtf(var[c + k] + eps);
+            ggamma2[c + k] = sums[2][k] / sqrtf(var2[c + k] + eps2);
         }
 }
 
