@@ -131,7 +131,7 @@ def test_preempted_job_saves_within_the_grace_time_and_requeues_itself(slurm, tm
     wait(slurm, high.stdout.strip(), "COMPLETED")
     assert wait(slurm, job, "COMPLETED")["Restarts"] == "1"
     text = (tmp_path / "out").read_text()
-    assert f"Slurm job {job} is back in the queue" in text
+    assert f"Slurm job {job} is back in the queue" in text, text  # whole: pytest shortens it
     assert text.count("saved at") == 4 and "done with 4" in text
 
 
