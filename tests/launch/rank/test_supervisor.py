@@ -656,3 +656,56 @@ def test_a_lost_launcher_is_not_listened_to_any_more():
     one._launcher_lost()
     one._launcher_lost()
     assert forgotten == [-1, "killed"] and one.channel.is_closed and not one.connected
+
+
+def test_shared_memory_is_looked_for_at_the_first_ten_beats_and_then_with_memory(supervised, clock, monkeypatch):
+    """A program whose MPI_Init nobody tells of maps it at some time; each look goes through all its processes."""
+    one, noted = supervised, []
+    monkeypatch.setattr(supervisors.linux, "state_and_tracer", lambda pid: ("S", False))
+    one._note_segments = lambda: noted.append(clock.now)
+    for _ in range(12):
+        one._beat()
+    assert len(noted) == 10 and one.oom_looks == [clock.now]
+    for _ in range(2):
+        clock.now += limits.OOM_LOOK_SECONDS + STEP
+        one._beat()
+        one._beat()
+    assert noted[10:] == one.oom_looks[1:] == [clock.now - limits.OOM_LOOK_SECONDS - STEP, clock.now]
+
+
+def test_shared_memory_of_all_processes_of_the_program_is_noted(supervised, monkeypatch):
+    monkeypatch.setattr(supervisors.linux, "descendants", lambda pid: [4243])
+    monkeypatch.setattr(supervisors.linux, "mapped_files", lambda pid, pattern: {f"{pattern}{pid}"})
+    supervised.segments = {"kept"}
+    supervised._note_segments()
+    assert supervised.segments == {"kept", "/dev/shm/mpich_shm_4242", "/dev/shm/mpich_shm_4243"}
+
+
+def test_each_look_is_also_one_at_output_messages_and_stacks(supervised, clock):
+    one, looked = supervised, []
+    one.relay = SimpleNamespace(look=lambda now: looked.append(("relay", now)))
+    one.stacks = SimpleNamespace(look=lambda now: looked.append(("stacks", now)))
+    one._look()
+    assert looked == [("relay", clock.now), ("stacks", clock.now)] and one.outputs.looks == [clock.now]
+
+
+def test_the_last_hundred_spells_that_a_supervisor_was_stopped_are_kept(supervised, clock):
+    one = supervised
+    for _ in range(103):
+        clock.now += 2 * limits.FROZEN_SECONDS
+        one._forgive_own_sleep()  # no longer than it may sleep by itself
+    assert one.frozen == []
+    ends = []
+    for _ in range(103):
+        clock.now += 2 * limits.FROZEN_SECONDS + STEP
+        one._forgive_own_sleep()
+        ends.append(clock.now)
+    assert one.frozen == [(at - 2 * limits.FROZEN_SECONDS - STEP, at) for at in ends[-100:]]
+    one.suspended_at = clock.now
+    one._suspend(signal.SIGCONT)
+    assert [end for _, end in one.frozen] == [*ends[-99:], clock.now]
+
+
+def test_time_in_which_a_supervisor_was_stopped_is_no_age(supervised):
+    supervised.frozen = [(1.0, 3.0), (10.0, 14.0), (20.0, 25.0)]
+    assert [supervised._age(then, 30.0) for then in (0.0, 3.0, 12.0, 14.0, 25.0)] == [19.0, 18.0, 11.0, 11.0, 5.0]

@@ -813,3 +813,42 @@ def test_what_a_rank_tells_of_others_is_said_once(kind):
     for number in (1, 1, 0):
         made.take_event(made.ranks[number], {"event": kind, "message": "words"}, NOW)
     assert made.warnings == ["warning: rank 1 on b: words", "warning: rank 0 on a: words"]
+
+
+@pytest.mark.parametrize(
+    ("beats", "late_since", "at"),
+    [
+        ([NOW - 30.0], NOW - 10.0, NOW + 30.0 + limits.TICK_SECONDS), ([NOW - 1.0], NOW - 10.0, NOW + 50.0),
+        ([NOW - 30.0, NOW - 40.0], NOW - 1.0, NOW + 20.0 + limits.TICK_SECONDS), ([NOW], None, NOW + 60.0),
+        ([NOW - 1.0], NOW - 60.0, None), ([NOW - 1.0], NOW - 60.0 + STEP, NOW + STEP),
+    ],
+)  # fmt: skip
+def test_a_rank_that_still_beats_is_looked_at_again_when_its_next_beat_is_due(beats, late_since, at):
+    """Rank 0 is late and waits for the others, which have beaten since; an interval later one is blamed."""
+    made = judge("a", *["a"] * len(beats), ended=False)
+    made.late, made.stacks_until, made.late_since = [0], NOW, late_since
+    for number, beat in enumerate([NOW - 61.0, *beats]):
+        made.ranks[number].beat_at, made.ranks[number].stacks = beat, IN_LOAD if number else IN_CALL
+        made.ranks[number].sources = {"t.py:3": "comm.bcast(x)"} if not number else {}
+    failure = made._stall(NOW)
+    assert (failure is not None) == (at is None) and made.look_again_at == at
+    if failure is not None:
+        assert failure.rank == 1 and "this rank does not" in failure.message
+        return
+    assert made.late == [] and made.stacks_until is None and made.late_since == late_since
+    for rank in made.ranks.values():
+        rank.heard_at = at
+    assert made._stall(at - STEP) is None and made.late == [] and made.look_again_at == at
+    assert made._stall(at) is None and 0 in made.late and made.look_again_at is None
+
+
+def test_a_late_rank_that_beats_again_is_forgotten():
+    made = judge("a", "a", ended=False)
+    made.ranks[0].beat_at = NOW - 61.0
+    assert made._stall(NOW) is None and (made.late, made.late_since) == ([0], NOW)
+    for rank in made.ranks.values():
+        rank.heard_at = NOW + 1.0
+    made.stacks_until, made.late = None, []
+    assert made._stall(NOW + 1.0) is None and (made.late, made.late_since) == ([0], NOW)
+    made.ranks[0].beat_at, made.look_again_at, made.late = NOW + 1.0, NOW + 9.0, []
+    assert made._stall(NOW + 1.0) is None and (made.late, made.late_since, made.look_again_at) == ([], None, None)

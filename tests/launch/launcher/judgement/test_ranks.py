@@ -1,6 +1,9 @@
 """What the launcher knows of each rank."""
 
+import re
+
 import pytest
+from dbrdist_launch.launcher.judgement import ranks
 from dbrdist_launch.launcher.judgement.ranks import Rank
 from dbrdist_launch.messages import Beat, Exit
 
@@ -81,3 +84,39 @@ def test_nobody_was_silent_while_the_launcher_slept():
     one.beat_at, one.stopped_since = 9.0, 0.0
     one.forgive(4.0)
     assert (one.heard_at, one.beat_at, one.stopped_since) == (16.5, 13.0, 4.0)
+
+
+@pytest.mark.parametrize("gap", [0, 1])
+def test_an_abort_that_mpich_delays_is_seen_across_pieces_of_output(monkeypatch, gap):
+    """Of what came before, the last hundred bytes are looked at with the new ones."""
+    words = b"Abort(7) on node 1 (rank 1 in comm 0): application called MPI_Abort"
+    one = Rank(1, "a", None)
+    monkeypatch.setattr(ranks.time, "monotonic", lambda: 5.0)
+    monkeypatch.setattr(ranks, "_ABORT_DELAYED", re.escape(words))
+    one.take_output("err", words[:10] + b"x" * gap)
+    one.take_output("err", words[10:])
+    assert one.aborting_at == (None if gap else 5.0) and one.written == len(words) + gap
+    far = Rank(1, "a", None)
+    monkeypatch.setattr(ranks, "_ABORT_DELAYED", b"^y{%d}x$" % (99 + gap))
+    far.take_output("err", b"z" * 10 + b"y" * (99 + gap))
+    far.take_output("out", b"x")
+    assert far.aborting_at is None
+    far.take_output("err", b"x")
+    assert far.aborting_at == (None if not gap else 5.0)
+
+
+def test_what_a_rank_has_told_last_of_a_kind():
+    one = Rank(1, "a", None)
+    assert one.told("world") is None and not one.left_without_finalize
+    one.events = [{"event": "world", "size": 1}, {"event": "world", "size": 2}, {"event": "thread"}]
+    assert one.told("world") == {"event": "world", "size": 2} and one.told("leaving") is None
+    for end, left in (
+        (None, False), (Exit(code=0, signal=0), True), (Exit(code=3, signal=0), False),
+        (Exit(code=0, signal=0, ours=True), False),
+    ):  # fmt: skip
+        one.exit = end
+        assert one.left_without_finalize is left
+    one.exit, one.events = Exit(code=0, signal=0), [{"event": "world"}, {"event": "leaving"}]
+    assert not one.left_without_finalize
+    one.events = [{"event": "leaving"}]
+    assert not one.left_without_finalize
