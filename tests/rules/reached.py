@@ -3,15 +3,17 @@
     REACHED=FILE python -m pytest -p tests.rules.reached tests -m "not programs"
 
 A function is known by its file and the line where it begins, decorators included. Only calls within the process of the
-test are seen, those of its threads too. Tests that fail count as calling nothing, and are listed.
+test are seen, and in what it forks, those of threads too. Tests that fail count as calling nothing, and are listed.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -29,17 +31,25 @@ class Reached:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.pid = os.getpid()
+        self.told = tempfile.TemporaryFile("a+b", buffering=0)  # what forks of this process have called
         self.called: set[Any] = set()
         self.tests: dict[str, float] = {}
         self.failed: set[str] = set()
-        self.by_code: dict[Any, list[int]] = {}
+        self.by_place: dict[str, list[int]] = {}
 
     def trace(self, frame: Any, event: str, argument: Any) -> None:
-        self.called.add(frame.f_code)
+        code = frame.f_code
+        if code not in self.called:
+            self.called.add(code)
+            if os.getpid() != self.pid:
+                with contextlib.suppress(OSError):  # a fork that has closed all files
+                    os.write(self.told.fileno(), f"{place_of(code)}\n".encode())
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: Any) -> Any:
         self.called.clear()
+        self.told.truncate(0)
         start = time.process_time()
         threading.settrace(self.trace)
         sys.settrace(self.trace)
@@ -49,8 +59,11 @@ class Reached:
             sys.settrace(None)
             threading.settrace(None)  # type: ignore[arg-type]
             self.tests[item.nodeid] = round(time.process_time() - start, 4)
-            for code in list(self.called):  # a copy, since threads that tests left may still add to it
-                self.by_code.setdefault(code, []).append(len(self.tests) - 1)
+            self.told.seek(0)
+            places = set(self.told.read().decode().split("\n")[:-1])
+            places.update(map(place_of, list(self.called)))  # a copy, since threads that tests left may still add to it
+            for place in places:
+                self.by_place.setdefault(place, []).append(len(self.tests) - 1)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
@@ -58,13 +71,18 @@ class Reached:
 
     def pytest_unconfigure(self) -> None:
         sound = {number for number, test in enumerate(self.tests) if test not in self.failed}
-        functions: dict[str, list[int]] = {}
-        for code, tests in self.by_code.items():
-            file = os.path.normpath(code.co_filename)  # tests/gpu leads to it over ".."
-            if file.startswith((f"{ROOT}/dbrdist/", f"{ROOT}/launch/")):
-                functions[f"{file[len(str(ROOT)) + 1 :]}:{code.co_firstlineno}"] = [n for n in tests if n in sound]
+        functions = {
+            place.removeprefix(f"{ROOT}/"): [n for n in tests if n in sound]
+            for place, tests in self.by_place.items()
+            if place.startswith((f"{ROOT}/dbrdist/", f"{ROOT}/launch/"))
+        }
         found = {"tests": self.tests, "functions": functions, "failed": sorted(self.failed)}
         self.path.write_text(json.dumps(found))
+
+
+def place_of(code: Any) -> str:
+    """The file and the first line of a function."""
+    return f"{os.path.normpath(code.co_filename)}:{code.co_firstlineno}"  # tests/gpu leads to it over ".."
 
 
 def pytest_configure(config: Any) -> None:

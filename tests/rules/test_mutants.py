@@ -186,6 +186,7 @@ def test_tests_that_fail_without_a_mutation_end_it(house, tmp_path):
 
 
 CALLS = """
+import os
 import pytest
 from dbrdist.core.x import f
 
@@ -198,6 +199,15 @@ def test_f():
 @pytest.mark.slow
 def test_slowly():
     assert f(2) == 4
+
+def test_in_a_fork():
+    pid = os.fork()
+    if pid == 0:
+        os._exit(f(1))
+    assert os.waitpid(pid, 0)[1] == 3 << 8
+
+def test_of_nothing():
+    pass
 
 @pytest.mark.programs
 def test_of_a_program():
@@ -213,9 +223,9 @@ def test_the_map_of_calls_is_whole_where_a_test_fails_and_leaves_that_one_out(ho
     (house / "pytest.ini").write_text("[pytest]\npythonpath = .\nmarkers =\n    slow\n    programs\n")
     mutants.note_reached(house, tmp_path / "reached.json", 100.0)
     known = json.loads((tmp_path / "reached.json").read_text())
-    names = [f"tests/core/test_x.py::test_{name}" for name in ("that_fails", "f", "slowly")]
+    names = [f"tests/core/test_x.py::test_{name}" for name in ("that_fails", "f", "slowly", "in_a_fork", "of_nothing")]
     assert list(known["tests"]) == names and known["failed"] == names[:1]
-    assert known["functions"] == {"dbrdist/core/x.py:1": [1, 2]}
+    assert known["functions"] == {"dbrdist/core/x.py:1": [1, 2, 3]}
     assert capsys.readouterr().out == f"fails without a mutation: {names[0]}\n"
     (house / "tests" / "core" / "test_x.py").write_text("import os\n\ndef test_that_ends_all():\n    os._exit(0)\n")
     with pytest.raises(SystemExit):
