@@ -302,3 +302,11 @@ def test_descendants_that_the_kernel_ends_late_are_waited_for_and_no_longer_than
         return len(left)
 
     assert in_child(act) == (rounds != 100)
+
+
+def test_a_process_is_a_python_by_the_name_of_its_program(monkeypatch):
+    assert linux.is_python(os.getpid()) and not linux.is_python(GONE)
+    for path, found in (("/usr/bin/python3.11", True), ("/opt/pypy3", True), ("/usr/bin/bash", False),
+                        ("/python/bin/sh", False)):  # fmt: skip
+        monkeypatch.setattr(linux.os, "readlink", lambda link, path=path: path if link == "/proc/7/exe" else "")
+        assert linux.is_python(7) is found

@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -32,7 +31,7 @@ class Reached:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.pid = os.getpid()
-        self.told = tempfile.TemporaryFile("a+b", buffering=0)  # what forks of this process have called
+        self.told = os.memfd_create("calls")  # what forks of this process have called
         self.called: set[Any] = set()
         self.tests: dict[str, float] = {}
         self.failed: set[str] = set()
@@ -44,12 +43,13 @@ class Reached:
             self.called.add(code)
             if os.getpid() != self.pid:
                 with contextlib.suppress(OSError):  # a fork that has closed all files
-                    os.write(self.told.fileno(), f"{place_of(code)}\n".encode())
+                    os.write(self.told, f"{place_of(code)}\n".encode())
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: Any) -> Any:
         self.called.clear()
-        self.told.truncate(0)
+        os.lseek(self.told, 0, os.SEEK_SET)
+        os.ftruncate(self.told, 0)
         start = time.process_time()
         threading.settrace(self.trace)
         sys.settrace(self.trace)
@@ -59,8 +59,8 @@ class Reached:
             sys.settrace(None)
             threading.settrace(None)  # type: ignore[arg-type]
             self.tests[item.nodeid] = round(time.process_time() - start, 4)
-            self.told.seek(0)
-            places = set(self.told.read().decode().split("\n")[:-1])
+            told = os.pread(self.told, os.fstat(self.told).st_size, 0)
+            places = set(told.decode().split("\n")[:-1])
             places.update(map(place_of, list(self.called)))  # a copy, since threads that tests left may still add to it
             for place in places:
                 self.by_place.setdefault(place, []).append(len(self.tests) - 1)

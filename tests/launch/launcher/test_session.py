@@ -331,6 +331,44 @@ def test_the_live_view_is_for_terminals_and_for_those_who_ask(monkeypatch, view,
     assert made == [(None, None, is_live, False, "t", 2048, 3), "dbrdist-launch: words", "flush", "close"]
 
 
+@pytest.mark.parametrize("problem", [None, "--events 'e' cannot be written: why"])
+@pytest.mark.parametrize("metrics", [None, "9000"])
+def test_a_job_is_told_to_its_events_and_metrics_from_beginning_to_end(monkeypatch, problem, metrics):
+    happened = []
+
+    class Events:
+        def __init__(self, path, job):
+            happened.append(("events", path, job))
+            self.problem = problem
+
+        def tell(self, event, **fields):
+            happened.append((event, fields))
+
+        def close(self):
+            happened.append("events close")
+
+    def served(address, job):
+        happened.append(("metrics", address, job))
+        return SimpleNamespace(close=lambda: happened.append("metrics close"))
+
+    output = SimpleNamespace(
+        note=happened.append, flush=lambda: happened.append("flush"), close=lambda: happened.append("close")
+    )
+    monkeypatch.setattr(sessions, "Output", lambda *words: output)
+    monkeypatch.setattr(sessions, "Events", Events)
+    monkeypatch.setattr("dbrdist_launch.launcher.records.metrics.Metrics", served)
+    one = session(ranks=2, view=False, name="mine", events="e", metrics=metrics)
+    one.metrics = None
+    one._attempts = lambda job, output, run: happened.append((job.ranks, run.name)) or 7
+    assert one.run() == 7
+    started = {"command": ["python", "x.py"], "ranks": 2, "pid": os.getpid()}
+    assert happened == [
+        ("events", "e", "mine"), ("job_started", started), *[("metrics", "9000", "mine")] * (metrics is not None),
+        (2, "mine"), *["metrics close"] * (metrics is not None), "events close",
+        *[f"dbrdist-launch: {problem}"] * (problem is not None), "flush", "close",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("option", ["Port=22", "ProxyCommand=nc %h %p"])
 def test_an_attempt_has_a_folder_while_it_runs(tmp_path, monkeypatch, option):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -605,6 +643,13 @@ def test_mpiexec_is_looked_for_beside_the_interpreter_beside_the_library_and_alo
     monkeypatch.setenv("PATH", "/p")
     assert mpi.candidates("/e/python", Library("mpich", "5", "/m/lib/libmpi.so")) == []
     assert list(dict.fromkeys(asked)) == ["/e", "/m/lib/bin", "/m/bin", "/p"]
+
+
+def test_candidates_are_those_of_the_interpreter_and_of_the_library(monkeypatch):
+    asked, library = [], Library("mpich", "5")
+    monkeypatch.setattr(mpi, "candidates", lambda *words: asked.append(words) or ["/a", "/b"])
+    monkeypatch.setattr(mpi, "examine", {"/b": Starter("mpich", "5.0", "/b")}.get)
+    assert mpi.find_starter("/python", library).path == "/b" and asked == [("/python", library)]
 
 
 def test_only_an_mpiexec_that_fits_the_library_is_taken(monkeypatch):

@@ -709,3 +709,20 @@ def test_the_last_hundred_spells_that_a_supervisor_was_stopped_are_kept(supervis
 def test_time_in_which_a_supervisor_was_stopped_is_no_age(supervised):
     supervised.frozen = [(1.0, 3.0), (10.0, 14.0), (20.0, 25.0)]
     assert [supervised._age(then, 30.0) for then in (0.0, 3.0, 12.0, 14.0, 25.0)] == [19.0, 18.0, 11.0, 11.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("by_us", "hurried", "status", "went_well", "seconds"),
+    [
+        (False, False, 0, True, 9.0), (False, False, 3 << 8, False, 9.0), (True, False, 0, False, limits.DRAIN_SECONDS),
+        (False, True, 0, False, limits.DRAIN_SECONDS), (True, True, 9, False, limits.DRAIN_SECONDS),
+    ],
+)  # fmt: skip
+def test_what_we_end_is_not_waited_for_as_long(supervised, by_us, hurried, status, went_well, seconds):
+    one, asked = supervised, []
+    one.left = SimpleNamespace(patience=lambda *words: asked.append(words) or 9.0)
+    one.ended_by_us, one.hurried, one.status, one.ended_at, one.outputs.heard_at = by_us, hurried, status, 100.0, 200.0
+    one.outputs.pipes = {1: "out"}
+    assert one._silent_at() == 200.0 + seconds and asked == [(True, went_well)]
+    one.ended_at, one.outputs.pipes = 300.0, {}
+    assert one._silent_at() == 300.0 + seconds and asked[1:] == [(False, went_well)]

@@ -86,3 +86,49 @@ def test_how_a_starter_ended(code, found):
 def test_a_starter_that_is_not_there_is_a_sentence():
     with pytest.raises(LaunchError, match="cannot start '/nowhere/mpiexec': No such file or directory"):
         StarterProcess(["/nowhere/mpiexec"], {}, SimpleNamespace(ends_by=(), kills_step=False), Inherited())
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "without_input", "stdin"),
+    [(False, False, None), (False, True, subprocess.DEVNULL), (True, True, subprocess.DEVNULL),
+     (True, False, subprocess.PIPE)],
+)  # fmt: skip
+def test_a_starter_reads_our_input_but_for_a_terminal(monkeypatch, is_terminal, without_input, stdin):
+    """It has a session of its own, and what it does between fork and exec is done by the kernel's words alone."""
+    happened, pipes = [], [os.pipe() for _ in range(3)]
+
+    def start(command, **options):
+        happened.append((command, options))
+        options["preexec_fn"]()
+        given = os.fdopen(pipes[0][1], "wb") if options["stdin"] == subprocess.PIPE else None
+        out, err = (SimpleNamespace(fileno=lambda pipe=pipe: pipe[0]) for pipe in pipes[1:])
+        return SimpleNamespace(stdin=given, stdout=out, stderr=err)
+
+    monkeypatch.setattr(process.subprocess, "Popen", start)
+    monkeypatch.setattr(process.os, "isatty", lambda number: is_terminal and number == 0)
+    monkeypatch.setattr(process.linux, "load", lambda: happened.append("loaded"))
+    monkeypatch.setattr(process.linux, "die_with_parent", lambda *words: happened.append(words))
+    inherited = SimpleNamespace(hand_on=lambda files: happened.append(("hand on", files)))
+    backend = SimpleNamespace(ends_by=(2, 15), kills_step=True)
+    one = StarterProcess(["/m/mpiexec", "x"], {"A": "1"}, backend, inherited, without_input)
+    loaded, (command, options), *prepared = happened
+    assert (
+        loaded == "loaded"
+        and prepared == [(os.getpid(), 15), ("hand on", False)]
+        and callable(options.pop("preexec_fn"))
+    )
+    assert command == ["/m/mpiexec", "x"] and options == {
+        "env": {"A": "1"}, "stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE,
+        "start_new_session": True, "close_fds": False,
+    }  # fmt: skip
+    assert (one.name, one.ends_by, one.kills_step) == ("mpiexec", (2, 15), True)
+    assert one.pipes == (pipes[1][0], pipes[2][0])
+    if stdin == subprocess.PIPE:
+        os.write(one.input, b"typed")
+        os.close(one.input)
+        assert os.read(pipes[0][0], 9) == b"typed" and os.read(pipes[0][0], 9) == b""  # nobody else holds it
+    else:
+        assert one.input is None
+        os.close(pipes[0][1])
+    for descriptor in (pipes[0][0], *pipes[1], *pipes[2]):
+        os.close(descriptor)

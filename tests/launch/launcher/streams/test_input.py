@@ -248,3 +248,28 @@ def test_a_starter_that_reads_no_more_is_not_written_to_again(monkeypatch):
     monkeypatch.setattr(os, "write", lambda target, data: tried.append(target) or real(target, data))
     pipe.send(b"lost")
     assert pipe.room() == pipe.room() == 0 and tried == [write]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "file"])
+def test_what_was_opened_for_the_input_is_closed_with_it_once(tmp_path, stdin, kind):
+    (tmp_path / "file").write_text("x")
+    if kind == "socket":
+        write, end = (side.detach() for side in socket.socketpair())
+    elif kind == "pipe":
+        end, write = os.pipe()
+    else:
+        write, end = (os.open(tmp_path / "file", os.O_RDONLY) for _ in range(2))
+    stdin(end)
+    loop, before = Loop(), set(os.listdir("/proc/self/fd"))
+    read = InputReader(loop)
+    more = len(os.listdir("/proc/self/fd")) - len(before)
+    assert more == (kind != "file")
+    read.close()
+    assert set(os.listdir("/proc/self/fd")) == before
+    after = os.dup(0)  # takes the number that was given back
+    read.close()
+    os.close(after)
+    os.fstat(0)
+    loop.close()
+    for descriptor in (end, write):
+        os.close(descriptor)
