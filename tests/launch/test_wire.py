@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from dbrdist_launch import wire
 from support import ROOT
 
 CUT_OFF = r"""
@@ -29,3 +30,43 @@ def test_what_is_no_json_is_a_value_error_before_json_is_loaded():
     words = [sys.executable, "-I", "-S", "-c", CUT_OFF.replace("PLACE", repr(str(ROOT / "launch")))]
     child = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
     assert (child.returncode, child.stdout, child.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("\ud7ff", "\ud7ff"), ("\ud800", "\\xed\\xa0\\x80"), ("\udc7f", "\\xed\\xb1\\xbf"), ("\udc80", "\\x80"),
+        ("\udcff", "\\xff"), ("\udd00", "\\xed\\xb4\\x80"), ("\udfff", "\\xed\\xbf\\xbf"), ("\ue000", "\ue000"),
+        ("\udcc3\udca9", "é"), ("a\udcff\ud800", "a\\xed\\xb3\\xbf\\xed\\xa0\\x80"),
+    ],
+)  # fmt: skip
+def test_halves_of_surrogate_pairs_are_written_as_the_bytes_that_they_stand_for(text, found):
+    assert wire.valid(text) == found and wire.valid({text: [text, (1, text)]}) == {found: [found, [1, found]]}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_json_has_no_number_for_is_none(value):
+    assert wire.valid([value, 1.5, -0.0, 3, True, None]) == [None, 1.5, -0.0, 3, True, None]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("0", 0), ("007", 7), ("123456789", 123456789), ("1234567890", None), ("", None), (None, None), ("-1", None),
+     ("1.0", None), ("\u0663", None), (" 1", None)],
+)  # fmt: skip
+def test_whole_numbers_are_digits_alone(text, number):
+    assert wire.whole(text) == number
+
+
+@pytest.mark.parametrize(
+    ("data", "value"),
+    [(b' {"a": [1, -2.5e3, true, null, "\\u00e9"]}\r\n\t', {"a": [1, -2500.0, True, None, "é"]}), (b"3", 3)],
+)
+def test_one_text_of_json_with_space_around_it_is_read(data, value):
+    assert wire.loads(data) == value == wire.loads(wire.dumps(value).encode())
+
+
+@pytest.mark.parametrize("data", [b"", b"  ", b"1 2", b"{} x", b"[1", b"tru", b"\xff"])
+def test_what_is_not_one_text_of_json_is_a_value_error(data):
+    with pytest.raises(ValueError):
+        wire.loads(data)

@@ -111,3 +111,32 @@ def test_where_srun_is_taken(monkeypatch, asked, library, mpiexec, environment, 
             LaunchError, match=f"--backend {asked}: this srun supports none, but the program needs {found}"
         ):
             slurm.choose(place)
+
+
+def test_tasks_for_each_node_are_told_where_all_have_as_many(monkeypatch):
+    monkeypatch.setattr(slurm.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    last = ["--kill-on-bad-exit=0", "--export", "NONE", "p"]
+    for hosts, words in (
+        ((Host("a", 3),), ["-N", "1", "--nodelist", "a", "--ntasks-per-node", "3"]),
+        ((Host("a", 1), Host("b", 1), Host("c", 1)), ["-N", "3", "--nodelist", "a,b,c", "--ntasks-per-node", "1"]),
+        ((Host("a", 1), Host("b", 2)), ["-N", "2", "--nodelist", "a,b"]), ((), []),
+    ):  # fmt: skip
+        found = slurm.Srun("pmi2").command(Job(("x",), 3, hosts), ["p"])
+        assert found == ["/bin/srun", "--mpi=pmi2", "-n", "3", *words, *last]
+
+
+def test_srun_is_asked_without_input_and_for_some_seconds(monkeypatch):
+    asked = []
+
+    def run(words, **options):
+        asked.append((words, options))
+        raise slurm.subprocess.TimeoutExpired(words, options["timeout"])
+
+    monkeypatch.setattr(slurm.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(slurm.cache, "stamp", lambda path: "stamp")
+    monkeypatch.setattr(slurm.cache, "get", lambda key: None if key == "srun stamp" else {"plugins": ["other"]})
+    monkeypatch.setattr(slurm.subprocess, "run", run)
+    assert slurm.plugins() == []
+    options = {"stdin": slurm.subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 20}
+    assert asked == [(["/bin/srun", "--mpi=list"], options)]

@@ -501,6 +501,40 @@ def attempts(monkeypatch, *outcomes, **values):
     return code, run, [text for text in notes.said if "failed first" not in text], kept.status
 
 
+def test_a_job_is_written_down_before_each_attempt_and_told_after_it(monkeypatch):
+    bad = Outcome(3, Failure("exit", 1, "b", 3, "m"), steps=5, seconds=100.12345)
+    good = Outcome(0, steps=9, seconds=2.0)
+    made, happened, left = session(found=PAIR, max_restarts=1, backoff=7.0), [], [bad, good]
+
+    def note(name):
+        return lambda *words: happened.append((name, *words))
+
+    def attempt(job, output, restart, name):
+        happened.append(("attempt", job.ranks, restart, name))
+        return left.pop(0)
+
+    made._say_what_stays = lambda job, run: happened.append("stays")
+    made.attempt, made._tell = attempt, lambda outcome, output, job: happened.append(("told", outcome.code, job.ranks))
+    made._next_job = lambda job, pool, output: (job._replace(ranks=1, hosts=PAIR[:1]), True, " on a")
+    made._wait = lambda outcome, seconds, output: happened.append(("wait", seconds)) or (outcome, True)
+    made.events = SimpleNamespace(tell=lambda event, **fields: happened.append((event, fields)))
+    made._end = lambda outcome, output, run: happened.append(("end", outcome.code)) or outcome.code
+    run = SimpleNamespace(
+        write=lambda: happened.append("write"), add=note("add"), name="mine", status={}, attempt_folder=lambda: "f"
+    )
+    output = SimpleNamespace(note=note("note"), next_folder=note("folder"))
+    assert made._attempts(Job(("x",), 5, PAIR), output, run) == 0
+    again = "restart 1 of 1 on a"
+    assert happened == [
+        "stays", "write", ("attempt", 5, 0, "mine"), ("told", 3, 5), ("add", ["a", "b"], 5, 0, bad, again),
+        ("attempt_ended", {"code": 3, "seconds": 100.123, "decision": again}), ("note", f"dbrdist-launch: {again}"),
+        ("wait", 7.0), ("folder", "f"),
+        "write", ("attempt", 1, 1, "mine"), ("told", 0, 1), ("add", ["a"], 1, 1, good, ""),
+        ("attempt_ended", {"code": 0, "seconds": 2.0, "decision": ""}), ("end", 0),
+    ]  # fmt: skip
+    assert run.status == {"host_failures": {"b": ["exit: m"]}}
+
+
 def test_what_a_restarted_program_does_not_read_again_is_said(monkeypatch):
     bad, good = Outcome(3, Failure("exit", 1, "a", 3, "m"), steps=5, seconds=100.0), Outcome(0)
     lost = ["the first 2.0 MB", ""]

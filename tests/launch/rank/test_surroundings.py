@@ -75,3 +75,10 @@ def test_hooks_come_before_the_users_own_path(before, after):
     assert made(inherited, inject=True)["PYTHONPATH"] == after
     assert made(inherited).get("PYTHONPATH") == before
     assert os.path.exists(os.path.join(INJECT, "sitecustomize.py"))
+
+
+def test_the_port_of_the_rendezvous_is_ours_unless_it_is_set():
+    assert made(port=4711)["MASTER_PORT"] == "4711" and "MASTER_PORT" not in made(port=0)
+    assert made({"MASTER_PORT": "1"}, port=4711)["MASTER_PORT"] == "1"
+    assert made({"MASTER_PORT": "1"}, port=0)["MASTER_PORT"] == "1"
+    assert len(made(port=4711)) == len(made()) + 1

@@ -177,8 +177,6 @@ class InputReader:
         if not self._is_terminal:  # what is typed, is typed again
             self._kept.note(data)
         self.taker.send(data)
-        if self._watching and not self._may_read():
-            self.look()
 
     def _receive(self, most: int) -> bytes:
         """What is there, and no waiting for what another process has taken; BlockingIOError for nothing."""

@@ -852,3 +852,31 @@ def test_a_late_rank_that_beats_again_is_forgotten():
     assert made._stall(NOW + 1.0) is None and (made.late, made.late_since) == ([0], NOW)
     made.ranks[0].beat_at, made.look_again_at, made.late = NOW + 1.0, NOW + 9.0, []
     assert made._stall(NOW + 1.0) is None and (made.late, made.late_since, made.look_again_at) == ([], None, None)
+
+
+def test_the_last_twenty_lines_of_the_starter_go_with_its_failure():
+    lines = [f"line {number}" for number in range(30)]
+    for count in (0, 19, 20, 30):
+        said = judge("a", lines=lines[:count])._said()
+        assert said == ("\n".join(lines[max(0, count - 20) : count]) or None)
+
+
+@pytest.mark.parametrize(
+    ("ends", "lasting", "first"),
+    [
+        ([(0, 0), (3, 0)], 1, 0), ([(3, 0), (0, 0)], 1, 1), ([(137, 9), (143, 15)], 1, None), ([(3, 0)], 1, None),
+        ([(0, 0), (0, 0)], 1, 1), ([(0, 0), (0, 0)], 0, None), ([(0, 9)], 1, None),
+    ],
+)  # fmt: skip
+def test_the_last_rank_that_ended_well_made_mpiexec_end_the_others(ends, lasting, first):
+    ranks = {number: Rank(number, "a", channel=None) for number in range(len(ends) + lasting)}
+    for number, (code, signal) in enumerate(ends):
+        ranks[number].exit, ranks[number].left_at = Exit(code=code, signal=signal), NOW + number
+    found = report._first_to_go(ranks, len(ranks))
+    assert (found and found.rank) == first
+    if first is not None:
+        ranks[first].events = [{"event": "hooks"}]  # it would have said that it used MPI
+        rest = report._first_to_go(ranks, len(ranks))
+        assert rest is None or rest.rank != first
+        ranks[first].events.append({"event": "world"})
+        assert report._first_to_go(ranks, len(ranks)).rank == first

@@ -193,3 +193,9 @@ def test_one_late_rank_that_waits_as_the_others_do_is_no_culprit_for_being_alone
     assert failure.rank == 0 and "no other rank's heartbeat is overdue" not in failure.message
     works = ranks_at((7, 9, "load", "S"), (7, 1, "step", "S"))
     assert "no other rank's heartbeat is overdue" in stalls.blame(works, [0], 100.0).message
+
+
+@pytest.mark.parametrize("depth", [4, 5, 6])
+def test_a_package_of_calls_is_looked_for_in_the_six_innermost_frames(depth):
+    own = [("/home/me/io.py", number, "f") for number in range(depth)]
+    assert stalls.waits(rank(0, [*own, ("/x/mpi4py/run.py", 3, "g"), MAIN], "x = 1")) is (depth < 6)

@@ -728,3 +728,13 @@ def test_words_of_the_starter_are_kept_and_shown_on_request(start):
         told._starter_said(f"line {number}")
     assert one.judge.starter_lines == [f"line {number}" for number in range(5, 205)] and one.output.said == []
     assert told.output.said[-1] == "[mpiexec] line 204"
+
+
+def test_what_was_to_be_said_is_said_with_the_outcome(start):
+    one, told = ended(start(2), 0, 0), []
+    one.events = SimpleNamespace(tell=lambda event, **fields: told.append((event, fields)))
+    one.judge.warnings = ["warning: first", "warning: second"]
+    one._outcome()
+    words = ["warning: first", "warning: second"]
+    assert one.output.said == [f"dbrdist-launch: {text}" for text in words] and one.judge.warnings == []
+    assert told == [("warning", {"message": text}) for text in words]

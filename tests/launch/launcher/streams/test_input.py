@@ -273,3 +273,30 @@ def test_what_was_opened_for_the_input_is_closed_with_it_once(tmp_path, stdin, k
     loop.close()
     for descriptor in (end, write):
         os.close(descriptor)
+
+
+def test_standard_input_is_watched_while_somebody_takes_it(stdin):
+    end, write = os.pipe()
+    stdin(end)
+    watched, loop = [], Loop()
+    loop.watch = lambda descriptor, call: watched.append(("watch", descriptor, call))
+    loop.forget = lambda descriptor: watched.append(("forget", descriptor))
+    read = InputReader(loop)
+    read.look()
+    assert watched == [] and not read._may_read()  # nobody takes it yet
+    read.begin_for_rank(0, Channel())
+    read.look()
+    assert watched == [("watch", 0, read._read)]
+    os.write(write, b"x" * limits.INPUT_BYTES)
+    while read.taker.room():
+        read._read()
+    read.look()
+    assert watched[1:] == [("forget", 0)]
+    read.taken(Taken(1, False))
+    assert watched[2:] == [("watch", 0, read._read)]
+    read.close()
+    read.close()
+    assert watched[3:] == [("forget", 0)]
+    loop.close()
+    for descriptor in (end, write):
+        os.close(descriptor)

@@ -141,3 +141,12 @@ def test_wide_letters_take_two_columns_and_accents_none():
 @pytest.mark.parametrize(("term", "able"), [("xterm", True), ("dumb", False), ("", False), (None, False)])
 def test_a_terminal_that_cannot_move_its_cursor_gets_no_view(term, able):
     assert view.is_able({} if term is None else {"TERM": term}) is able
+
+
+@pytest.mark.parametrize(
+    ("step", "fields", "shown"),
+    [(-1, {}, ""), (-1, {"total": 9}, ""), (0, {}, "0"), (0, {"total": 9}, "0/9"), (7, {"total": 0}, "7")],
+)
+def test_the_step_of_a_rank_and_how_many_there_are(step, fields, shown):
+    rank = Rank(0, "a", None, step=step, fields=fields)
+    assert view._row(rank, 5.0) == ("0", "a", "running", shown, "", "", "", "")
