@@ -1,5 +1,7 @@
 """Facts that are kept from job to job."""
 
+import os
+
 import pytest
 from dbrdist_launch import cache
 
@@ -20,4 +22,17 @@ def test_a_damaged_file_of_facts_is_written_anew(tmp_path, monkeypatch, content)
     (tmp_path / "dbrdist" / "launch.json").write_text(content, errors="surrogateescape")
     assert cache.get("a") is None
     cache.put("a", {"x": 2})
+    assert cache.get("a") == {"x": 2}
+
+
+@pytest.mark.parametrize("is_fallback", [False, True])
+def test_the_folder_of_the_cache_is_made_as_others_are_or_for_its_user_alone(tmp_path, monkeypatch, is_fallback):
+    folder, before = tmp_path / "cache" / "dbrdist", os.umask(0)
+    try:
+        monkeypatch.setattr(cache, "directory", lambda: str(folder))
+        monkeypatch.setattr(cache, "_FALLBACK", str(folder) if is_fallback else "elsewhere")
+        cache.put("a", {"x": 2})
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == (0o700 if is_fallback else 0o755)
     assert cache.get("a") == {"x": 2}

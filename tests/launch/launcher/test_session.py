@@ -387,6 +387,7 @@ def test_an_attempt_has_a_folder_while_it_runs(tmp_path, monkeypatch, option):
     ((plan, told),) = seen
     assert (told["job"], told["command"]) == ("mine", list(made.settings.words))
     assert made.folder is None and plan.rank_environment["DBRDIST_RESTART"] == "3"
+    assert not any(path.name == "job.json" for path in tmp_path.rglob("*"))
     if " " in option:
         assert plan.job.ssh.startswith(str(tmp_path)) and plan.job.ssh_options == ()
     else:
@@ -549,6 +550,48 @@ def test_failures_of_hosts_are_in_the_record(monkeypatch):
     bad = Outcome(3, Failure("exit", 1, "b", 3, "m"), steps=5, seconds=100.0)
     code, _, _, status = attempts(monkeypatch, bad, found=PAIR)
     assert (code, status["host_failures"]) == (3, {"b": ["exit: m"]})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "deadline", "asked_at", "turns"),
+    [(0.0, None, None, []), (9.0, 1000.0, None, []), (9.0, None, None, [9.0, 5.0, 1.0]),
+     (9.0, 1006.0, None, [6.0, 2.0]), (9.0, None, 1004.0, [9.0])],
+)  # fmt: skip
+def test_a_restart_is_waited_for_until_a_signal_comes(monkeypatch, seconds, deadline, asked_at, turns):
+    made, happened, now = session(), [], [1000.0]
+    notes = Notes()
+
+    class Loop:
+        def turn(self, left):
+            happened.append(left)
+            now[0] += min(left, 4.0)
+            if asked_at == now[0]:
+                calls[0](15)
+
+        def close(self):
+            happened.append("loop closes")
+
+    def signals(loop, numbers, call, inherited):
+        calls.append(call)
+        assert set(numbers) >= {15, 2} and not notes.said  # before a word of it
+        return SimpleNamespace(close=lambda: happened.append("signals close"))
+
+    calls, told = [], []
+    monkeypatch.setattr(sessions.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sessions, "Loop", Loop)
+    monkeypatch.setattr(sessions, "Signals", signals)
+    made.events = SimpleNamespace(tell=lambda event, **fields: told.append((event, fields)))
+    made.deadline = deadline
+    bad = Outcome(3, steps=5)
+    outcome, again = made._wait(bad, seconds, notes)
+    assert happened == [*turns, *["signals close", "loop closes"] * bool(turns)]
+    assert told == [("waiting", {"seconds": seconds})] * bool(turns)
+    said = [f"dbrdist-launch: waiting {seconds:g} s before the restart (--backoff)"] * bool(turns)
+    if asked_at is None:
+        assert outcome is bad and again and notes.said == said
+    else:
+        assert (outcome.code, outcome.asked, outcome.steps, again) == (143, 15, 5, False)
+        assert notes.said == [*said, "dbrdist-launch: SIGTERM: not restarted"]
 
 
 def test_no_job_has_more_than_a_million_ranks():

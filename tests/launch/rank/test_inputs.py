@@ -76,6 +76,7 @@ def test_standard_input_may_be_descriptor_0():
         inputs.take(b"abc")
     finally:
         os.write = write
+    inputs._write()
     assert calls == [(0, b"abc")] and told == [(3, False)]
     os.close(read)
     loop.close()

@@ -179,6 +179,8 @@ def test_who_sleeps_in_a_loop_says_what_the_loop_asks(loop, asked):
         ("while not request.Test():\n    pass", True), ("while not comm.Iprobe(): pass", True),
         ("while not request.Test():  # all\n    continue  # ask again", True), ("while not request.Test():", False),
         ("while not request.Test():\n    compute()", False), ("while not done:\n    pass", False),
+        ("while not request.Test():\n    pass\n    compute()", True),
+        ("while not request.Test():\n    compute()\n    pass", False),
     ],
 )  # fmt: skip
 def test_who_asks_without_a_pause_is_mostly_in_the_question(loop, is_waiting):
@@ -193,3 +195,33 @@ def test_source_lines_are_read_where_the_program_runs(tmp_path):
     text += '  File "<string>", line 3 in <module>\n  File "/nowhere", line 1 in g\n'
     found = {f"{tmp_path}/a.py:2": "two()", "<string>:3": "z"}
     assert stacks.sources(text, "x\ny\nz") == found
+
+
+def test_an_answer_is_waited_for_until_its_time_is_over(monkeypatch):
+    """At most so long from the signal on; what came by then is the answer, after a pause without more of it."""
+    killed, told = [], []
+    monkeypatch.setattr(stacks.linux, "kill", lambda pid, number: killed.append((pid, number)))
+    monkeypatch.setattr(stacks.linux, "catches", lambda pid, number: pid == 7)
+    monkeypatch.setattr(stacks, "would_cut", lambda pid: False)
+    monkeypatch.setattr(stacks, "by_py_spy", lambda pids: f"by py-spy {pids}")
+    one = stacks.Stacks(50, lambda text, lines: told.append((text, lines)))
+    one.look(5.0)
+    assert one.due is None and told == []
+    one.ask([6, 7], 10.0)
+    end = 10.0 + limits.STACK_SECONDS
+    assert killed == [(7, 50)] and one.due == one.until == end
+    one.look(end - 2**-10)
+    assert told == []
+    one.look(end)
+    assert told == [("by py-spy [6, 7]", {})] and one.due is None
+    one.look(end)
+    one.take(b"late", end)
+    assert len(told) == 1 and one.due is None
+    one.ask([6, 7], 20.0)
+    for at in (20.125, 20.25):
+        one.take(b"x", at)
+        assert one.due == at + limits.STACK_PAUSE_SECONDS
+    one.take(b"x", one.until - limits.STACK_PAUSE_SECONDS / 2)
+    assert one.due == one.until
+    one.look(one.until)
+    assert told[1:] == [("xxx", {})]

@@ -181,7 +181,12 @@ def test_the_launcher_is_reached_by_the_first_address_that_answers(tmp_path):
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "s"))
         server.listen()
-        supervisors._connect_to_any(f"unix:{tmp_path}/s").close()
+        ours = supervisors._connect_to_any(f"unix:{tmp_path}/s")
+        theirs, _ = server.accept()
+        with theirs:
+            ours.send(b"hello")
+            assert theirs.recv(9) == b"hello"
+        ours.close()
 
 
 def test_messages_of_the_launcher(supervised, clock, monkeypatch):

@@ -880,3 +880,13 @@ def test_the_last_rank_that_ended_well_made_mpiexec_end_the_others(ends, lasting
         assert rest is None or rest.rank != first
         ranks[first].events.append({"event": "world"})
         assert report._first_to_go(ranks, len(ranks)).rank == first
+
+
+def test_a_signal_that_ended_a_rank_is_no_cause_where_srun_itself_was_killed():
+    made = judge("a", "b")
+    end(made, 0, NOW - 2.0, code=137, signal=9)
+    end(made, 1, NOW - 1.0, code=3)
+    assert made._cause_in_step().rank == made._cause_in_step(False).rank == 0
+    assert made._cause_in_step(is_killed=True).rank == 1
+    made.ranks[1].early_exit = None
+    assert made._cause_in_step(is_killed=True) is None and made._cause_in_step().rank == 0

@@ -129,3 +129,27 @@ def test_a_reader_that_goes_away_is_no_word_in_the_job_s_output(capfd):
     finally:
         metrics.close()
     assert capfd.readouterr() == ("", "")
+
+
+def test_the_first_step_has_the_number_0(monkeypatch):
+    metrics = Metrics("0", "job")
+    try:
+        metrics.ranks = {0: Rank(0, "a", channel=None, step=0), 1: Rank(1, "a", channel=None, step=-1)}
+        text = metrics.text()
+    finally:
+        metrics.close()
+    assert re.findall(r'rank_step\{.*rank="(.)".*\} (.+)', text) == [("0", "0.0")]
+
+
+@pytest.mark.parametrize("place", ["x", "", "host:", "65536", "-1", "1.5", "host:65536"])
+def test_a_place_without_a_port_is_refused(place):
+    with pytest.raises(LaunchError, match=f"--metrics {place!r}: expected a port such as 9400, or an address and a"):
+        Metrics(place, "job")
+
+
+def test_a_reader_that_stays_does_not_hold_the_launcher_up():
+    metrics = Metrics("0", "job")
+    try:
+        assert metrics.server.daemon_threads and metrics.server.address_family == socket.AF_INET
+    finally:
+        metrics.close()

@@ -738,3 +738,70 @@ def test_what_was_to_be_said_is_said_with_the_outcome(start):
     words = ["warning: first", "warning: second"]
     assert one.output.said == [f"dbrdist-launch: {text}" for text in words] and one.judge.warnings == []
     assert told == [("warning", {"message": text}) for text in words]
+
+
+def test_an_attempt_from_its_first_listener_to_its_last_descriptor(start, clock, monkeypatch):
+    """What is opened is closed again in order, and only then nobody writes to the pipe that wakes the loop."""
+    one, happened = start(2), []
+
+    def note(*what):
+        return lambda *words: happened.append((*what, *words))
+
+    def listen(loop, token, hear, say, path, addresses, port):
+        happened.append(("listen", path))
+        return SimpleNamespace(address="at", close=note("listener closes"))
+
+    def starter(command, environment, backend, inherited, without_input):
+        happened.append(("starter", command, environment, backend, inherited, without_input))
+        return SimpleNamespace(
+            pipes=(5, 6), input="input", end=note("starter ends"), last_words=lambda: [b"last"], close=note("closes")
+        )
+
+    def signals(loop, numbers, call, inherited):
+        happened.append(("signals", numbers == attempts._CAUGHT, call == one._on_signal))
+        return SimpleNamespace(close=note("signals close"))
+
+    def outputs(loop, pipes, said, take):
+        happened.append(("outputs", pipes, said == one._starter_said, take == one.output.take))
+        return SimpleNamespace(finish=note("finish"))
+
+    turns, read, write = [True, False, False], one.wake_read, one.wake_write
+    one.inherited = SimpleNamespace(widen=note("widen"))
+    one.input = SimpleNamespace(to_rank_0=True, begin_for_starter=note("begin"), close=note("input closes"))
+    one.output.start = note("output starts")
+    one.loop = SimpleNamespace(watch=lambda number, call: happened.append(("watch", number)), close=note("loop closes"))
+    one._turn = lambda: happened.append("turn") or turns.pop()
+    one._outcome = lambda: "outcome"
+    for rank in one.ranks.values():
+        rank.channel.close = note("channel closes", rank.rank)
+    monkeypatch.setattr(attempts, "ConnectionListener", listen)
+    monkeypatch.setattr(attempts, "Signals", signals)
+    monkeypatch.setattr(attempts, "StarterProcess", starter)
+    monkeypatch.setattr(attempts, "StarterOutputs", outputs)
+    one.plan = one.plan._replace(control=None)
+    clock.now += 5.0
+    assert one.run() == "outcome" and turns == []
+    given = {attempts.ADDRESS: "at", attempts.TOKEN: "t"} if one.plan.told_by_environment else {}
+    assert happened == [
+        ("listen", None), ("widen",), ("signals", True, True),
+        ("starter", ["/m"], given, one.plan.backend, one.inherited, True), ("output starts",), ("watch", read),
+        ("outputs", (5, 6), True, True), ("begin", "input"), "turn", "turn", "turn",
+        ("input closes",), ("starter ends",), ("finish", [b"last"]), ("closes",), ("channel closes", 0),
+        ("channel closes", 1), ("listener closes",), ("signals close",), ("loop closes",),
+    ]  # fmt: skip
+    assert one.started_at == one.next_tick == one.last_tick == one.next_ping == one.judge.progress_at == clock.now
+    one.output.written("piece")
+    assert one.wake_write == -1 and not any(os.path.exists(f"/proc/self/fd/{number}") for number in (read, write))
+    one._on_written(SimpleNamespace(urgent=True))  # a thread that still writes
+    one.wake_read, one.wake_write = os.pipe()
+
+
+def test_each_tick_is_one_of_the_input_of_listeners_and_of_questions(start, clock):
+    one, looked = start(2), []
+    one.input = SimpleNamespace(look=lambda: looked.append("input"))
+    one.listeners = [SimpleNamespace(look=lambda now, k=k: looked.append((k, now))) for k in range(2)]
+    one.questions = SimpleNamespace(look=lambda now: looked.append(("questions", now)))
+    one._tick()
+    assert looked == ["input", (0, clock.now), (1, clock.now), ("questions", clock.now)]
+    one._tick()
+    assert len(looked) == 4 and one.next_tick == clock.now + limits.TICK_SECONDS

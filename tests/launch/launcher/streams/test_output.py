@@ -465,3 +465,14 @@ def test_each_line_begins_with_its_rank_whoever_wrote_before():
     assert screen.feed(*first, b"30 %\r") + screen.flush() == b"[0] 30 %\r"
     assert screen.feed(*first, b"40 %\n") == b"[0] 40 %\n"
     assert screen.note(b"ours") == b"ours\n"
+
+
+def test_a_line_that_goes_on_waits_anew_for_its_end():
+    screen, key = Screen(), (0, "out")
+    wait = limits.PARTIAL_SECONDS
+    assert screen.feed(key, b"[0] ", b"a") == screen.flush(5.0) == b""
+    assert screen.feed(key, b"[0] ", b"b") == screen.flush(5.0 + wait) == b""  # from here on
+    assert screen.flush(5.0 + 1.5 * wait) == b""
+    assert screen.flush(5.0 + 2.0 * wait) == b"[0] ab"
+    assert screen.feed(key, b"[0] ", b"c") == b"" and screen.feed(key, b"[0] ", b"\n") == b"c\n"
+    assert screen.flush() == b""
