@@ -102,6 +102,46 @@ def test_no_reference_cycles_after_double_backprop_and_grad():
         gc.enable()
 
 
+class Branches(FunctionNode):
+    """y = a + b, whose rule gives each its own array, of which it keeps weak references"""
+
+    def __init__(self, given):
+        self.given = given
+
+    def forward(self, xs):
+        return (xs[0] + xs[1],)
+
+    def derive(self, wanted, gys):
+        gxs = gys[0].copy(), gys[0].copy()
+        self.given += map(weakref.ref, gxs)
+        return gxs
+
+
+class Living(FunctionNode):
+    """y = x; its rule notes how many of the arrays live"""
+
+    def __init__(self, given, counts):
+        self.given, self.counts = given, counts
+
+    def forward(self, xs):
+        return (xs[0].copy(),)
+
+    def derive(self, wanted, gys):
+        self.counts.append(sum(r() is not None for r in self.given))
+        return (gys[0].copy(),)
+
+
+def test_a_gradient_that_waited_dies_once_its_function_has_run():
+    given, counts = [], []
+    a, b = Variable(np.ones(3, "f")), Variable(np.ones(3, "f"))
+    (b,) = Living(given, counts).apply((b,))
+    for _ in range(3):
+        (a,) = Living(given, counts).apply((a,))
+    (y,) = Branches(given).apply((a, b))
+    dbrdist.backward([y], [np.ones(3, "f")])
+    assert counts == [2, 1, 1, 0]  # that of b waits beside the second function of the other branch
+
+
 def test_arrays_live_only_while_retained_or_held():
     class Owner(np.ndarray):
         pass
