@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import tracemalloc
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 
 from dbrdist import functions as F
 from dbrdist.cli.builders import memory
+from dbrdist.core.array.config import config as core_config
 from dbrdist.links import Linear
 from tests.cli.config_helpers import GOOD, config
 from tests.each import each
@@ -150,3 +152,100 @@ def test_a_tried_step_tells_nothing_but_whether_there_was_memory(error, fits):
         patch.setattr(memory, "reporter", lambda task: contextlib.nullcontext())
         assert memory.try_step(None, None, made, 3) == fits
     assert task.W.grad is None
+
+
+@each(
+    **{
+        "files, expected": [
+            ({"/proc/meminfo": "MemTotal: 9 kB\nMemAvailable:   7 kB\n"}, 7168),
+            ({"/proc/meminfo": "MemAvailable: 7 kB\n", "/sys/fs/cgroup/memory.max": "9000",
+              "/sys/fs/cgroup/memory.current": "5000\n"}, 4000),
+            ({"/proc/meminfo": "MemAvailable: 7 kB\n", "/sys/fs/cgroup/memory.max": "max\n",
+              "/sys/fs/cgroup/memory.current": "5000\n"}, 7168),
+            ({"/proc/meminfo": "MemTotal: 9 kB\n"}, None), ({"/proc/meminfo": "MemAvailable: x kB\n"}, None),
+            ({"/proc/meminfo": "MemAvailable 7\n"}, None), ({}, None),
+        ]
+    }
+)  # fmt: skip
+def test_what_the_host_and_the_container_say_of_their_memory(monkeypatch, files, expected):
+    def read(path, encoding):
+        if path not in files:
+            raise FileNotFoundError(path)
+        return io.StringIO(files[path])
+
+    monkeypatch.setattr(memory, "open", read, raising=False)
+    assert memory.free_bytes() == expected
+
+
+def test_memory_that_a_pool_holds_and_nobody_uses_is_free(monkeypatch):
+    found = SimpleNamespace(free=100, held=50, used=20)
+    monkeypatch.setattr(memory.device_memory, "look", lambda: found)
+    assert memory.free_on_gpu() == 130
+    monkeypatch.setattr(memory.device_memory, "look", lambda: 1 // 0)
+    assert memory.free_on_gpu() is None
+
+
+def test_a_step_on_a_gpu_is_measured_by_a_pool_of_its_own(monkeypatch):
+    happened = []
+
+    class Pool:
+        malloc = "malloc"
+
+        def total_bytes(self):
+            happened.append("total")
+            return 4096
+
+        def free_all_blocks(self):
+            happened.append("freed")
+
+    @contextlib.contextmanager
+    def using_allocator(malloc):
+        happened.append(malloc)
+        yield
+        happened.append("back")
+
+    cuda = SimpleNamespace(MemoryPool=Pool, using_allocator=using_allocator)
+    monkeypatch.setattr(memory, "import_cupy", lambda: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(memory, "_step", lambda look, task, number: happened.append((look, number)))
+    task = SimpleNamespace(cleargrads=lambda: happened.append("clear"))
+    assert memory._peak_bytes_on_gpu("look", task, 4) == 4096.0
+    assert happened == ["clear", "malloc", ("look", 4), "clear", "back", "total", "freed"]
+
+
+def test_a_measurement_leaves_chance_as_it_was():
+    state, numpy_state = memory.random.get_state(), np.random.get_state()[1].copy()
+    with memory._undisturbed():
+        assert core_config.train
+        memory.random.drawn()
+        np.random.rand()
+        np.float32(1.0) / np.zeros(1, np.float32)  # no warning
+    assert memory.random.get_state() == state and np.array_equal(np.random.get_state()[1], numpy_state)
+
+
+def test_the_plan_says_how_many_ranks_share_the_memory(monkeypatch):
+    monkeypatch.setattr(memory, "free_bytes", lambda: 8_000_000)
+    need = SimpleNamespace(of=lambda n: n * 1e6)
+    for batch, ranks, local, own, rest in (
+        (16, 1, 1, "16 MB per step", "8 MB free here: not enough; use a smaller batch, or fewer ranks on a host"),
+        (16, 4, 1, "4 MB per step and rank", "8 MB free here"),
+        (17, 4, 2, "5 MB per step and rank", "8 MB free here for 2 ranks: not enough; use a smaller batch, or fewer "
+         "ranks on a host"),
+        ("{virtual_workers: 8, per_worker: 3}", 2, 2, "3 MB per step and rank", "8 MB free here for 2 ranks"),
+    ):  # fmt: skip
+        (line,) = memory.sentence(need, config(GOOD.replace("64", str(batch))), ranks, local)
+        assert line == f"memory: about {own} (estimated from batches of 2 and 4); {rest}"
+
+
+@each(**{"free, most, words": [
+    (9_000_000, math.inf, "a batch of about 6 fits, as measured before the run"),
+    (3_335_000, math.inf, "a batch of about 1 fits, as measured before the run"),
+    (3_333_000, math.inf, "not even one example per rank fits: use a smaller network or input, or dtype: mixed16"),
+    (9_000_000, 6, "a batch of about 6 fits, as measured before the run"),
+    (9_000_000, 5, "a batch of 2 is worth a try"), (9_000_000, 0, "a batch of about 6 fits, as measured before the run"),
+    (0, 5, "not even one example per rank fits: use a smaller network or input, or dtype: mixed16"),
+]})  # fmt: skip
+def test_nine_tenths_of_the_free_memory_are_for_the_batch(free, most, words):
+    assert memory.fitting(memory.Need(2e6, 1e6), config(GOOD.replace("64", "16")), 1, free, most) == words
+    assert memory.fitting(memory.Need(2e6, 1e6), config(GOOD), 1, 0) == (
+        "not even one example per rank fits: use a smaller network or input, or dtype: mixed16"
+    )
