@@ -98,7 +98,7 @@ def _extremes(y: np.ndarray) -> np.ndarray:
     length = -(-2 * len(y) // _MAX_POINTS)
     rows = np.append(y, np.full(-len(y) % length, y[-1])).reshape(-1, length)
     begins = np.arange(len(rows)) * length
-    ends = np.minimum(begins + rows.argmin(1), len(y) - 1), np.minimum(begins + rows.argmax(1), len(y) - 1)
+    ends = begins + rows.argmin(1), begins + rows.argmax(1)  # of equal values the first: never what fills the last row
     return np.unique(np.concatenate([[0, len(y) - 1], *ends]))
 
 

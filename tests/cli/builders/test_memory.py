@@ -236,16 +236,21 @@ def test_the_plan_says_how_many_ranks_share_the_memory(monkeypatch):
         assert line == f"memory: about {own} (estimated from batches of 2 and 4); {rest}"
 
 
-@each(**{"free, most, words": [
-    (9_000_000, math.inf, "a batch of about 6 fits, as measured before the run"),
-    (3_335_000, math.inf, "a batch of about 1 fits, as measured before the run"),
-    (3_333_000, math.inf, "not even one example per rank fits: use a smaller network or input, or dtype: mixed16"),
-    (9_000_000, 6, "a batch of about 6 fits, as measured before the run"),
-    (9_000_000, 5, "a batch of 2 is worth a try"), (9_000_000, 0, "a batch of about 6 fits, as measured before the run"),
-    (0, 5, "not even one example per rank fits: use a smaller network or input, or dtype: mixed16"),
-]})  # fmt: skip
+ENOUGH, NONE = (
+    "a batch of about 6 fits, as measured before the run",
+    "not even one example per rank fits: use a smaller ",
+)
+NONE += "network or input, or dtype: mixed16"
+
+
+@each(
+    **{
+        "free, most, words": [
+            (9_000_000, math.inf, ENOUGH), (9_000_000, 6, ENOUGH), (9_000_000, 0, ENOUGH),
+            (9_000_000, 5, "a batch of 2 is worth a try"), (3_333_000, math.inf, NONE), (0, 5, NONE),
+            (3_335_000, math.inf, "a batch of about 1 fits, as measured before the run"),
+        ]
+    }
+)  # fmt: skip
 def test_nine_tenths_of_the_free_memory_are_for_the_batch(free, most, words):
     assert memory.fitting(memory.Need(2e6, 1e6), config(GOOD.replace("64", "16")), 1, free, most) == words
-    assert memory.fitting(memory.Need(2e6, 1e6), config(GOOD), 1, 0) == (
-        "not even one example per rank fits: use a smaller network or input, or dtype: mixed16"
-    )

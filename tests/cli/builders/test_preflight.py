@@ -82,8 +82,8 @@ def test_the_disk_must_have_room_for_the_snapshots_that_are_kept_and_one(monkeyp
         ("binary_cross_entropy", [0, -1], (2, 3), "data: a training label is -1; binary_cross_entropy counts classes "
          "from 0"),
         ("binary_cross_entropy", [0, 1], (2,), None), ("hinge", [-1, 2], (2, 3), None),
-        ("hinge", [0, 3], (2, 3), "model: the network has 3 outputs, but a training label is 3; labels are counted from "
-         "0, so it needs 4"),
+        ("hinge", [0, 3], (2, 3), "model: the network has 3 outputs, but a training label is 3; labels are counted "
+         "from 0, so it needs 4"),
         ("hinge", [0, 3], (2,), None), ("hinge", [], (0, 3), None),
     ]
 )  # fmt: skip

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import dbrdist
 from dbrdist.cli.inspection import predict
+from dbrdist.core.array.config import config as core_config
 from dbrdist.errors import ConfigError, CorruptExampleError
 from tests.cli.config_helpers import configured
 
@@ -176,3 +179,42 @@ def test_images_are_decoded_as_the_run_decodes_them(monkeypatch):
         asked.clear()
     with pytest.raises(ConfigError, match=r"^run: this run has no named classes; --predict needs a run on folders of"):
         list(predict.predict(*configured(), "run", ["a"]))
+
+
+def test_images_go_through_the_network_as_in_an_evaluation(monkeypatch):
+    """One by one, mirrored as well where evaluations do that; scores that are not finite are no classes."""
+    seen = []
+
+    def network(images):
+        seen.append((images, core_config.train, core_config.enable_backprop))
+        return SimpleNamespace(array=np.array([[0.0, math.log(3)], [9.0, 9.0]]))
+
+    def mirrored(given, images):
+        assert given is network
+        seen.append(("mirrored", images, core_config.train))
+        return SimpleNamespace(array=np.array([[math.nan, 0.0]]))
+
+    filled = []
+    monkeypatch.setattr(predict, "read_recipe", lambda folder: {"classes": ["x", "y"]})
+    monkeypatch.setattr(predict, "read_newest", lambda run: ("snapshot", {"w": 1}))
+    monkeypatch.setattr(predict.build, "model", lambda *words: network)
+    monkeypatch.setattr(predict.build, "converter", lambda dtype: lambda batch: ("batch", batch, dtype))
+    monkeypatch.setattr(predict, "fill_weights", lambda *words: filled.append(words))
+    monkeypatch.setattr(predict, "read_image", lambda name, fast: f"pixels of {name}")
+    monkeypatch.setattr(predict, "_transform", lambda config, origin: lambda image: f"turned {image}")
+    monkeypatch.setattr(predict, "mean_over_mirrored", mirrored)
+    monkeypatch.setattr(predict, "global_config", SimpleNamespace())
+    data = "data: {name: image_folder, root: x}"
+    config, origin = configured(data, "evaluation: {flip: false}", "dtype: mixed16")
+    found = list(predict.predict(config, origin, "run", ["a", "b"]))
+    assert found == ["a: y 75.0 %, x 25.0 %", "b: y 75.0 %, x 25.0 %"]
+    assert seen == [(("batch", [f"turned pixels of {name}"], config.dtype), False, False) for name in "ab"]
+    assert filled == [("snapshot", {"w": 1}, network, "predictor/")]
+    assert vars(predict.global_config) == {"dtype": config.dtype, "float32_products": config.float32_products}
+    seen.clear()
+    config, origin = configured(data, "evaluation: {flip: true}")
+    with pytest.raises(
+        ConfigError, match=r"^dbrdist-train: a: the network gives scores that are not finite: snapshot$"
+    ):
+        list(predict.predict(config, origin, "run", ["a"]))
+    assert seen == [("mirrored", ("batch", ["turned pixels of a"], config.dtype), False)]

@@ -213,3 +213,25 @@ def test_whether_a_folder_seems_held(tmp_path):
     there = {**me, "host": "another"}
     assert [seems(there, age) for age in (0, 65, 75)] == [True, True, False]
     assert not seems({}) and not seems([])
+
+
+def test_without_locks_of_the_kernel_the_last_to_write_has_it(tmp_path, clock, monkeypatch):
+    """Another process may have come to the same point: both look again after a moment."""
+    path, ours = tmp_path / "run.lock", Lock(str(tmp_path / "run.lock"))
+    monkeypatch.setattr(locks.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(95, "Operation not supported")))
+    ours.acquire()
+    assert clock.naps == [0.3]
+    ours.release()
+    other = {"host": "elsewhere", "pid": 7, "started": 1, "since": "noon"}
+    clock.meanwhile = lambda: path.write_text(json.dumps(other))
+    with pytest.raises(ConfigError, match="process 7 on elsewhere, since noon"):
+        ours.acquire()
+    assert clock.naps == [0.3, 0.3] and ours._descriptor == -1
+
+
+def test_a_lock_of_the_kernel_needs_no_second_look(tmp_path, clock):
+    one = Lock(str(tmp_path / "run.lock"))
+    one.acquire()
+    one.release()
+    one.release()
+    assert clock.naps == [] and not (tmp_path / "run.lock").exists()

@@ -1,7 +1,9 @@
 """The speed of ranks that compute at the same time: the slowest of several, and processes of their own."""
 
 import contextlib
+import io
 import itertools
+import json
 import os
 import pickle
 import sys
@@ -170,3 +172,28 @@ class Network:
     def __call__(self, *batch):
         assert batch == (1, 2)
         return self
+
+
+@each(**{"data, told": [(b"", []), (b"given", [b"ready\n"]), (b"given, go", [b"ready\n", b"measured\n"])]})
+def test_what_a_process_that_measures_hears_and_answers(monkeypatch, data, told):
+    """It answers where its output was, to which the user's program cannot write any more."""
+    happened, answers = [], []
+    config, origin = configured(*CONFIG)
+    given = pickle.dumps((config.model_dump(mode="python"), origin, 3)) if data else b""
+    sent = len(given).to_bytes(8) + given + (b"\0" * 8 if data.endswith(b"go") else b"")
+    monkeypatch.setattr(calibration.sys, "stdin", SimpleNamespace(buffer=io.BytesIO(sent)))
+    monkeypatch.setattr(calibration.os, "dup", lambda number: happened.append(("dup", number)) or 9)
+    monkeypatch.setattr(calibration.os, "dup2", lambda *numbers: happened.append(numbers))
+    monkeypatch.setattr(calibration.os, "write", lambda number, text: answers.append((number, text)))
+    monkeypatch.setattr(calibration.assemble, "parts", lambda config, origin, *words: ("parts", *words))
+    monkeypatch.setattr(calibration, "_steps", lambda *words: happened.append(words) or (("a",), ("b",)))
+    calibration.serve()
+    assert happened[:2] == [("dup", 1), (2, 1)]
+    lines = [b"ready\n", json.dumps([["a"], ["b"]]).encode() + b"\n"][: len(told)]
+    assert answers == [(9, line) for line in lines]
+    if len(told) == 2:
+        ((config_, origin_, parts, number),) = happened[2:]
+        assert (config_, parts, number) == (config, ("parts", 0, 1), 3) and type(origin_) is type(origin)
+    monkeypatch.setattr(calibration.sys, "stdin", SimpleNamespace(buffer=io.BytesIO(sent)))
+    monkeypatch.setattr(calibration.os, "write", lambda number, text: (_ for _ in ()).throw(BrokenPipeError()))
+    calibration.serve()  # nobody listens any more
