@@ -131,6 +131,8 @@ from dbrdist.functions.special import (
 )
 
 if TYPE_CHECKING:
+    from dbrdist.functions import fused_block as fused_block
+    from dbrdist.functions import residual as residual
     from dbrdist.functions.attention import multi_head_attention, rms_normalization, scaled_dot_product_attention
     from dbrdist.functions.classification import binary_cross_entropy, top_k_accuracy
     from dbrdist.functions.cumulative import (
@@ -228,6 +230,7 @@ _LATER = {
     "cumulative": "cumprod cumsum prod",
     "embedding_loss": "contrastive cross_covariance decov discriminative_margin_based_clustering_loss triplet",
     "example_normalization": "group_normalization layer_normalization local_response_normalization normalize",
+    "fused_block": "",
     "image": "depth2space im2col resize_images space2depth spatial_transformer_grid spatial_transformer_sampler",
     "likelihood": "bernoulli_nll gaussian_kl_divergence gaussian_nll laplace_nll",
     "linalg": "batch_det batch_inv batch_l2_norm_squared cholesky det einsum fft ifft inv",
@@ -239,6 +242,7 @@ _LATER = {
     ),
     "recompute": "forget",
     "regions": "roi_average_align_2d roi_average_pooling_2d roi_max_align_2d roi_max_pooling_2d roi_pooling_2d",
+    "residual": "",
     "rnn": "lstm slstm tree_lstm",
     "sequence": "pad_sequence transpose_sequence",
     "sequence_loss": "argmax_crf1d black_out connectionist_temporal_classification crf1d negative_sampling",

@@ -13,7 +13,6 @@ import numpy as np
 from dbrdist.core.array.backend import empty, lies_as_images, places_of
 from dbrdist.core.array.config import config
 from dbrdist.core.array.current_device import current_number, gpu_arrays
-from dbrdist.core.array.elementwise import hand_down_kernel
 from dbrdist.core.array.random import Draw
 from dbrdist.core.array.types import Array
 from dbrdist.kernels.geometry import ConvGeometry
@@ -97,10 +96,6 @@ def _mean_of_images_backward(gy: Array, x_shape: tuple[int, ...]) -> Array | Non
 def mean_of_images_backward(gy: Array, x_shape: tuple[int, ...]) -> Array | None:
     """The gradient of :func:`mean_of_images`, images of this shape."""
     return None if type(gy) is np.ndarray else _mean_of_images_backward(gy, x_shape)
-
-
-hand_down_kernel("mean_of_images", mean_of_images)
-hand_down_kernel("mean_of_images_backward", mean_of_images_backward)
 
 
 # ---- linear

@@ -20,10 +20,9 @@ from dbrdist.core.array.types import Array
 from dbrdist.kernels import providers
 from dbrdist.kernels.cpu import loops, onednn_elementwise
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
-from dbrdist.kernels.gpu import cuda_normalization
 from dbrdist.kernels.reference import numpy_, numpy_normalization
 from dbrdist.kernels.small_arrays.small import masked, masked_images
-from dbrdist.kernels.table import kernel, key_of, planned, server_of
+from dbrdist.kernels.table import FORMULA, kernel, key_of, planned, server_of
 
 _SMALL = 1024  # elements up to which an elementwise kernel is one call of NumPy
 _LARGE = 1 << 18  # elements from which on a result is written over an operand that nobody needs any more
@@ -288,9 +287,10 @@ def bn_vectors(saved: Any, *vectors: Array) -> Callable[[], Any]:
 
     ``saved`` is what a rectified forward pass returned, or None.
     """
-    name, inner = saved or (None, None)
-    if name == "cuda":
-        return partial(cuda_normalization.vectors, inner, *vectors[2:])
+    name, inner = saved or (FORMULA, None)
+    rows = providers.PROVIDERS[name]
+    if "bn_vectors" in rows:
+        return partial(rows["bn_vectors"](inner), inner, *vectors[2:])
     copies = [v.copy() for v in vectors]
     return lambda: copies
 

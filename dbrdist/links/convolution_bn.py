@@ -14,8 +14,6 @@ from dbrdist.core.names.limits import Sizes, Whole
 from dbrdist.core.tape.function_node import is_observed
 from dbrdist.core.tape.variable import Operand, Variable
 from dbrdist.functions.convolution import convolution_bn_2d
-from dbrdist.functions.fused_block import StageOperands, residual_block_of_batch
-from dbrdist.functions.residual import bn_of_batch_with_convolution, convolution_bn_of_batch
 from dbrdist.links.convolution import Convolution2D
 from dbrdist.links.normalization import BatchNormalization, is_one_pass
 
@@ -50,7 +48,7 @@ def conv_bn(conv: Any, bn: Any, x: Any, *, relu: bool = False, residual: Any = N
     """
     is_whole = residual is None or (relu and not callable(residual))
     if type(bn) is BatchNormalization and bn._gpu is not None and is_whole and _is_training(conv, bn):
-        y = convolution_bn_of_batch(
+        y = F.residual.convolution_bn_of_batch(
             x, conv.W, (bn.gamma, bn.beta), (bn.avg_mean, bn.avg_var), bn.eps, bn.decay, relu, residual,
             stride=conv.stride, pad=conv.pad, dilate=conv.dilate, groups=conv.groups,
         )  # fmt: skip
@@ -74,7 +72,7 @@ def conv_bn(conv: Any, bn: Any, x: Any, *, relu: bool = False, residual: Any = N
         y = None
         if bn._gpu is not None and _is_training(conv, bn):
             own, running = (bn.gamma, bn.beta), (bn.avg_mean, bn.avg_var)
-            y = bn_of_batch_with_convolution(h, conv.W, own, running, bn.eps, bn.decay, residual)
+            y = F.residual.bn_of_batch_with_convolution(h, conv.W, own, running, bn.eps, bn.decay, residual)
         return bn.add_relu(h, residual) if y is None else y
     h = bn(h)
     residual = residual() if callable(residual) else residual
@@ -102,13 +100,13 @@ def fused_block(
     if not all(type(bn) is BatchNormalization and bn._gpu is not None and _is_training(conv, bn) for conv, bn in pairs):
         return None
     made = [
-        StageOperands(
+        F.fused_block.StageOperands(
             conv.W, bn.gamma, bn.beta, (bn.avg_mean, bn.avg_var), bn.eps, bn.decay,
             (conv.stride, conv.pad, conv.dilate, conv.groups, False),
         )
         for conv, bn in pairs
     ]  # fmt: skip
-    return residual_block_of_batch(x, made[: len(stages)], None if shortcut is None else made[-1])
+    return F.fused_block.residual_block_of_batch(x, made[: len(stages)], None if shortcut is None else made[-1])
 
 
 def _is_training(conv: Any, bn: Any) -> bool:

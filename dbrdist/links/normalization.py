@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from dbrdist import functions as F
 from dbrdist.core.array.backend import as_dtype, device_of, full, to_device
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import config, get_dtype
@@ -20,15 +21,8 @@ from dbrdist.core.tape.checks import expected, wrong_type
 from dbrdist.core.tape.function_node import is_observed
 from dbrdist.core.usage.foreign_names import refuse_unknown
 from dbrdist.core.usage.mistakes import warn
-from dbrdist.functions import example_normalization as E
 from dbrdist.functions import normalization as N
 from dbrdist.functions.rectifier import relu
-from dbrdist.functions.residual import batch_normalization_add_relu
-from dbrdist.functions.whitening import (
-    batch_renormalization,
-    decorrelated_batch_normalization,
-    fixed_decorrelated_batch_normalization,
-)
 from dbrdist.links.initializers import Constant, Initializer, InitialValue, generate_array
 
 if TYPE_CHECKING:
@@ -173,7 +167,7 @@ class BatchNormalization(Link):
     def _of_batch(self, x: Operand, gamma: Any, beta: Any, axis: Any, decay: float, *residual: Any) -> Variable:
         """x with the statistics of the batch, towards which the running ones move, once for each batch."""
         mean, var = (None, None) if config.in_recomputing else (self.avg_mean, self.avg_var)
-        of_batch = batch_normalization_add_relu if residual else N.batch_normalization
+        of_batch = F.residual.batch_normalization_add_relu if residual else N.batch_normalization
         return of_batch(
             x, gamma, beta, *residual, eps=self.eps, running_mean=mean, running_var=var, axis=axis, decay=decay
         )
@@ -238,7 +232,7 @@ class BatchRenormalization(BatchNormalization):
         return not self.dmax
 
     def _of_batch(self, x: Any, gamma: Any, beta: Any, axis: Any, decay: float) -> Any:
-        return batch_renormalization(
+        return F.whitening.batch_renormalization(
             x,
             gamma,
             beta,
@@ -318,11 +312,11 @@ class DecorrelatedBatchNormalization(Link):
         since ``start_finetuning``."""
         if not config.train:
             mean, projection = self.avg_mean.copy(), self.avg_projection.copy()
-            return fixed_decorrelated_batch_normalization(x, mean, projection, self.groups)
+            return F.whitening.fixed_decorrelated_batch_normalization(x, mean, projection, self.groups)
         if config.in_recomputing:
-            return decorrelated_batch_normalization(x, groups=self.groups, eps=self.eps)
+            return F.whitening.decorrelated_batch_normalization(x, groups=self.groups, eps=self.eps)
         num_batches = self.N + 1 if finetune else self.N
-        y = decorrelated_batch_normalization(
+        y = F.whitening.decorrelated_batch_normalization(
             x, groups=self.groups, eps=self.eps, running_mean=self.avg_mean, running_projection=self.avg_projection,
             decay=1.0 - 1.0 / num_batches if finetune else self.decay,
         )  # fmt: skip
@@ -372,7 +366,7 @@ class LayerNormalization(_Affine):
         """Normalize the rows of ``x`` (N, K)."""
         if not self.gamma.is_initialized:
             self._initialize_params(x.shape[1])
-        return E.layer_normalization(x, self.gamma, self.beta, self.eps)
+        return F.example_normalization.layer_normalization(x, self.gamma, self.beta, self.eps)
 
 
 class GroupNormalization(_Affine):
@@ -404,4 +398,4 @@ class GroupNormalization(_Affine):
             raise wrong_type("group_normalization", "groups", "an int", self.groups)
         if not self.gamma.is_initialized:
             self._initialize_params(x.shape[1])
-        return E.group_normalization(x, self.groups, self.gamma, self.beta, self.eps)
+        return F.example_normalization.group_normalization(x, self.groups, self.gamma, self.beta, self.eps)

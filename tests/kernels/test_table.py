@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from dbrdist import kernels, using_config
-from dbrdist.kernels import dispatch, providers, table
+from dbrdist.core.array import elementwise
+from dbrdist.kernels import device_dispatch, dispatch, fused_dispatch, providers, table
 
 
 def test_updates_of_nothing_have_plans_of_their_own():
@@ -57,7 +58,10 @@ def test_every_kernel_has_a_reference_and_every_row_a_declaration():
         "pool_backward",
         "pool_indices",
         "bn_mask",
+        "bn_vectors",
     }  # whose provider is that of a forward pass
+    providers.add_rows_of_gpus()
+    assert kernels.plan_conv_bn and kernels.plan_fused_block  # loads what is declared for devices
     assert table.KEYS.keys() <= providers.PROVIDERS["numpy"].keys()
     for name, rows in providers.PROVIDERS.items():
         assert rows.keys() <= table.KEYS.keys() | after_forward, name
@@ -103,3 +107,20 @@ def test_public_functions_are_those_that_a_module_defines():
     assert {"conv_forward", "relu_forward", "bn_vectors", "row"} < names.keys()
     assert not {"number", "partial", "masked", "kernel", "_pair", "_relu_forward"} & names.keys()
     assert all(getattr(kernels, name) is value for name, value in names.items())
+
+
+def test_kernels_of_devices_are_names_of_the_room_too():
+    for module in (device_dispatch, fused_dispatch):
+        names = table.public_names(module)
+        assert len(names) > 5 and all(getattr(kernels, name) is value for name, value in names.items())
+    for name in ("no_such_kernel", "_mean_of_images"):
+        with pytest.raises(AttributeError, match=f"module 'dbrdist.kernels' has no attribute '{name}'"):
+            getattr(kernels, name)
+
+
+def test_core_has_means_of_images_from_the_kernels_of_devices(monkeypatch):
+    seen = []
+    for name in ("mean_of_images", "mean_of_images_backward"):
+        monkeypatch.setattr(kernels, name, lambda *arrays, name=name: seen.append((name, *arrays)) or name)
+        assert elementwise.kernels[name](1, 2) == name
+    assert seen == [("mean_of_images", 1, 2), ("mean_of_images_backward", 1, 2)]

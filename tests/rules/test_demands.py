@@ -130,6 +130,7 @@ def is_compared(kernel, text):
 
 def rows_without_comparison():
     """Rows of providers that no test names, beside the reference."""
+    providers.add_rows_of_gpus()
     return {
         f"{provider}: {kernel}"
         for provider, rows in providers.PROVIDERS.items()

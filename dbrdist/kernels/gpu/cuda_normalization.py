@@ -220,9 +220,9 @@ def can_move(running: tuple[Array, Array] | None, channels: int) -> bool:
     return all(v.dtype == _F32 and v.flags.c_contiguous and v.size == channels for v in running or ())
 
 
-def vectors(saved: Array, mean: Array, var: Array) -> tuple[Array, Array, Array, Array]:
+def _plan_vectors(saved: Array) -> Callable[..., tuple[Array, ...]]:
     """gamma and beta of a rectified forward pass, with its statistics, which nobody else has."""
-    return saved[: mean.size], saved[mean.size :], mean, var
+    return lambda saved, mean, var: (saved[: mean.size], saved[mean.size :], mean, var)
 
 
 def map_grid(matrix: Matrix) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -377,4 +377,5 @@ ROWS = {
     "bn_sums": _plan_sums,
     "bn_backward": _plan_backward,
     "bn_move": _plan_move,
+    "bn_vectors": _plan_vectors,
 }

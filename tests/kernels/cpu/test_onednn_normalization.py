@@ -7,7 +7,7 @@ import pytest
 
 from dbrdist import kernels
 from dbrdist.core.array import backend
-from dbrdist.kernels import dispatch
+from dbrdist.kernels import dispatch, providers
 from dbrdist.kernels.cpu import onednn, onednn_normalization
 from tests.each import each
 from tests.kernels.provider_helpers import PROVIDERS, draw, laid_out, needs_onednn
@@ -165,6 +165,7 @@ def test_large_means_of_few_rows(shape, relu):
 
 
 def test_vectors_of_a_normalization_stay_as_they_are_now():
+    providers.add_rows_of_gpus()
     gamma, beta, mean, var = (np.full(3, n, "f") for n in (1, 2, 3, 4))
     kept = dispatch.bn_vectors(None, gamma, beta, mean, var)
     there = dispatch.bn_vectors(("cuda", np.concatenate([gamma, beta])), gamma, beta, mean, var)
