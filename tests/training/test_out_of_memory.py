@@ -177,3 +177,34 @@ def test_an_updater_without_a_main_iterator_raises_its_own_error():
     del updater._iterators["main"]
     with pytest.raises(StopIteration, match="the end"):
         updater.update()
+
+
+@each(
+    case=[
+        (2, 8, "A batch above 1 cannot fit, since the step had not ended; try 1."),
+        (1, 1, "Even one example does not fit beside the rest: use a smaller network or input."),
+        (2, 600, "Even one example does not fit beside the rest: use a smaller network or input."),
+        (0, 8, "Even one example does not fit beside the rest: use a smaller network or input."),
+        (2000, 10, "A batch above 1,885 cannot fit, since the step had not ended; try 1,024."),
+    ]
+)  # fmt: skip
+def test_what_is_advised_follows_from_the_bound(case):
+    num_examples, wanted, advice = case
+    less = "Numbers of 16 bits (dtype: mixed16) take half of the activations' memory."
+    assert out_of_memory._advice(MEMORY, HELD, wanted * GB, num_examples) == f"{advice} {less}"
+
+
+@each(case=[(0, "0 bytes"), (-1, "0 bytes"), (1, "1 kB"), (999_499, "999 kB"), (1e6, "1 MB"), (1.234e11, "123 GB")])
+def test_bytes_in_words(case):
+    assert out_of_memory.size(case[0]) == case[1]
+
+
+def test_an_own_iterator_without_a_batch_size_counts_as_none(cupy, updater):
+    def update_core():
+        raise OutOfMemoryError(8 * GB, 70 * GB)
+
+    updater.update_core = update_core
+    updater._iterators["main"] = object()
+    with pytest.raises(OutOfMemoryError) as info:
+        updater.update()
+    assert "a step with 0 examples asked" in info.value.__notes__[0] and info.value.num_examples == 0

@@ -54,7 +54,7 @@ def short(value: object) -> str:
     if not isinstance(value, float) or not math.isfinite(value):
         return str(value)
     fixed = f"{value:.4f}"
-    return fixed if (1e-3 <= abs(value) < 1e4 and len(fixed) <= 9) or value == 0 else f"{value:.2e}"
+    return fixed if (abs(value) >= 1e-3 and len(fixed) <= 9) or value == 0 else f"{value:.2e}"
 
 
 def whole(value: Any, width: int) -> str:

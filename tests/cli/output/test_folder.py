@@ -434,8 +434,9 @@ def test_how_a_run_stands(tmp_path, monkeypatch):
         ({"status": "finished", "iterations": 1}, True, "finished after 1 step"), ({}, True, "with no summary"),
         ({"status": "failed", "iterations": 0}, False, "failed"),
     ):  # fmt: skip
-        monkeypatch.setattr(folders, "holder_of", lambda path, is_held=is_held: "process 3" if is_held else None)
-        monkeypatch.setattr(folders, "seems_held", lambda path, is_held=is_held: is_held)
+        held = {str(tmp_path / "run.lock")} if is_held else set()
+        monkeypatch.setattr(folders, "holder_of", lambda path, held=held: "process 3" if path in held else None)
+        monkeypatch.setattr(folders, "seems_held", held.__contains__)
         (tmp_path / SUMMARY).write_text(json.dumps(summary))
         assert folders.describe(str(tmp_path)) == status
         assert folders.state_seen(str(tmp_path), summary) == status.partition(" after")[0]

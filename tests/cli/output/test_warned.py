@@ -60,7 +60,7 @@ def test_warnings_of_other_ranks_alone_are_said_at_the_end(capsys):
 
     def main(comm):
         warned = found[comm.rank] = Warned(comm.rank, Console())
-        for words in ["all were told", *(["alone"] if comm.rank == 1 else [])]:
+        for words in ["all were told", *(["alone"] if comm.rank else [])]:
             for _ in range(2):
                 warned._take(UserWarning(words), UserWarning, dbrdist.__file__, 1)
         warned.gather(comm)

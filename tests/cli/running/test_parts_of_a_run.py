@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from types import SimpleNamespace
 
@@ -24,11 +25,11 @@ def made(tmp_path, monkeypatch):
     """A run of a small network that is not trained."""
     monkeypatch.chdir(tmp_path)
 
-    def make(*lines):
+    def make(*lines, continues=False):
         config, origin = configured("model: {name: mlp, units: [4]}", *lines)
         console = Console()
         run = runs.TrainingRun(
-            config, origin, create_communicator("single"), console, Warned(0, console), continues=False
+            config, origin, create_communicator("single"), console, Warned(0, console), continues=continues
         )
         run.stop.finalize()
         return run
@@ -327,3 +328,128 @@ def test_files_that_cannot_be_written_at_the_end_are_said(monkeypatch):
     words = "could not be written: No space left on device"
     parts = [f"runs/a: the {what} {words}" for what in ("report", "range test", "trace")]
     assert said == [*parts[:2], "steps wait for data", parts[2]]
+
+
+# ---- how a run is made ----------------------------------------------------------------------------------------------
+
+
+@each(**{"lines, saves": [((), True), (("batch_finder: {}",), False)]})
+def test_a_stop_saves_the_run_but_for_a_search_for_a_batch(made, monkeypatch, lines, saves):
+    asked = []
+    plain = runs.StopOnRequest
+
+    def stop(comm, save):
+        asked.append(save)
+        return plain(comm, save=save)
+
+    monkeypatch.setattr(runs, "StopOnRequest", stop)
+    run = made(*lines)
+    assert asked == [run._save if saves else None]
+    saved = []
+    run.saver = SimpleNamespace(save=saved.append)
+    run._save("trainer")
+    assert saved == ["trainer"]
+
+
+def test_a_run_that_cannot_be_made_hears_no_more_requests(made, monkeypatch):
+    happened = []
+    stop = SimpleNamespace(initialize=lambda trainer: happened.append(("initialize", trainer)),
+                           finalize=lambda: happened.append("finalize"))  # fmt: skip
+    monkeypatch.setattr(runs, "StopOnRequest", lambda comm, save: stop)
+    monkeypatch.setattr(runs, "parts", lambda *words: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        made()
+    assert happened == [("initialize", None), "finalize"]
+
+
+@each(**{"continues, has_snapshot": [(False, False), (False, True), (True, False), (True, True)]})
+def test_first_weights_are_read_unless_a_snapshot_has_all(made, monkeypatch, continues, has_snapshot):
+    """Their file may be gone by then."""
+    asked = []
+
+    def parts(config, origin, local_rank, num_ranks, find):
+        asked.append((config.init_from, local_rank, num_ranks))
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(runs.snapshots, "find", lambda folder: ["snapshot"] * has_snapshot)
+    monkeypatch.setattr(runs, "parts", parts)
+    with pytest.raises(ZeroDivisionError):
+        made("init_from: weights.npz", continues=continues)
+    assert [(weights is None, *more) for weights, *more in asked] == [(continues and has_snapshot, 0, 1)]
+
+
+def test_what_a_snapshot_says_of_the_data(made):
+    run = made()
+    assert run._data_facts() == {"classes": run.parts.data.classes, "num_test_examples": len(run.parts.data.test)}
+    run.parts = SimpleNamespace(data=SimpleNamespace(classes=["a"], test=None))
+    assert run._data_facts() == {"classes": ["a"], "num_test_examples": None}
+
+
+@each(**{"rank, said": [(0, ["words"]), (1, [])]})
+def test_rank_0_speaks_for_all(rank, said):
+    heard = []
+    own = SimpleNamespace(comm=SimpleNamespace(rank=rank), console=SimpleNamespace(say=heard.append))
+    runs.TrainingRun.say(own, "words")
+    assert heard == said
+    own = SimpleNamespace(plan=["a", "b"], say=heard.append)
+    heard.clear()
+    runs.TrainingRun.announce(own)
+    assert heard == ["a", "b"]
+
+
+@each(**{"is_over, was_told, changes, expected": [
+    (True, "finished", [], True), (True, "running", [], False), (True, None, ["x"], True), (True, None, [], False),
+    (False, "finished", ["x"], False),
+]})  # fmt: skip
+def test_a_run_at_its_end_is_left_alone_where_it_was_told_so_or_something_changed(is_over, was_told, changes, expected):
+    trainer = SimpleNamespace(stop_trigger=lambda given: given is trainer and is_over)
+    own = SimpleNamespace(
+        comm=SimpleNamespace(bcast_obj=lambda x: x),
+        folder=SimpleNamespace(summary={"status": was_told}),
+        trainer=trainer,
+    )
+    assert runs.TrainingRun._is_over(own, changes) is expected
+
+
+def test_what_is_said_of_a_run_that_is_left_alone():
+    heard, changes = [], [runs.resume.Change("lr", 0.1, 0.2)]
+    own = SimpleNamespace(say=heard.append, folder=SimpleNamespace(close=lambda: heard.append("closed")))
+    own.trainer = SimpleNamespace(updater=SimpleNamespace(iteration=1))
+    runs.TrainingRun._leave_alone(own, "snapshot_iter_1", changes)
+    old, new = runs.resume.shown(changes[0].old), runs.resume.shown(changes[0].new)
+    assert heard == [
+        "snapshot_iter_1 is the end of this run, after 1 step: no steps are left, and nothing was changed",
+        f"  not used: lr {new}, the run had {old}", "closed",
+    ]  # fmt: skip
+
+
+@each(**{"has_device, finder, log": [(False, None, [{"main/loss": 1.0, "lr": 2.0, "a/b": 3}]), (True, "f", [])]})
+def test_what_a_run_came_to(monkeypatch, has_device, finder, log):
+    monkeypatch.setattr(runs, "peak_bytes", lambda: 77)
+    own = SimpleNamespace(
+        trainer=SimpleNamespace(updater=SimpleNamespace(epoch_detail=1.5, iteration=9), elapsed_time=20.0),
+        log=SimpleNamespace(log=log), config=SimpleNamespace(batch_finder=finder, batch_size=32, seed=4),
+        parts=SimpleNamespace(task=SimpleNamespace(count_params=lambda: 123), device="gpu" if has_device else None),
+    )  # fmt: skip
+    assert runs.TrainingRun.results(own, 2.5) == {
+        "epochs": 1.5, "iterations": 9, "seconds": 2.5, "seconds_over_all_starts": 2.5 if finder else 20.0,
+        "metrics": {"main/loss": 1.0, "a/b": 3} if log else {}, "num_parameters": 123, "batch": 32, "seed": 4,
+        **({"device_memory_bytes": 77} if has_device else {}),
+    }  # fmt: skip
+
+
+@each(**{"rank, lines": [(0, ["a", "b"]), (1, [])]})
+def test_a_profiled_run_says_its_functions(monkeypatch, rank, lines):
+    asked, heard = [], []
+
+    @contextlib.contextmanager
+    def profile(least):
+        asked.append(least)
+        yield SimpleNamespace(lines=lambda: ["a", "b"])
+
+    monkeypatch.setattr(runs, "profile", profile)
+    own = SimpleNamespace(parts=SimpleNamespace(device=None), comm=SimpleNamespace(rank=rank), say=heard.append)
+    own.train = lambda traces: asked.append(traces) or 75
+    assert runs.TrainingRun._train_profiled(own) == 75 and asked == [0.02, True] and heard == lines
+    own._train_profiled = lambda: 7
+    assert runs.TrainingRun.train(own, traces=False, profiles=True) == 7
