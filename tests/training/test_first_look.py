@@ -10,6 +10,9 @@ import dbrdist.links as L
 from dbrdist import iterators, optimizers, testing, training
 from dbrdist.comm import create_communicator, create_multi_node_optimizer
 from dbrdist.errors import UsageWarning
+from dbrdist.training import first_look
+from dbrdist.training.triggers import IntervalTrigger, ManualScheduleTrigger
+from tests.each import each
 from tests.training.mistaken import DATA, Net
 
 
@@ -111,3 +114,86 @@ def test_a_network_that_the_first_batch_initializes(tmp_path):
         warnings.simplefilter("error")
         training.Trainer(updater, (3, "iteration"), tmp_path).run()
     assert model.predictor.W.shape == (3, 4)
+
+
+def test_a_look_at_the_first_steps_ends_with_the_first_update_that_is_counted():
+    class Own(training.StandardUpdater):
+        does_update = counts = False
+
+        def update_core(self):
+            if self.does_update:
+                super().update_core()
+
+        def update(self):
+            self.update_core()
+            self.iteration += self.counts
+
+    def look(kind=Own):
+        updater = kind(iterators.SerialIterator(DATA, 5), optimizers.SGD(0.1).setup(L.Classifier(Net())))
+        return updater, first_look.FirstSteps(updater)
+
+    updater, first = look()
+    for does_update, counts in ((False, False), (True, False)):
+        updater.does_update, updater.counts = does_update, counts
+        updater.update()
+        assert first.after_update() is first
+    updater.does_update, updater.counts = False, True  # the update before is seen, and now the step
+    updater.update()
+    assert first.after_update() is None
+    updater, first = look()
+    updater.counts = True
+    updater.update()
+    assert first.after_update() is first  # nothing was updated
+    updater.does_update = True
+    updater.update()
+    assert first.after_update() is None
+    updater, first = look(training.StandardUpdater)
+    assert first.after_update() is first
+    updater.update()
+    assert first.after_update() is None
+
+
+def test_where_neither_step_nor_update_is_seen_a_hundred_calls_decide():
+    class Own(training.StandardUpdater):
+        def update(self):
+            self.get_optimizer("main").target.predictor.l1.W.array[...] += 1
+
+    updater = Own(iterators.SerialIterator(DATA, 5), optimizers.SGD(0.1).setup(L.Classifier(Net())))
+    first = first_look.FirstSteps(updater)
+    for _ in range(99):
+        updater.update()
+        assert first.after_update() is first
+    words = "Own.update: 100 calls, and the iteration is still 0, so that no trigger fires"
+    with pytest.warns(UsageWarning, match=words):
+        assert first.after_update() is None
+    unused = first_look.FirstSteps(updater)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        unused.end()  # of a run without a step
+
+
+@each(
+    case=[
+        ((3, "epoch"), (2, "epoch"), None, True), ((2, "epoch"), (2, "epoch"), None, False),
+        ((3, "epoch"), (20, "iteration"), None, False), ((5, "epoch"), (20, "iteration"), 10.0, True),
+        ((4, "epoch"), (20, "iteration"), 10.0, False), ((60, "iteration"), (3, "epoch"), 10.0, False),
+        ((61, "iteration"), (3, "epoch"), 10.0, True), (([4, 9], "epoch"), (3, "epoch"), None, True),
+        (([9, 3], "epoch"), (3, "epoch"), None, False), (([], "epoch"), (3, "epoch"), None, False),
+    ]
+)  # fmt: skip
+def test_triggers_that_first_fire_after_the_end(case):
+    trigger, stop, steps, expected = case
+    kind = ManualScheduleTrigger if isinstance(trigger[0], list) else IntervalTrigger
+    assert first_look._is_too_late(kind(*trigger), IntervalTrigger(*stop), steps) is expected
+    assert first_look._is_too_late(lambda trainer: False, IntervalTrigger(*stop), steps) is False
+
+
+@each(
+    case=[
+        ((1, "epoch"), 10.0, False), ((0.5, "epoch"), None, True), ((9, "iteration"), 10.0, True),
+        ((10, "iteration"), 10.0, False), ((1, "iteration"), None, False),
+    ]
+)  # fmt: skip
+def test_a_run_within_its_first_epoch_is_a_trial(case):
+    stop, steps, expected = case
+    assert first_look._is_trial(IntervalTrigger(*stop), steps) is expected

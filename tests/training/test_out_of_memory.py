@@ -62,6 +62,9 @@ def test_sizes_what_held_them_and_a_batch_are_named(cupy):
 def test_the_bound_follows_from_what_the_step_needed_at_least(case):
     num_examples, wanted, most = case
     assert most_examples(MEMORY, HELD, wanted * GB, num_examples) == most
+    fixed = HELD._replace(parameters=64 * GB)
+    for asked in (0, -1):  # as where nothing says what was asked for, and nothing else was there
+        assert most_examples(MEMORY, fixed, asked, num_examples) == num_examples - 1
 
 
 def test_errors_of_a_gpus_memory_are_told_from_others():

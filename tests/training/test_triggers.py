@@ -536,3 +536,19 @@ def test_two_triggers_of_a_kind_keep_their_own_states():
             times.append(clock.elapsed_time)
     assert times == [60, 70, 80, 90, 100, 110, 120]
     assert [trigger._next_seconds for trigger in second._triggers] == [130, 200]
+
+
+@each(is_chainers=[False, True])
+def test_where_a_trigger_counts_from(monkeypatch, is_chainers):
+    """Ours from the step before its first call, Chainer's from the beginning of the run."""
+    monkeypatch.setattr(triggers, "as_chainer", [is_chainers])
+    for unit, at in (("iteration", 7), ("epoch", 1.75)):
+        trigger, clock = triggers.IntervalTrigger(8 if unit == "iteration" else 2, unit), Clock(4)
+        for _ in range(7):
+            clock.tick()
+        assert (clock.iteration, clock.epoch_detail)[unit == "epoch"] == at and not trigger(clock)
+        assert trigger(clock.tick())
+        late = triggers.IntervalTrigger(3 if unit == "iteration" else 0.75, unit)
+        assert late(clock) is is_chainers  # at step 8 of an interval of 3, of which two have passed
+    first = triggers.IntervalTrigger(1, "iteration")
+    assert first(Clock(4).tick())

@@ -199,8 +199,12 @@ def test_mixings(npz, name, mixing):
 def test_mixing_needs_the_number_of_classes(monkeypatch):
     monkeypatch.setitem(sys.modules, "four_images", SimpleNamespace(datasets=four_images))  # by whatever name this has
     config, origin = configured("data: {name: 'four_images:datasets'}", "transforms: {train: [mixup]}")
-    with pytest.raises(dbrdist.errors.ConfigError, match="mixup needs the number of classes; give your training data"):
-        build.data(config, origin)
+    for names, first, at in (("[mixup]", "mixup", 0), ("[{name: resize, size: 4}, cutmix, mixup]", "cutmix", 1)):
+        config, origin = configured("data: {name: 'four_images:datasets'}", f"transforms: {{train: {names}}}")
+        with pytest.raises(dbrdist.errors.ConfigError) as caught:
+            build.data(config, origin)
+        words = f"{first} needs the number of classes; give your training data an attribute num_classes"
+        assert str(caught.value) == (f"{origin.where(('transforms', 'train', at))}: transforms.train.{at}: {words}")
 
 
 def four_images():

@@ -10,7 +10,9 @@ import pytest
 
 import dbrdist.functions as F
 from dbrdist import Link, Variable
+from dbrdist.cli.builders import task as tasks
 from dbrdist.cli.builders.task import Task
+from dbrdist.core.array.config import using_config
 from dbrdist.core.model.reporter import DictSummary, Reporter
 from dbrdist.functions import softmax_cross_entropy
 from dbrdist.links import Linear
@@ -65,3 +67,42 @@ def test_each_kind_of_number_of_a_metric_is_a_float_in_the_log_and_in_evaluation
         own(np.zeros((4, 3), "f"), np.zeros(4, int))
     summary.add(reporter.observation)
     assert summary.compute_mean()["main/odd"] == 0.5
+
+
+@each(
+    case=[
+        ((np.zeros(1),), {}, "1 entries"), ((np.zeros(1),) * 3, {}, "3 entries"),
+        ((), {"a": 1, "b": 2}, "dictionaries of a, b"), ((np.zeros(1),) * 2, {"a": 1}, "dictionaries of a"),
+    ]
+)  # fmt: skip
+def test_a_loss_of_ours_takes_pairs(case):
+    args, named, got = case
+    with pytest.raises(ValueError) as caught:
+        Task(Identity(), without_loss)(*args, **named)
+    assert str(caught.value) == (
+        f"expected examples of (input, label), got {got}; with `loss: model` the network takes any batch"
+    )
+
+
+def test_a_network_that_has_its_loss_takes_any_batch():
+    class Own(Link):
+        def forward(self, *args, scale=1.0):
+            return Variable(np.array(float(sum(args)) * scale))
+
+    own, reporter = Task(Own(), None), Reporter()
+    reporter.add_observer("main", own)
+    with reporter:
+        assert own(1.0, 2.0, 3.0, scale=2.0).array == 12.0 == reporter.observation["main/loss"]
+
+
+@each(flips=[True, False], train=[True, False])
+def test_mirrored_images_and_the_watcher_of_outputs_are_for_tests(monkeypatch, flips, train):
+    called = []
+    monkeypatch.setattr(tasks, "mean_over_mirrored", lambda network, inputs: called.append("mirrored") or inputs)
+    own = Task(Identity(), without_loss, flips_tests=flips)
+    own.on_outputs = lambda inputs, outputs, labels: called.append((inputs, outputs, labels))
+    x, t = np.zeros((4, 3), "f"), np.zeros(4, int)
+    with using_config("train", train):
+        own(x, t)
+    is_mirrored = flips and not train
+    assert called == ["mirrored"] * is_mirrored + [(x, x, t)] * (not train)

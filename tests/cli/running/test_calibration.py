@@ -197,3 +197,32 @@ def test_what_a_process_that_measures_hears_and_answers(monkeypatch, data, told)
     monkeypatch.setattr(calibration.sys, "stdin", SimpleNamespace(buffer=io.BytesIO(sent)))
     monkeypatch.setattr(calibration.os, "write", lambda number, text: (_ for _ in ()).throw(BrokenPipeError()))
     calibration.serve()  # nobody listens any more
+
+
+def test_all_processes_are_ready_before_the_first_one_measures(monkeypatch):
+    happened, config = [], configured(*CONFIG)[0]
+
+    @contextlib.contextmanager
+    def process(num_threads):
+        number = sum(one[0] == "start" for one in happened)
+        happened.append(("start", num_threads))
+        yield number
+        happened.append(("end", number))
+
+    def hear(process):
+        happened.append(("hear", process))
+        is_ready = sum(one == ("hear", process) for one in happened) == 1
+        return b"ready\n" if is_ready else json.dumps([[0.5 + process, 1.5], [0.25 * process]]).encode()
+
+    monkeypatch.setattr(calibration, "available_cores", lambda: 3)
+    monkeypatch.setattr(calibration, "_process", process)
+    monkeypatch.setattr(calibration, "_hear", hear)
+    monkeypatch.setattr(calibration, "_tell", lambda process, data: happened.append(("tell", process, data)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    found = calibration.measure(config, "origin", None, 2, 7)
+    given = pickle.dumps((config.model_dump(mode="python"), "origin", 7))
+    assert happened == [
+        ("start", 1), ("start", 1), ("tell", 0, given), ("tell", 1, given), ("hear", 0), ("hear", 1),
+        ("tell", 0, b""), ("tell", 1, b""), ("hear", 0), ("hear", 1), ("end", 1), ("end", 0),
+    ]  # fmt: skip
+    assert found == calibration.Times((0.5, 1.5, 1.5, 1.5), (0.0, 0.25), 7, 2, 1)

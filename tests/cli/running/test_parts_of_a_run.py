@@ -453,3 +453,25 @@ def test_a_profiled_run_says_its_functions(monkeypatch, rank, lines):
     assert runs.TrainingRun._train_profiled(own) == 75 and asked == [0.02, True] and heard == lines
     own._train_profiled = lambda: 7
     assert runs.TrainingRun.train(own, traces=False, profiles=True) == 7
+
+
+@each(**{"size, has, is_told": [(1, True, False), (1, False, False), (2, True, True), (2, False, False)]})
+def test_the_meter_asks_the_optimizer_of_several_ranks_how_long_it_waited(monkeypatch, size, has, is_told):
+    told = []
+
+    def meter(num_per_epoch, updater, optimizer, device):
+        told.append((num_per_epoch, optimizer, device))
+        raise ZeroDivisionError
+
+    optimizer = SimpleNamespace(**({"exposed_seconds": 1.0} if has else {}))
+    updater = SimpleNamespace(get_optimizer=lambda name: optimizer, connect_trainer=lambda trainer: None)
+    monkeypatch.setattr(runs, "Meter", meter)
+    monkeypatch.setattr(runs, "Trainer", lambda updater, end, out: None)
+    monkeypatch.setattr(runs, "end_of", lambda config, test: END)
+    own = SimpleNamespace(
+        config=SimpleNamespace(out="x"), comm=SimpleNamespace(size=size), range_test=None, _updater=lambda: updater,
+        iterator=SimpleNamespace(num_per_epoch=9), parts=SimpleNamespace(device="device"),
+    )  # fmt: skip
+    with pytest.raises(ZeroDivisionError):
+        runs.TrainingRun._trainer(own)
+    assert told == [(9, optimizer if is_told else None, "device")]

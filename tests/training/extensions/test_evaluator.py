@@ -221,3 +221,18 @@ def test_what_parts_of_a_network_report_has_their_names():
     assert evaluator() == {"main/loss": 1.0, "main/part/x": 3.0}
     evaluator.name = "test"
     assert evaluator() == {"test/main/loss": 1.0, "test/main/part/x": 3.0}
+
+
+def test_what_is_reported_and_has_no_mean_is_warned_of():
+    class Odd(Line):
+        def forward(self, x, t):
+            report({"loss": 1.0, "all": np.zeros(3), "words": "good"}, self)
+
+    evaluator = extensions.Evaluator(iterators.SerialIterator(examples(4), 2, repeat=False), Odd())
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        evaluator()
+    rest = "and has no mean, so logs leave it out; report a number, such as its mean"
+    assert [str(one.message) for one in seen] == [
+        f"report: 'main/all' is an array of shape (3,) {rest}", f"report: 'main/words' is of type str {rest}",
+    ]  # fmt: skip

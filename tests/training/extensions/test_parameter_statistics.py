@@ -76,6 +76,12 @@ def test_functions_need_not_see_nan():
         extensions.ParameterStatistics(link, {"f": lambda x: 1 / 0}, skip_nan_params=True, **options), Clock()
     )
     assert np.isnan(found["None/W/data/f"])
+    there = dbrdist.Link(W=(2,))
+    there.W.array[...] = 3
+    for skips, link_, values in ((True, there, 6), (False, there, 6), (False, link, 7)):
+        functions = {"f": lambda x: 7 if np.isnan(x).any() else x.sum()}
+        statistics = extensions.ParameterStatistics(link_, functions, skip_nan_params=skips, **options)
+        assert observed(statistics, Clock()) == {"None/W/data/f": values}
     assert observed(extensions.ParameterStatistics(link, None, **options), Clock()) == {}
     with pytest.raises(ValueError, match="statistics: expected 'default' or functions, got 'mean'"):
         extensions.ParameterStatistics(link, "mean")

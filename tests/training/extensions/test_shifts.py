@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 
@@ -189,3 +190,35 @@ def test_a_range_is_two_numbers(pair):
     with pytest.raises(ValueError) as caught:
         extensions.LinearShift("lr", (0, 1), pair)
     assert str(caught.value) == f"LinearShift: time_range: expected two numbers, got {pair!r}"
+
+
+@pytest.mark.parametrize(
+    ("make", "values"),
+    [
+        (lambda: extensions.PolynomialShift("x", 0.5, 10, init=2.0, target=1.95), [2.0, 1.95, 1.95]),
+        (lambda: extensions.PolynomialShift("x", 0, 10, init=2.0, target=1.0), [2.0, 2.0, 2.0]),
+        (lambda: extensions.InverseShift("x", 1, 0.5, init=2.0, target=1.5), [2.0, 1.5, 1.5]),
+        (lambda: extensions.InverseShift("x", 1, -1, init=2.0, target=5.0), [2.0, 4.0, 5.0]),
+        (lambda: extensions.InverseShift("x", 0, 2, init=2.0), [2.0, 2.0, 2.0]),
+    ],
+)  # fmt: skip
+def test_a_target_is_below_what_falls_and_above_what_rises(make, values):
+    shift = make()
+    assert [shift.value(t) for t in range(3)] == pytest.approx(values)
+
+
+def test_a_speed_below_zero_is_refused():
+    with pytest.raises(ValueError, match=r"^InverseShift: gamma: expected 0 or more, got -0.5$"):
+        extensions.InverseShift("x", -0.5, 1)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "step", "is_odd"),
+    [(2, 0.5, True), (1, 0.5, True), (0.5, 0.5, False), (2, 1, False), (1.5, 1.5, False), (30000, 0.1, True)],
+)
+def test_factor_and_step_in_the_other_order_are_warned_of(gamma, step, is_odd):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        extensions.StepShift("x", gamma, step)
+    words = f"StepShift: gamma is {gamma:g} and step {step:g}; write StepShift(attr, gamma, step), a factor first"
+    assert [str(one.message) for one in seen] == [words] * is_odd

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dbrdist import links as L
-from dbrdist import optimizers, serializers
+from dbrdist import Sequential, optimizers, serializers
 from dbrdist.core.array.pages import CopySpace
 from dbrdist.errors import CheckpointError
 from dbrdist.training import extensions, make_extension
@@ -275,3 +275,10 @@ def test_state_bytes_are_those_of_parameters_and_optimizers():
     optimizer = optimizers.RMSpropWarmup().setup(model)
     updater = SimpleNamespace(get_all_optimizers=lambda: {"main": optimizer})
     assert snapshots.state_bytes(SimpleNamespace(updater=updater)) == 3 * 4 * 33
+
+
+def test_parameters_that_have_no_values_yet_are_no_bytes():
+    model = Sequential(L.Linear(None, 3), L.Linear(2, 5, nobias=True))
+    updater = SimpleNamespace(get_all_optimizers=lambda: {"main": optimizers.SGD(0.1).setup(model)})
+    assert snapshots.state_bytes(SimpleNamespace(updater=updater)) == 4 * (3 + 10)
+    assert snapshots.state_bytes(SimpleNamespace(updater=object())) == 0

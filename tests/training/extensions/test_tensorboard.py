@@ -110,9 +110,13 @@ def test_what_was_added_is_in_the_file_while_it_grows(tmp_path):
     file.close()
 
 
-def test_files_of_one_second_do_not_meet(tmp_path):
+def test_files_of_one_second_do_not_meet(tmp_path, monkeypatch):
+    monkeypatch.setattr(tensorboard.time, "time", lambda: 42.9)
+    monkeypatch.setattr(tensorboard.socket, "gethostname", lambda: "host")
+    monkeypatch.setattr(tensorboard.os, "getpid", lambda: 7)
     files = [EventFile(str(tmp_path)) for _ in range(3)]
-    assert len({file.path for file in files}) == 3
+    assert [file.path.rpartition(".")[2] for file in files] == ["0", "1", "2"]
+    assert {file.path.rpartition(".")[0] for file in files} == {f"{tmp_path}/events.out.tfevents.0000000042.host.7"}
     for file in files:
         file.close()
 
