@@ -175,9 +175,9 @@ def test_where_neither_step_nor_update_is_seen_a_hundred_calls_decide():
 @each(
     case=[
         ((3, "epoch"), (2, "epoch"), None, True), ((2, "epoch"), (2, "epoch"), None, False),
-        ((3, "epoch"), (20, "iteration"), None, False), ((5, "epoch"), (20, "iteration"), 10.0, True),
-        ((4, "epoch"), (20, "iteration"), 10.0, False), ((60, "iteration"), (3, "epoch"), 10.0, False),
-        ((61, "iteration"), (3, "epoch"), 10.0, True), (([4, 9], "epoch"), (3, "epoch"), None, True),
+        ((3, "epoch"), (20, "iteration"), None, False), ((4, "epoch"), (20, "iteration"), 10.0, True),
+        ((3, "epoch"), (20, "iteration"), 10.0, False), ((45, "iteration"), (3, "epoch"), 10.0, False),
+        ((46, "iteration"), (3, "epoch"), 10.0, True), (([4, 9], "epoch"), (3, "epoch"), None, True),
         (([9, 3], "epoch"), (3, "epoch"), None, False), (([], "epoch"), (3, "epoch"), None, False),
     ]
 )  # fmt: skip

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dbrdist import links as L
 from dbrdist import Sequential, optimizers, serializers
+from dbrdist import links as L
 from dbrdist.core.array.pages import CopySpace
 from dbrdist.errors import CheckpointError
 from dbrdist.training import extensions, make_extension
