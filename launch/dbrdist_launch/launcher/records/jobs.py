@@ -113,7 +113,7 @@ def is_ours(folder: str) -> bool:
 
 def _is_abandoned(folder: str) -> bool:
     """Whether its launcher has ended: nobody holds the lock. A file system without locks says that it lives."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
