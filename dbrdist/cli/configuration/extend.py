@@ -84,7 +84,7 @@ def _merged(base: Document, over: Document) -> Document:
 
 def _merge(base: Document, over: Document, path: KeyPath, a: Any, b: Any, result: Document) -> Any:
     """The merged entry at `path`, and in `result` where each part of it stands."""
-    if isinstance(a, str) and isinstance(b, dict) and path[-1:] and path[-1] in _COMPONENTS:
+    if isinstance(a, str) and isinstance(b, dict) and path and path[-1] in _COMPONENTS:
         base.values[*path, "name"] = base.values[path]
         a = {"name": a}
     if not isinstance(a, dict) or not isinstance(b, dict) or b.get("name", a.get("name")) != a.get("name"):

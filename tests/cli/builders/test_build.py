@@ -484,3 +484,16 @@ def test_an_image_comes_at_most_as_often_as_a_batch_has_examples(repeats):
         return
     made = build._repeated(config, origin, data)
     assert len(made.train) == 8 and (made is data) == (repeats == 1)
+
+
+@each(
+    case=[
+        (np.zeros((1, 2, 3, 4), np.uint8), True), (np.zeros((1, 2, 3, 4), bool), True),
+        (np.zeros((1, 2, 3, 4, 5), np.int64), True), (np.zeros((1, 2, 3, 4), np.float32), False),
+        (np.zeros((1, 2, 3), np.uint8), False), ("text", False), (None, False),
+    ]
+)  # fmt: skip
+def test_images_of_integers_become_numbers_of_32_bits(case):
+    assert build._are_images_of_integers(case[0]) is case[1]
+    assert build._are_whole_numbers(SimpleNamespace(columns=(case[0], None))) is case[1]
+    assert build._are_whole_numbers(SimpleNamespace(columns=())) is build._are_whole_numbers(None) is False

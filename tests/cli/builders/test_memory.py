@@ -254,3 +254,10 @@ NONE += "network or input, or dtype: mixed16"
 )  # fmt: skip
 def test_nine_tenths_of_the_free_memory_are_for_the_batch(free, most, words):
     assert memory.fitting(memory.Need(2e6, 1e6), config(GOOD.replace("64", "16")), 1, free, most) == words
+
+
+def test_parameters_without_values_yet_need_no_memory(monkeypatch):
+    monkeypatch.setattr(memory, "Look", lambda *args: None)
+    monkeypatch.setattr(memory, "_peak_bytes", lambda look, task, number: 1000 + number)
+    made = SimpleNamespace(device=None, data=SimpleNamespace(train=None), convert=None, task=Linear(None, 3))
+    assert memory.measure(None, None, made) == (1000 + 2 * 3 * 4, 1.0)
