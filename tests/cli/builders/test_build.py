@@ -497,3 +497,38 @@ def test_images_of_integers_become_numbers_of_32_bits(case):
     assert build._are_images_of_integers(case[0]) is case[1]
     assert build._are_whole_numbers(SimpleNamespace(columns=(case[0], None))) is case[1]
     assert build._are_whole_numbers(SimpleNamespace(columns=())) is build._are_whole_numbers(None) is False
+
+
+@each(case=[(None, False), ("cpu", False), ("gpu", True)])
+def test_a_gpu_gets_its_batches_from_pinned_memory(monkeypatch, case):
+    device, is_sent = case
+    sent, modules = [], {"cpu": "numpy", "gpu": "cupy"}
+
+    class Sends:
+        def convert(self, batch, device, dtype):
+            sent.append((batch, device, dtype))
+            return np.zeros(2, np.float64), np.zeros(2, np.int64)
+
+    monkeypatch.setattr(build, "ConcatWithAsyncTransfer", Sends)
+    monkeypatch.setattr(build, "get_device", lambda name: SimpleNamespace(module=modules[name]))
+    monkeypatch.setattr(
+        build, "concat_examples", lambda batch, device: (np.zeros(2, np.float64), np.zeros(2, np.int64))
+    )
+    x, t = build.converter("float32")([1], device)
+    assert sent == [([1], "gpu", np.dtype("float32"))] * is_sent and (x.dtype, t.dtype) == (np.float32, np.int64)
+
+
+@each(
+    case=[
+        ((np.zeros(2, np.float64), np.zeros(2, np.int32)), ["f4", "i4"]), ((np.zeros(2, bool),), ["b1"]),
+        ((np.zeros(2, np.float32), np.zeros(2, np.float64)), ["f4", "f4"]), (np.zeros(2, np.float16), ["f4"]),
+        ({"a": np.zeros(2, np.float64), "b": np.zeros(2, "u1"), "c": np.zeros(2, "c8")}, ["f4", "u1", "c8"]),
+        (np.zeros(2, np.int8), ["i1"]),
+    ]
+)  # fmt: skip
+def test_floating_numbers_of_a_batch_are_cast_and_others_left(monkeypatch, case):
+    arrays, dtypes = case
+    monkeypatch.setattr(build, "concat_examples", lambda batch, device: arrays)
+    found = build.converter("float32")([1])
+    found = list(found.values()) if isinstance(found, dict) else [found] if isinstance(found, np.ndarray) else found
+    assert [x.dtype for x in found] == [np.dtype(name) for name in dtypes]

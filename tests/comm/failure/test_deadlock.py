@@ -164,6 +164,9 @@ def test_a_thread_that_waits_for_a_rank_that_has_left_is_stuck_whatever_other_th
         assert deadlock.without_hope(states) == states
     both = {0: waiting(0, lost, message("recv", 1), counts=counts), 1: left}
     assert deadlock.without_hope(both) == both
+    third = waiting(2, message("recv", 0), counts={})
+    whole = {0: waiting(0, lost, message("recv", 2), counts=counts), 1: left, 2: third}
+    assert set(deadlock.stuck(whole)) == {0, 2} and deadlock.without_hope(whole) == whole  # all of its waits count
 
 
 def test_threads_that_wait_for_a_rank_that_has_left_are_stuck(impatient):
@@ -398,3 +401,17 @@ def test_who_has_gone_on_is_asked_again_later():
     one.hear(WaitState(0, True), is_answer=True)
     assert one.look() is None and one._states == {2: left} and one._asked == {}
     assert one.look() is None and len(told) == 2
+
+
+@each(num=[1, 8, 9, 20])
+def test_a_verdict_names_eight_ranks_and_how_many_more(num):
+    states = {rank: waiting(rank, message("recv", num)) for rank in range(num)}
+    states[num] = WaitState(num, False, True)
+    text = deadlock.describe(states, {rank: {num} for rank in range(num)})
+    one = "rank {} has waited 3 s for rank {} in recv with tag 0 (here)"
+    named = "; ".join(one.format(rank, num) for rank in range(min(num, 8)))
+    assert text == f"rank {num} has left, but {named}" + (f"; and {num - 8} more" if num > 8 else "")
+    states[num] = WaitState(num, False)
+    others = {rank: {(rank + 1) % num} for rank in range(num)}
+    begin = "the ranks wait for each other, and none can continue: rank 0 has waited 3 s for rank "
+    assert deadlock.describe(states, others).startswith(begin)

@@ -1,6 +1,7 @@
 """Tests of dbrdist.comm.steps.introduction, and of what else ranks must have in common in a step."""
 
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import dbrdist.links as L
 from dbrdist import functions as F
 from dbrdist import optimizers
 from dbrdist.comm import create_multi_node_optimizer, run_threads
+from dbrdist.comm.steps import introduction
 from dbrdist.core.array import random
 from dbrdist.datasets.loading.serial import SerialIterator
 from dbrdist.errors import UsageWarning
@@ -151,3 +153,46 @@ def test_lazy_parameters_where_a_rank_has_no_examples(options):
 
     found = run_threads(3, run)
     assert found[0] == found[1] == found[2]
+
+
+def test_a_mebibyte_of_a_batch_is_compared_and_two_examples_at_least():
+    x = np.zeros((1 << 18, 1))  # 2 MiB
+    found = introduction._checksum([x])
+    assert found == introduction._checksum([x]) and found[1] is False
+    for row, is_compared in ((1, True), ((1 << 17) - 1, True), (1 << 17, False), ((1 << 18) - 1, False)):
+        other = x.copy()
+        other[row] = 1
+        checksum, differs = introduction._checksum([other])
+        assert (checksum != found[0], differs) == (is_compared, is_compared)
+    large = np.zeros((3, 1 << 18))
+    for row, is_compared in ((1, True), (2, False)):
+        other = large.copy()
+        other[row] = 1
+        assert introduction._checksum([other])[1] is is_compared
+
+
+def test_all_arrays_of_a_batch_are_compared():
+    a, b, same = np.arange(3), np.arange(3.0), np.ones(3)
+    assert introduction._checksum([a, b]) != introduction._checksum([b, a])
+    assert introduction._checksum([F.relu(b)]) == introduction._checksum([b])
+    assert introduction._checksum([same, a])[1] and introduction._checksum([a, same])[1]
+    assert introduction._checksum([same, 3, "text", np.array(5)]) == introduction._checksum([same])
+    assert introduction._checksum([]) == (0, False) and introduction._checksum([np.zeros((0, 2))])[1] is False
+
+
+@each(
+    case=[
+        ({}, True), ({"size": 2}, False), ({"batch_size": 1}, False), ({"batch_size": 2}, True),
+        ({"is_synchronized": True}, False), ({"is_part": True}, False),
+    ]
+)  # fmt: skip
+def test_who_reads_whole_batches(case):
+    changes, expected = case
+    given = {"size": 1, "batch_size": 4, "is_synchronized": False, "is_part": False, **changes}
+    dataset = SimpleNamespace(is_one_ranks=True) if given.pop("is_part") else SimpleNamespace()
+    assert introduction._reads_whole_batches(SimpleNamespace(dataset=dataset, **given)) is expected
+
+
+def test_what_is_one_in_all_rows():
+    rows = np.array([[1, 2], [1, 3], [1, 2]])
+    assert introduction._is_one(rows, 0) and not introduction._is_one(rows, 1) and introduction._is_one(rows[:1], 1)
