@@ -532,3 +532,17 @@ def test_floating_numbers_of_a_batch_are_cast_and_others_left(monkeypatch, case)
     found = build.converter("float32")([1])
     found = list(found.values()) if isinstance(found, dict) else [found] if isinstance(found, np.ndarray) else found
     assert [x.dtype for x in found] == [np.dtype(name) for name in dtypes]
+
+
+@each(is_own=[False, True])
+def test_images_of_integers_are_numbers_for_networks_of_ours(monkeypatch, is_own):
+    images, labels = np.full((1, 3, 2, 2), 7, np.uint8), np.zeros(1, np.int32)
+    given = [(images, labels), (images.astype("f4"), labels), {"x": images}, (), images]
+    monkeypatch.setattr(build, "converter", lambda dtype: lambda batch, device: given[batch])
+    model = build.Custom(name="own:Net") if is_own else object()
+    convert = build.converter_for(SimpleNamespace(dtype="float32", model=model))
+    for number in range(1 - is_own, len(given)):
+        assert convert(number, None) is given[number]
+    if not is_own:
+        x, t = convert(0, None)
+        assert x.dtype == np.float32 and (x == 7).all() and t is labels

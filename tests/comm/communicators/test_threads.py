@@ -172,3 +172,16 @@ def test_models_and_datasets_are_checked_by_name():
             scatter_dataset([1, 2], comm, 7)
 
     run_threads(2, program)
+
+
+def test_parts_of_a_communicator_have_names_of_their_own():
+    """By which ranks that wait for each other are told apart."""
+
+    def program(comm):
+        parts = [comm.split(0, comm.rank), comm.split(comm.rank % 2, comm.rank), comm.split(0, -comm.rank)]
+        return [part.ranks.world.name for part in parts], parts[0].split(0, 0).ranks.world.name
+
+    (first, deep), (second, also_deep) = run_threads(2, program)
+    assert first[0] == second[0] and first[2] == second[2] and deep == also_deep
+    assert len({*first, *second, deep}) == 5 and all(name.startswith("threads/") for name in (*first, *second))
+    assert deep == f"{first[0]}/1"
