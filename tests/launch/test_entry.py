@@ -194,3 +194,16 @@ def test_an_interrupt_before_there_is_a_handler_ends_our_programs_alone(monkeypa
     with pytest.raises(KeyboardInterrupt if said is None else SystemExit):
         exec(code, {"__name__": "entry"})
     assert happened == ([] if said is None else [(2, said)] * bool(said) + [130])
+
+
+@pytest.mark.parametrize(
+    ("errors", "text", "written"),
+    [
+        ("strict", "é", b"\\xe9"), ("surrogateescape", "a\udcff", b"a\xff"),
+        ("surrogateescape", "é", b"\\xe9"), ("replace", "é", b"?"),
+        ("ignore", "é", b""),
+    ],
+)  # fmt: skip
+def test_what_an_error_handler_does_not_write_is_escaped(errors, text, written):
+    name = entry._forgiving(errors)
+    assert name == f"dbrdist-{errors}" and text.encode("ascii", name) == written

@@ -1,5 +1,6 @@
 """JSON without the module `json`."""
 
+import builtins
 import subprocess
 import sys
 
@@ -70,3 +71,23 @@ def test_one_text_of_json_with_space_around_it_is_read(data, value):
 def test_what_is_not_one_text_of_json_is_a_value_error(data):
     with pytest.raises(ValueError):
         wire.loads(data)
+
+
+def test_json_itself_is_not_loaded(monkeypatch):
+    """It would cost each rank's start 9 ms."""
+    plain = builtins.__import__
+
+    def imports(name, *given, **more):
+        assert name != "json"
+        return plain(name, *given, **more)
+
+    monkeypatch.setattr(builtins, "__import__", imports)
+    assert wire.loads(wire.dumps({"a": [1.5, None]}).encode()) == {"a": [1.5, None]}
+
+
+def test_another_python_has_json_itself(monkeypatch):
+    monkeypatch.setattr(wire, "_scan", None)
+    monkeypatch.setattr(wire, "_encode", None)
+    assert wire.dumps({"a": [1, None]}) == '{"a": [1, null]}' and wire.loads(b' {"a": 1}') == {"a": 1}
+    with pytest.raises(ValueError):
+        wire.loads(b"{")

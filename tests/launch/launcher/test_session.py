@@ -293,7 +293,11 @@ def test_the_time_of_a_start():
 def test_print_and_bare_come_before_everything_else(monkeypatch, capsys, is_printed):
     ran = []
     monkeypatch.setattr(sessions.os, "execvpe", lambda *arguments: ran.append(arguments))
-    monkeypatch.setattr(sessions.binding, "lines", lambda job, backend, gpu_each: [f"# each {gpu_each}"])
+    monkeypatch.setattr(
+        sessions.binding,
+        "lines",
+        lambda job, backend, gpu_each: [f"# each {gpu_each}"] * (job.ranks > 1) * (backend is HYDRA),
+    )
     monkeypatch.setattr(sessions.cores, "available_cores", lambda: 2)
     for values, said in (
         ({"ranks": 3, "bind": "core"}, ["# not bound: there are more ranks than cores here", "# each False"]),

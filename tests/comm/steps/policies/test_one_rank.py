@@ -46,3 +46,22 @@ def test_what_a_compression_has_kept_is_spent():
     model(x, t).backward()
     np.testing.assert_allclose(found, model.l1.b.grad + 3)
     assert not policy.way.compression.kept
+
+
+def test_gradients_of_a_step_are_arrays_of_parameters_alone():
+    """Without a graph of their own, and none is kept of what is between."""
+    policy = policy_of(OneRank)
+    model, seen = policy.optimizer.target, []
+    ((x, t),) = batches(1)
+
+    def loss(x, t):
+        seen.append(model(x, t))
+        return seen[0]
+
+    policy.work_alone(work(loss, x, t))
+    assert all(p.grad is not None and p.grad_var.creator is None for p in model.params())
+    y = seen[0]
+    while y.creator is not None:
+        (node, *_) = y.creator.inputs
+        assert node.get_variable_or_none() is None or node.get_variable().grad is None
+        y = node.get_variable()

@@ -150,3 +150,10 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_no_view(term, able):
 def test_the_step_of_a_rank_and_how_many_there_are(step, fields, shown):
     rank = Rank(0, "a", None, step=step, fields=fields)
     assert view._row(rank, 5.0) == ("0", "a", "running", shown, "", "", "", "")
+
+
+def test_a_terminal_of_few_lines_keeps_one_for_the_cursor():
+    *begin, row, more = table(ranks_with_much_to_tell(40), 5.0, 80, 5)
+    assert begin[0].startswith("--- 40 ranks") and row.startswith("0 ") and more == "and 39 more"
+    for height in (1, 2, 3, 4):
+        assert table(ranks_with_much_to_tell(40), 5.0, 80, height) == [*begin, row, more][: height - 1]
