@@ -136,7 +136,7 @@ class Normalized(Chain):
     def __init__(self):
         super().__init__()
         with self.init_scope():
-            self.bn, self.l = BatchNormalization(3), Linear(3, 2, initialW=0.5)
+            self.bn, self.l = BatchNormalization(3), Linear(3, 2, initialW=np.arange(6, dtype="f").reshape(2, 3))
 
     def forward(self, x):
         return self.l(self.bn(x))

@@ -9,7 +9,8 @@ from dbrdist.comm import run_threads
 from dbrdist.comm.gradients import mean_network
 from dbrdist.comm.gradients.mean_network import goes_apart, mean_parameters, one_network
 from dbrdist.errors import CommunicatorError
-from dbrdist.links import Linear
+from dbrdist.links import BatchNormalization, Linear
+from tests.each import each
 
 
 def test_a_failure_half_way_leaves_each_rank_its_own_parameters():
@@ -41,3 +42,28 @@ def test_ranks_of_one_network_look_for_no_difference(monkeypatch):
 
     assert run_threads(2, lambda comm: body(comm, 0)) == ["", ""] and not looked
     assert run_threads(2, lambda comm: body(comm, 1)) == ["words", "words"] and sorted(looked) == [0, 1]
+
+
+@each(case=["other", "one", "other network", "other names"])
+def test_running_statistics_are_means_where_the_networks_are_one(monkeypatch, case):
+    averaged = []
+    plain = mean_network.mean_over_ranks
+    monkeypatch.setattr(mean_network, "mean_over_ranks", lambda *words: averaged.append(1) or plain(*words))
+
+    def body(comm):
+        link = BatchNormalization(2)
+        link.avg_mean[...] = comm.rank * (case != "one")
+        if case == "other network":
+            link.gamma.array[...] = comm.rank
+        if case == "other names" and comm.rank:
+            link.add_persistent("more", np.zeros(3, np.float32))
+        with one_network(comm, [link]) as difference:
+            seen = link.avg_mean.tolist()
+        return bool(difference), seen, link.avg_mean.tolist()
+
+    found = run_threads(2, body)
+    means = case == "other"
+    for rank, (difference, seen, after) in enumerate(found):
+        own = [float(rank * (case != "one"))] * 2
+        assert difference == (case == "other network") and after == own and seen == ([0.5, 0.5] if means else own)
+    assert len(averaged) == (4 if means else 0)  # of two arrays on two ranks
