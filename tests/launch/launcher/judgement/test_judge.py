@@ -890,3 +890,16 @@ def test_a_signal_that_ended_a_rank_is_no_cause_where_srun_itself_was_killed():
     assert made._cause_in_step(is_killed=True).rank == 1
     made.ranks[1].early_exit = None
     assert made._cause_in_step(is_killed=True) is None and made._cause_in_step().rank == 0
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_the_first_of_several_supervisors_that_failed_is_named(has_begun):
+    made = judge("a", "b", "c", ended=False)
+    for number in (2, 1):
+        lose(made, number, NOW - limits.LOST_SECONDS - STEP)
+        made.ranks[number].broken, made.ranks[number].pid = f"why {number}", 7 if has_begun else 0
+    failure = made._connections(NOW)
+    kind = "exit" if has_begun else "start"
+    assert (failure.kind, failure.rank, failure.host, failure.code) == (kind, 1, "b", codes.NOT_STARTED)
+    assert failure.message == "its supervisor failed: why 1"
+    assert made._connections(NOW - STEP) is None  # a moment later its report may have come

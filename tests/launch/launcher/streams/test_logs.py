@@ -56,3 +56,12 @@ def test_sizes(text, count):
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(LaunchError, match=r"--log-size .*: expected a size such as 500K, 100M or 2G"):
         LaunchSettings(("x",), log_size=text).log_bytes  # noqa: B018
+
+
+def test_sixteen_troubles_are_remembered(tmp_path):
+    said = []
+    logs = Logs(str(tmp_path), said.append)
+    for number in (*range(16), 0, 15, 16, 1, 0):
+        logs._warn(f"why {number}")
+    begin = f"dbrdist-launch: output in {tmp_path} is incomplete: why "
+    assert said == [f"{begin}{number}" for number in (*range(16), 16, 0)]
