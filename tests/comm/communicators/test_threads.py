@@ -185,3 +185,11 @@ def test_parts_of_a_communicator_have_names_of_their_own():
     assert first[0] == second[0] and first[2] == second[2] and deep == also_deep
     assert len({*first, *second, deep}) == 5 and all(name.startswith("threads/") for name in (*first, *second))
     assert deep == f"{first[0]}/1"
+
+
+def test_a_verb_that_fails_half_way_fails_the_job_with_its_place():
+    told = []
+    own = SimpleNamespace(world=SimpleNamespace(job=SimpleNamespace(fail=told.append)))
+    call = SimpleNamespace(record=SimpleNamespace(rank=3), verb="allreduce", where=lambda: "x.py:7")
+    threads.ThreadRanks.failed_half_way(own, call, "ValueError: odd")
+    assert told == ["rank 3 failed in allreduce (x.py:7) with ValueError: odd"]

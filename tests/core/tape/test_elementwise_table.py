@@ -99,3 +99,93 @@ def test_numbers_that_are_arrays_broadcast_whatever_the_size():
             y.backward()
             found += [(y.array[0], x.grad[0])]
         np.testing.assert_allclose(*found, rtol=1e-6)
+
+
+# Name and operands of each row, the kind of their types, where tests draw them, and: s has steps, o is one pass, d is
+# of the difference, l has a loop for each; then its numbers. A changed entry is a decision.
+ROWS = """\
+add(a, b) number -1..1 -
+sub(a, b) number -1..1 -
+mul(a, b) number -1..1 -
+div(a, b) number -1..1 0.5..2 -
+neg(x) number -1..1 -
+exp(x) float -1..1 -
+log(x) float 0.5..2 -
+sqrt(x) float 0.5..2 -
+tanh(x) float -1..1 s
+absolute(self) number 0.3..1.5 -
+pow(a, b) number 0.5..2 -1..1 s
+pow_number(x) number 0.5..2 s c=3
+sin(x) float -1..1 -
+cos(x) float -1..1 -
+tan(x) float -1..1 s
+sinh(x) float -1..1 -
+cosh(x) float -1..1 -
+arcsin(x) float -0.7..0.7 s
+arccos(x) float -0.7..0.7 s
+arctan(x) float -1..1 s
+arctan2(x1, x2) float 0.5..2 s
+arctanh(x) float -0.7..0.7 s
+expm1(x) float -1..1 -
+log1p(x) float -0.5..2 -
+log2(x) float 0.5..2 -
+log10(x) float 0.5..2 -
+rsqrt(x) float 0.5..2 s
+square(x) float -1..1 -
+squared_difference(x1, x2) float -1..1 sd
+maximum(x1, x2) float -1..1 -
+minimum(x1, x2) float -1..1 -
+clip(x) float -1..1 so x_min=-0.9 x_max=1.2
+exp_difference(a, b) float -1..1 s
+scaled_exp_difference(a, b, c) float -1..1 s
+linear_interpolate(p, x, y) float -1..1 sl
+erf(x) float -1..1 s
+erfc(x) float -1..1 s
+erfcx(x) float -1..1 s
+erfinv(x) float -0.7..0.7 s
+erfcinv(x) float 0.3..1.7 s
+ndtr(x) float -1..1 s
+ndtri(x) float 0.1..0.9 s
+log_ndtr(x) float -1..1 s
+hazard(x) float -1..1 s
+lgamma(x) float 0.5..2 s
+digamma(x) float 0.5..2 s
+polygamma(n, x) number 1..3 0.5..2 s
+zeta(x, q) number 1.5..3 0.5..2 s
+sigmoid(x) float -1..1 s
+softplus(x) float -1..1 s beta=1.0
+leaky_relu(x) float -1..1 s slope=0.2
+elu(x) float -1..1 s alpha=1.0
+selu(x) float -1..1 s alpha=1.6732632423543772 scale=1.0507009873554805
+clipped_relu(x) float -30..30 so z=20.0
+relu6(x) float -9..9 so
+hard_sigmoid(x) float -4..4 s
+silu(x) float -1..1 s beta=1.0
+mish(x) float -1..1 s
+hardswish(x) float -4..4 s
+gelu(x) float -1..1 s
+gelu_by_tanh(x) float -1..1 s
+bernoulli(p, x) float -1..1 s
+focal(x, t) float -1..1 0.2..0.8 s gamma=2.0 of_ones=0.25 of_zeros=0.75
+distance(a, b) float 0.3..1.5 -1.5..-0.3 sd
+huber(x, t) float -1.5..1.5 sd delta=0.6
+"""
+
+
+def told(row):
+    flags = zip("sodl", (row.has_steps, row.is_one_pass, row.of_difference, row.has_loop_for_each))
+    domains = row.domain if isinstance(row.domain[0], tuple) else (row.domain,)
+    parts = [
+        f"{row.name}({', '.join(row.args)})", "/".join(dict.fromkeys(row.operands.kinds)),
+        " ".join(f"{a:g}..{b:g}" for a, b in domains), "".join(letter for letter, has in flags if has) or "-",
+        *(f"{name}={value!r}" for name, value in row.numbers.items()),
+    ]  # fmt: skip
+    return " ".join(parts)
+
+
+def test_each_row_is_that_of_the_table():
+    expected = ROWS.splitlines()
+    known = {line.partition("(")[0] for line in expected}
+    rows = elementwise_table.ROWS.values()
+    ours = [row for row in rows if row.name in known or row.formula.__module__.startswith("dbrdist.")]
+    assert [told(row) for row in ours] == expected
