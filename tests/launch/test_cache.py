@@ -36,3 +36,16 @@ def test_the_folder_of_the_cache_is_made_as_others_are_or_for_its_user_alone(tmp
         os.umask(before)
     assert folder.stat().st_mode & 0o777 == (0o700 if is_fallback else 0o755)
     assert cache.get("a") == {"x": 2}
+
+
+@pytest.mark.parametrize("change", ["mode", "owner", None])
+def test_facts_that_others_could_have_written_are_not_believed(tmp_path, monkeypatch, change):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache.put("a", {"x": 1})
+    if change == "mode":
+        (tmp_path / "dbrdist").chmod(0o777)
+    elif change == "owner":
+        monkeypatch.setattr(cache.os, "getuid", lambda: os.stat(tmp_path).st_uid + 1)
+    assert cache.get("a") == ({"x": 1} if change is None else None)
+    cache.put("b", {"x": 2})
+    assert ("b" in (tmp_path / "dbrdist" / "launch.json").read_text()) is (change is None)

@@ -22,10 +22,16 @@ def test_the_launcher_ends_with_the_code_of_its_job(monkeypatch, capsys, error, 
             raise error
         return 5
 
+    happened = []
     monkeypatch.setattr(cli, "run", run)
+    monkeypatch.setattr(mains.entry, "protect_streams", lambda: happened.append("streams"))
+    monkeypatch.setattr(mains, "restore_environment", lambda: happened.append("environment"))
+    monkeypatch.setattr(mains.entry, "say_what_was_lost", happened.append)
     for given in (["a", "b"], None):
         monkeypatch.setattr(sys, "argv", ["dbrdist-launch", "a", "b"])
         with pytest.raises(SystemExit) as caught:
             mains.main(given)
         assert caught.value.code == code
+        assert happened == ["streams", "environment", "dbrdist-launch"]
+        happened.clear()
         assert capsys.readouterr().err.partition(" at ")[0] == said

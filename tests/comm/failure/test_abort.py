@@ -454,6 +454,15 @@ def test_lines_carry_the_rank_where_there_are_several(monkeypatch, capfd, world,
     assert capfd.readouterr().err == f"{front}\n{front}\\udc80\n"
 
 
+def test_what_was_written_before_comes_before_a_report(monkeypatch, rank_1):
+    happened = []
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, SimpleNamespace(flush=lambda name=name: happened.append(name)))
+    monkeypatch.setattr(os, "write", lambda number, data: happened.append((number, data)))
+    abort.report("words")
+    assert happened == ["stdout", "stderr", (2, b"[rank 1] words\n")]
+
+
 def test_a_report_goes_on_without_streams(monkeypatch, rank_1, capfd):
     monkeypatch.setattr(sys, "stdout", None)
     with open(os.devnull) as closed:

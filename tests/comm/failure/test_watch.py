@@ -382,3 +382,12 @@ def test_the_listener_is_asked_to_end_before_it_is_waited_for(monkeypatch):
     monkeypatch.setattr(watch, "_watch", state)
     watch._stop_listening()
     assert not state.listener.is_alive()
+
+
+def test_a_rank_that_is_asked_answers_with_the_counts_that_are_named(monkeypatch):
+    told, asked = [], []
+    monkeypatch.setattr(watch, "_state", lambda keys: asked.append(keys) or SimpleNamespace(encode=lambda: {"rank": 3}))
+    channel = SimpleNamespace(judge=0, tell=lambda rank, words: told.append((rank, words)))
+    watch._obey({"what": "ask", "keys": [["c", "send", 1, 4]]}, channel, None)
+    watch._obey({"what": "ask"}, channel, None)
+    assert asked == [[["c", "send", 1, 4]], ()] and told == [(0, {"what": "answer", "rank": 3})] * 2

@@ -1,9 +1,13 @@
 """Tests of dbrdist.comm.functions.collective."""
 
+from types import SimpleNamespace
+
 import numpy as np
 
 from dbrdist.comm import create_communicator, functions
+from dbrdist.comm.functions import collective
 from dbrdist.core.tape.variable import Variable
+from tests.each import each
 
 
 def test_what_the_root_broadcasts_is_another_variable():
@@ -28,3 +32,18 @@ def test_a_delegate_of_ones_own_gets_no_gradient():
     y.grad = np.ones(2)
     y.backward()
     assert delegate.grad.tolist() == [0] * 3
+
+
+@each(
+    case=[
+        (np.ones((2, 3)), [(3,), (3,)]), (np.ones((3, 2)), None), (np.ones(()), None),
+        ([np.ones(2), np.ones(3)], [(2,), (3,)]), ((np.ones(2),), None), ("ab", None), (None, None),
+    ]
+)  # fmt: skip
+def test_what_is_one_for_each_rank(case):
+    xs, shapes = case
+    found = collective._for_each(SimpleNamespace(size=2), xs)
+    assert (found and [x.shape for x in found]) == shapes
+    if isinstance(xs, np.ndarray):
+        of_variable = collective._for_each(SimpleNamespace(size=2), Variable(xs))
+        assert (of_variable and [x.shape for x in of_variable]) == shapes

@@ -46,8 +46,9 @@ def test_ranks_of_one_network_look_for_no_difference(monkeypatch):
 
 @each(case=["other", "one", "other network", "other names"])
 def test_running_statistics_are_means_where_the_networks_are_one(monkeypatch, case):
-    averaged = []
+    averaged, looked = [], []
     plain = mean_network.mean_over_ranks
+    monkeypatch.setattr(mean_network, "_difference", lambda comm, params: looked.append(comm.rank) or "differs")
     monkeypatch.setattr(mean_network, "mean_over_ranks", lambda *words: averaged.append(1) or plain(*words))
 
     def body(comm):
@@ -67,3 +68,4 @@ def test_running_statistics_are_means_where_the_networks_are_one(monkeypatch, ca
         own = [float(rank * (case != "one"))] * 2
         assert difference == (case == "other network") and after == own and seen == ([0.5, 0.5] if means else own)
     assert len(averaged) == (4 if means else 0)  # of two arrays on two ranks
+    assert sorted(looked) == ([0, 1] if case == "other network" else [])  # one of statistics is none of the network

@@ -159,3 +159,15 @@ def test_sums_in_a_tree_note_what_each_rank_gets(size):
         return call.num_bytes, call.kind
 
     assert run_threads(2, body, timeout_seconds=60) == [(4 * size + 24, np.float64)] * 2
+
+
+@each(case=[("f2", "f4", True), ("f4", "f4", True), ("f8", "f8", True), ("f4", "f8", False), ("f2", "f2", False)])
+def test_buffers_of_a_shape_in_the_type_of_the_sum_are_used_again(case):
+    given, held, is_used = case
+    like = [np.ones(3, given), np.ones(5, given)]
+    one, spare = tree_sum.TreeSum(), [np.zeros(3, held), np.zeros(5, held)]
+    one._spare = [[np.zeros(3, held)], spare, [np.zeros(5, held), np.zeros(3, held)]]
+    found = one._buffers(like)
+    assert (found is spare) is is_used and len(one._spare) == is_used  # what does not fit is given up
+    assert [(a.shape, a.dtype) for a in found] == [((3,), found[0].dtype), ((5,), found[0].dtype)]
+    assert found[0].dtype == ("f8" if given == "f8" else "f4")

@@ -197,3 +197,18 @@ def test_short_gradients_go_with_the_header(monkeypatch, is_small, has_plan):
     assert encloses == (is_small and has_plan) and (enclosed is plan.grads if encloses else enclosed == ())
     if encloses:
         assert (enclosed[0] == 4).sum() == 9
+
+
+@each(is_recorded=[False, True])
+def test_a_wait_for_headers_is_counted_and_noted_where_somebody_records(monkeypatch, is_recorded):
+    noted, now = [], [10.0]
+
+    def wait():
+        now[0] += 2.5
+
+    monkeypatch.setattr(all_ranks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(all_ranks.spans, "recorders", [object()] * is_recorded)
+    monkeypatch.setattr(all_ranks.spans, "note", lambda *words: noted.append(words))
+    own = SimpleNamespace(headers=SimpleNamespace(wait_early=wait), exposed_seconds=1.0)
+    all_ranks.AllRanks._wait_early(own)
+    assert own.exposed_seconds == 3.5 and noted == [("exposed wait", 10.0)] * is_recorded
