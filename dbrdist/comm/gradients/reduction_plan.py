@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from dbrdist.comm.protocol import agree
 from dbrdist.comm.protocol.gate import Passage, digest
@@ -17,12 +16,14 @@ from dbrdist.core.model.flat import Arena, Run
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.model.versions import Watch
 from dbrdist.errors import CommunicatorError, NoSamplesError
+from dbrdist.kernels.small_arrays.small import scale_sum
 
 if TYPE_CHECKING:
     from dbrdist.comm.communicators.communicator import CommunicatorBase
     from dbrdist.comm.gradients.overlap import Overlap
     from dbrdist.comm.gradients.shared_gradients import SharedGradients
 
+_gradient_of = operator.attrgetter("gradient")
 EQUAL_WEIGHT = -(1 << 63)  # instead of a number of samples; nobody has a wrong one like that
 
 
@@ -52,7 +53,8 @@ class ReductionPlan:
         """The runs where they lie now."""
         self.runs = _runs(self.params)
         self.grads: tuple[Array, ...] = tuple(run.grad for run in self.runs)  # valid after :meth:`collect`
-        self._places = [(p, p.node, p.node.view) for p in self.params]
+        self._nodes = [p.node for p in self.params]
+        self._views = [node.view for node in self._nodes]
         self._watch = Watch(self.params)
         self._scales: tuple[float | None, list[message.Scale]] | None = None  # a divisor, and the factor of each sum
 
@@ -94,9 +96,11 @@ class ReductionPlan:
 
     def collect(self) -> tuple[Array, ...]:
         """The gradients of each run, brought to their places."""
-        for p, node, view in self._places:  # as flat.collect_gradients, of parameters that are in place
-            if node.gradient is not view:
-                p.collect_gradient()
+        nodes, views = self._nodes, self._views  # as flat.collect_gradients, of parameters that are in place
+        if not all(map(operator.is_, map(_gradient_of, nodes), views)):
+            for p, node, view in zip(self.params, nodes, views):
+                if node.gradient is not view:
+                    p.collect_gradient()
         return self.grads
 
     def add_up(
@@ -114,15 +118,11 @@ class ReductionPlan:
         scales = self._scales
         if scales is None or scales[0] != divisor:
             scales = self._scales = divisor, [message.scale_of_short_sum(grad, divisor) for grad in self.grads]
-        grad: Any
         for grad, pieces, scale in zip(self.grads, everyones, scales[1]):
             call.num_bytes += grad.nbytes
             call.kind = grad.dtype
             if scale is not None and factors is None and len(pieces) > 1:
-                np.add(pieces[0], pieces[1], grad)
-                for piece in pieces[2:]:
-                    np.add(grad, piece, grad)
-                np.multiply(grad, scale, grad)
+                scale_sum(pieces, scale, grad)
                 continue
             total = message.weighted_sum(pieces, factors, divisor, out=grad)
             if total is not grad:

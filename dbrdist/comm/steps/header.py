@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -60,8 +60,8 @@ class Steps:
         self._early_plan: ReductionPlan | None = (
             None  # of the parameters that have shapes, while others wait for theirs
         )
-        self._watch: Watch | None = None
-        self._target: Any = None  # of which the watch speaks
+        self.watch: Watch | None = None  # of what the plan rests on
+        self._target: Link | None = None  # of which the watch speaks
         self._constants: list[str] = []  # of the target's links
         self._params_text = ""
         self._params_digest = self._runs_digest = 0
@@ -70,7 +70,8 @@ class Steps:
         self._num_plans_seen = -1  # by the values, which have the hooks of update rules too
         self.introduction = Introduction(comm)
         self._passage: Passage | None = None
-        self._said: tuple[Any, ...] = ()  # what the words of the last header are made of
+        # What the words of the last header are made of.
+        self._said: tuple[int, bool, str, str, Sequence[str]] = 0, True, "", "", ()
         self._header: Header | None = None
         self._last: Header | None = None
         self._heard_last: list[bytes] = []  # the words that may differ, of all ranks
@@ -102,7 +103,8 @@ class Steps:
         """The headers of all ranks, and with them the gradients if there is room for those that are there now."""
         self.look()
         plan = self._plan
-        enclosed = plan.collect() if plan is not None and self.is_small() else ()
+        is_known = plan is self._small_plan and self._gate.config is self._small_config  # as in nearly every step
+        enclosed = plan.collect() if plan is not None and (is_known or self.is_small()) else ()
         row = self._row(num_samples, works, zero_fill, (), bool(enclosed))
         self._passage = None
         error, self.error = self.error, None
@@ -122,14 +124,14 @@ class Steps:
             step,
             self._params_digest,
             values.digest,
-            bool(zero_fill),
+            zero_fill,
             digest("".join(new)) if new else 0,
             self.introduction.number,
-            self.introduction.position(),
+            self.introduction.position() if self.introduction.divided else 0,
             self.drift.checksum,
             self._runs_digest,
             EQUAL_WEIGHT if num_samples is None else num_samples,
-            int(works),  # not one of NumPy's
+            works,
             self._comm.stop.request,
             0 if plan is None else plan.place,
             encloses,
@@ -168,10 +170,10 @@ class Steps:
     def is_small(self) -> bool:
         """Whether the gradients fit into the header, as far as :meth:`look` knows them."""
         plan, config = self._plan, self._gate.config
-        if plan is self._small_plan and config is self._small_config and config is not None:
-            return plan is not None
+        if plan is not None and plan is self._small_plan and config is self._small_config:
+            return True
         is_small = plan is not None and self._comm.reducer.encloses(plan.grads)
-        self._small_plan, self._small_config = plan if is_small else None, config
+        self._small_plan, self._small_config = plan if is_small and config is not None else None, config
         return is_small
 
     def poll(self) -> Header | None:
@@ -241,14 +243,9 @@ class Steps:
     def _named_updated(self) -> list[tuple[str, Parameter]]:
         return [(name, p) for name, p in self._optimizer.target.namedparams() if _is_updated(p)]
 
-    def is_current(self, target: Link) -> bool:
-        """False where a parameter, a link or a rule has changed since the last look, or the target is another."""
-        watch = self._watch
-        return watch is not None and self._target is target and watch.is_current()
-
     def look(self) -> None:
         """Plan again if a parameter, a link or a rule has changed."""
-        watch = self._watch  # as is_current, which each step asks often
+        watch = self.watch
         if watch is not None and watch.is_current() and self._target is self._optimizer.target:
             return
         self.num_plans += 1
@@ -267,7 +264,7 @@ class Steps:
         self._params_digest = digest(self._params_text)
         params = list(dict.fromkeys(p for _, p in named))
         rules = [p.update_rule for p in params if isinstance(p.update_rule, UpdateRule)]
-        self._watch = Watch([*target.links(), *params, *rules, *(rule.hyperparam for rule in rules)])
+        self.watch = Watch([*target.links(), *params, *rules, *(rule.hyperparam for rule in rules)])
 
     def compare_parameters(self) -> None:
         """Raise CommunicatorError on every rank if their parameters have drifted apart. Collective."""
@@ -296,13 +293,13 @@ class Header:
         self.is_enclosed = self.same_runs and all(encloses)  # the gradients of all ranks came with it
         self.workers = [rank for rank, does in enumerate(works) if does]  # ranks with a forward pass
         self.stale = [rank for rank, does in enumerate(works) if does == STALE]
-        self._weights: Weights | None = None
+        self.known_weights: Weights | None = None  # once they were asked for
 
     def weights(self) -> Weights:
         """(factor of each rank, divisor of the sum); raises where the numbers of examples do not go together."""
-        if self._weights is None:
-            self._weights = weights(self.counts)
-        return self._weights
+        if self.known_weights is None:
+            self.known_weights = weights(self.counts)
+        return self.known_weights
 
 
 def _constants(target: Link) -> list[str]:

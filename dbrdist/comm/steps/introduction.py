@@ -54,7 +54,7 @@ class Introduction:
         self._ordinal, self._place = self._roster.enter(sys._getframe(1))
         self._iterators: dict[str, Any] = {}
         self._read_before = self._places_read()
-        self._divided: list[SerialIterator] = []  # iterators that divide the same batches over these ranks
+        self.divided: list[SerialIterator] = []  # iterators that divide the same batches over these ranks
         self.number = 0  # 0 until it was introduced
 
     def reads(self, iterators: Mapping[str, Iterator]) -> None:
@@ -70,7 +70,7 @@ class Introduction:
     def be_a_copy(self, moment: int) -> None:
         """Speak of a copy, which no updater has yet."""
         self.number = digest(f"copy of {self.number} at step {moment}") if self.number else 0
-        self._iterators, self._divided = {}, []
+        self._iterators, self.divided = {}, []
         self._place = f"{self._place}, copied after {moment} steps"
 
     def meet(self, arguments: Iterable[Any]) -> None:
@@ -98,23 +98,21 @@ class Introduction:
                 refuse_doubled(rows[:, 4].tolist(), "training")
                 for iterator in read:
                     check_examples(self._comm, iterator.dataset, "training")
-                self._divided = list(self._iterators.values())
+                self.divided = list(self._iterators.values())
             elif (rows[:, 2] == _WHOLE).all() and _is_one(rows, 3):
                 self._warn_of_equal_batches(arguments)
         self._roster.num_introduced += 1
         self.number = self._roster.num_introduced
 
     def position(self) -> int:
-        """How far shared batches have come, as one number; 0 where batches are not shared."""
-        if not self._divided:
-            return 0
-        return hash(tuple((it.epoch, it.current_position, it.next_index) for it in self._divided)) & (1 << 62) - 1
+        """How far shared batches have come, as one number."""
+        return hash(tuple((it.epoch, it.current_position, it.next_index) for it in self.divided)) & (1 << 62) - 1
 
     def in_words(self) -> str:
         """Both, one line each."""
         places = [
             f"example {it.current_position} of epoch {it.epoch} next\nnumber {it.next_index} of the dataset next\n"
-            for it in self._divided
+            for it in self.divided
         ]
         return f"optimizer {self.number} by order of first steps, created at {self._place}\n{''.join(places)}"
 

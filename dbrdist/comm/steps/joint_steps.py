@@ -80,7 +80,7 @@ class JointSteps(HandsOn):
 
     @zero_fill.setter
     def zero_fill(self, value: bool) -> None:
-        self._policy.zero_fill = value
+        self._policy.zero_fill = bool(value)
 
     @property
     def exposed_seconds(self) -> float:
@@ -203,7 +203,8 @@ class JointSteps(HandsOn):
         if not self._is_one_of_many:
             return True
         steps = self._steps
-        return self._num_plans == steps.num_plans and steps.is_current(target)  # a forward pass can change it
+        watch = steps.watch  # a forward pass can change what that speaks of
+        return self._num_plans == steps.num_plans and watch is not None and watch.is_current()
 
     def _synchronize(self, args: Any, kwds: dict[str, int]) -> bool:
         """Rank 0's parameters on all ranks, before the first step with a target; later, those that have come since.

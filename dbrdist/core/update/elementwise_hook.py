@@ -93,7 +93,7 @@ class ElementwiseHook:
             self.piece(data[where], grad[where], *numbers)
 
     def _declared(
-        self, block: declared.DeclaredBlock, rule: UpdateRule, dtype: DType, numbers: tuple[Any, ...]
+        self, block: declared.DeclaredBlock, rule: UpdateRule, dtype: DType, numbers: tuple[float, ...]
     ) -> tuple[Array, ...]:
         """The numbers in a captured step: those of each replay, since they may follow the learning rate."""
         types = [getattr(number, "dtype", dtype) for number in numbers]  # NumPy's numbers have their own

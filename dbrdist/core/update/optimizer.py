@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
     from dbrdist.core.files.serializer import AbstractSerializer
     from dbrdist.core.tape.variable import Operand, Variable
+    from dbrdist.core.update.elementwise_hook import ElementwiseHook
     from dbrdist.core.update.hooks import OptimizerHook
 
 
@@ -329,7 +330,7 @@ class GradientMethod(Optimizer):
         cls, own = type(self), self.__dict__  # otherwise a program's own class or wrapper calls hooks
         return (cls.call_hook, cls.call_hooks) == _CALLS and not ("call_hook" in own or "call_hooks" in own)
 
-    def _call_first_hooks(self) -> tuple[bool, list[Any]]:
+    def _call_first_hooks(self) -> tuple[bool, list[ElementwiseHook]]:
         """Call hooks before an update, but for the last ones if they can run within its pass, which are returned.
 
         The first value is False if a hook has removed or replaced a gradient.

@@ -125,11 +125,15 @@ class UpdateRule:
             state: the state arrays of the run, in the order of ``state_names``.
         """
         data = run.memory
-        if type(data) is not np.ndarray:
-            data = run.data  # notes the write: kernels of a device may have copies of it
-        if (data.size > SMALL_ELEMENTS or type(data) is not np.ndarray) and self._run_kernel(hp, t, run, state):
+        is_on_host = type(data) is np.ndarray
+        if is_on_host and data.size <= SMALL_ELEMENTS and data.itemsize != 2:
+            self.step(hp, t, data, run.grad, *state)
             return
-        if type(data) is not np.ndarray:
+        if not is_on_host:
+            data = run.data  # notes the write: kernels of a device may have copies of it
+        if not (is_on_host and data.size <= SMALL_ELEMENTS) and self._run_kernel(hp, t, run, state):
+            return
+        if not is_on_host:
             declared.refuse_in_capture(f"{type(self).__name__} has no kernel of its own for {data.dtype} on a GPU")
         if data.size <= CHUNK_ELEMENTS and data.itemsize != 2:
             self.step(hp, t, data, run.grad, *state)

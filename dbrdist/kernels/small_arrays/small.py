@@ -17,3 +17,4 @@ masked = _found.masked
 masked_images = _found.masked_images
 mean_cross_entropy = _found.mean_cross_entropy
 momentum_sgd = _found.momentum_sgd
+scale_sum = _found.scale_sum

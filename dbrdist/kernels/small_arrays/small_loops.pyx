@@ -259,6 +259,27 @@ def momentum_sgd(p, g, v, workspace, lr, momentum):
         values[i] += speeds[i]
 
 
+def scale_sum(terms, scale, out):
+    cdef ArrayFields *to = plain(out, float32, 1, TO_WRITE)
+    cdef ArrayFields *by = plain(scale, float32, 0, IN_C_ORDER)
+    cdef ArrayFields *first
+    cdef ArrayFields *second
+    if to is NULL or by is NULL or len(terms) != 2:
+        small_numpy.scale_sum(terms, scale, out)
+        return
+    first, second = plain(terms[0], float32, 1, IN_C_ORDER), plain(terms[1], float32, 1, IN_C_ORDER)
+    cdef Py_ssize_t i, n = to.dimensions[0]
+    if first is NULL or second is NULL or first.dimensions[0] != n or second.dimensions[0] != n:
+        small_numpy.scale_sum(terms, scale, out)
+        return
+    cdef float *total = <float *> to.data
+    cdef float *one = <float *> first.data
+    cdef float *other = <float *> second.data
+    cdef float factor = (<float *> by.data)[0]
+    for i in range(n):
+        total[i] = (one[i] + other[i]) * factor
+
+
 def _check_fields():
     """Refuse a NumPy whose arrays have other fields."""
     a = np.arange(6, dtype=np.float32).reshape(2, 3)[:, 1:]

@@ -6,7 +6,7 @@ N examples, K classes or columns. ``spread`` is the index that makes a vector an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -116,6 +116,14 @@ def cross_entropy_gradient(p: Array, at: Array, gy: Array, scale: Array) -> Arra
     gx = _multiply(p, scaled)
     gx.put(at, _subtract(gx.take(at), scaled))
     return gx
+
+
+def scale_sum(terms: Sequence[Array], scale: Array, out: Array) -> None:
+    """out becomes the sum of two or more terms, added in their order, times a number in an array of 0 axes."""
+    _add(terms[0], terms[1], out)
+    for term in terms[2:]:
+        _add(out, term, out)
+    _multiply(out, scale, out)
 
 
 def momentum_sgd(p: Array, g: Array, v: Array, workspace: Callable[[Array], Array], lr: float, momentum: float) -> None:

@@ -174,15 +174,15 @@ def test_small_gradients_are_known_until_something_changes(monkeypatch):
 @pytest.mark.filterwarnings("ignore:MomentumSGD.setup. the target was")
 def test_a_plan_holds_until_the_forward_pass_changes_something():
     steps, optimizer, model = steps_of_one()
-    assert not steps.is_current(model)
+    assert not (steps.watch and steps.watch.is_current())
     steps.look()
     steps.look()
     plan = steps.plan()
     assert plan is steps.current_plan() is steps.shown_plan() and steps.num_plans == 1
-    assert steps.is_current(model) and not steps.is_current(Net())
+    assert steps.watch.is_current()
     assert set(plan.params) == set(model.params())
     model.l1.b.update_rule.enabled = False
-    assert not steps.is_current(model)
+    assert not (steps.watch and steps.watch.is_current())
     assert steps.plan() is None and steps.num_plans == 2  # one that was shown is no more
     assert set(steps.plan().params) == set(model.params()) - {model.l1.b}
     assert "/l1/b (9,) float64 frozen\n" in steps._params_text

@@ -158,6 +158,25 @@ def test_momentum_is_rounded_after_each_operation(size):
             same(g, kept)
 
 
+@each(size=[1, 16, 33, 5000], num=[2, 3, 5])
+def test_a_sum_is_added_in_order_and_multiplied_once(size, num):
+    rng = np.random.default_rng(6)
+    for dtype in (np.float32, np.float64):
+        terms = [rng.standard_normal(size).astype(dtype) for _ in range(num)]
+        terms[1].flat[0], scale = np.inf, backend.number(0.5, np.dtype(dtype))
+        kept, want = [term.copy() for term in terms], terms[0].copy()
+        for term in terms[1:]:
+            want = want + term
+        for lay in (np.ascontiguousarray, spread_out):
+            out = lay(np.zeros(size, dtype))
+            small.scale_sum([lay(term) for term in terms], scale, out)
+            same(out, want * dtype(0.5))
+        small.scale_sum(terms, scale, terms[0])  # over a term
+        same(terms[0], want * dtype(0.5))
+        for term, before in zip(terms[1:], kept[1:]):
+            same(term, before)
+
+
 def near_and_far(dtype, shape):
     """Scores below the largest, their shares, the logarithms of sums, and the losses of labels 0, from 3 to 1e-12."""
     rng = np.random.default_rng(6)
@@ -210,6 +229,8 @@ def test_memory_that_is_read_only_stays():
         small.divide_rows(y, np.ones(2, np.float32), (slice(None), None))
     with pytest.raises(ValueError, match="read-only"):
         small.momentum_sgd(*[y.ravel()[:3] if i else y[0] for i in range(3)], np.empty_like, 0.1, 0.9)
+    with pytest.raises(ValueError, match="read-only"):
+        small.scale_sum([np.ones(3, np.float32)] * 2, backend.number(0.5, y.dtype), y[0])
 
 
 def test_vectors_of_another_length_are_refused_as_numpy_does():
@@ -222,6 +243,9 @@ def test_vectors_of_another_length_are_refused_as_numpy_does():
         small.mean_cross_entropy(np.ones(2, np.float32), np.ones(3, np.float32), y, np.ones(2, np.float32))
     with pytest.raises(ValueError, match="broadcast"):
         small.momentum_sgd(y[0], y[0, :2], y[1], np.empty_like, 0.1, 0.9)
+    for terms in ([y[0], y[0, :2]], [y[0, :2], y[0]]):
+        with pytest.raises(ValueError, match="broadcast"):
+            small.scale_sum(terms, backend.number(0.5, y.dtype), np.zeros(3, np.float32))
 
 
 @each(dtype=["e", "f", "d"], size=[0, 1, 5])

@@ -171,14 +171,17 @@ class AllRanks(StepPolicy):
     def _reduce_with_header(self, num_samples: int | None, works: int) -> bool:
         """After backward, where gradients come with the header: the ranks meet once."""
         headers = self.headers
-        place = place_of(sys._getframe(2).f_back)  # who calls the optimizer: a loop does so from the same line
-        with self.comm.gate.call("update", place) as call:
+        try:
+            caller = sys._getframe(3)  # of the optimizer: a loop does so from the same line
+        except ValueError:  # a thread that does but this
+            caller = None
+        with self.comm.gate.call("update", place_of(caller)) as call:
             header = headers.exchange(call, num_samples, works, self.zero_fill)
             if header.stale and self._is_stale(header):
                 return False
             if header.is_enclosed:
                 began = time.perf_counter() if spans.recorders else None
-                factors, divisor = self.weights(header) if self.is_sum else header.weights()
+                factors, divisor = self.weights(header) if self.is_sum else header.known_weights or header.weights()
                 headers.shown_plan().add_up(call, call.enclosed, factors, divisor)
                 if began is not None:
                     spans.note("reduce", began)

@@ -67,7 +67,7 @@ class StepPolicy:
     ) -> None:
         self.comm = comm
         self.optimizer = optimizer
-        self.zero_fill = zero_fill
+        self.zero_fill = bool(zero_fill)
         self.way = way
         self.headers = headers
         self.carried = carried
@@ -106,7 +106,8 @@ class StepPolicy:
             finally:
                 self.passes = passes
             return
-        optimizer, target = self.optimizer, self.optimizer.target
+        optimizer = self.optimizer
+        target = optimizer.target
         began = time.perf_counter() if spans.recorders else None
         loss = loss_of(self._name, target, lossfun, args, kwds)
         if began is not None:

@@ -70,6 +70,6 @@ class Headers:
 
 def header_of(is_enclosed=False, same_runs=True, is_placed=True, stale=(), places=(5, 5)):
     return SimpleNamespace(
-        is_enclosed=is_enclosed, same_runs=same_runs, is_placed=is_placed, weights=lambda: ([0.5], 2.0), counts=(3,),
-        stale=list(stale), places=places,
+        is_enclosed=is_enclosed, same_runs=same_runs, is_placed=is_placed, known_weights=None,
+        weights=lambda: ([0.5], 2.0), counts=(3,), stale=list(stale), places=places,
     )  # fmt: skip

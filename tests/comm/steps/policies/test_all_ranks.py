@@ -1,5 +1,7 @@
 """Mean gradients of all ranks: each branch by itself, with stand-ins for what is around it."""
 
+import _thread
+import queue
 from types import SimpleNamespace
 
 import numpy as np
@@ -53,6 +55,15 @@ def test_forward_and_backward_of_a_step(monkeypatch, num_samples, has_loss):
         np.testing.assert_array_equal(grad, model.l1.b.grad)
     else:
         assert model.l1.b.grad.tolist() == [7.0] * 9
+
+
+def test_a_thread_that_does_but_a_step_is_at_an_unknown_place(monkeypatch):
+    policy, done = policy_of(AllRanks), queue.SimpleQueue()
+    monkeypatch.setattr(policy.comm, "_release_enclosed", lambda: None, raising=False)
+    policy.headers = Headers(policy.comm, header_of(True, True), "plan")
+    _thread.start_new_thread(lambda: done.put(policy._reduce_with_header(3, True)), ())
+    assert done.get(timeout=10)
+    assert policy.comm.gate.record.last[-1].place == ("an unknown place", 0)
 
 
 def test_a_wait_for_ranks_during_backward_is_exposed(monkeypatch):
