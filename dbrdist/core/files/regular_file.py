@@ -17,7 +17,7 @@ _KINDS = {
 _ALREADY_OPEN = re.compile(r"/dev/(stdin|fd/\d+)|/proc/(self|\d+)/fd/\d+")
 
 
-def regular(path: str | bytes | os.PathLike[str], flags: int = os.O_RDONLY | os.O_CLOEXEC) -> int:
+def regular(path: str | bytes | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
     """The descriptor of a regular file, which writing may make; as ``open(path, opener=regular)``.
 
     Raises:

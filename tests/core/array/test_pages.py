@@ -128,3 +128,19 @@ def test_a_copy_space_grows_beyond_what_was_reserved(monkeypatch):
         assert [int(a[0]) for a in made] == [1, 1, 2, 5, 1]
         assert not any(np.shares_memory(a, b) for i, a in enumerate(made) for b in made[:i])
         space.restart()
+
+
+def test_copies_go_into_reserved_memory_one_behind_the_other_and_again_from_the_start():
+    space, a = pages.CopySpace(), np.arange(3 * mmap.PAGESIZE, dtype=np.uint8)
+    space.reserve(0)
+    assert space._blocks == []
+    space.reserve(2 * a.nbytes)
+    first, second = space.copy(a), space.copy(a)
+    (block,) = space._blocks
+    assert all(np.shares_memory(copy, block) for copy in (first, second)) and not np.shares_memory(first, second)
+    assert np.array_equal(first, a) and np.array_equal(second, a)
+    assert first.__array_interface__["data"][0] == block.__array_interface__["data"][0]
+    space.restart()
+    assert np.shares_memory(space.copy(a), first)
+    small = np.ones(3)
+    assert not np.shares_memory(space.copy(small), block)

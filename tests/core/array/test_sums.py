@@ -146,3 +146,16 @@ def test_wrong_axes_are_still_numpys_to_refuse():
     for axis in ((0, 4), (0, 0, 3), (-5, 3)):
         with pytest.raises(ValueError):
             sums.wide_sum(x, axis, False)
+
+
+@each(case=[((2, 3, 4, 5), (2, 3), 1 / 20), ((2, 3, 4, 5), (0,), 1 / 2), ((6,), None, 1 / 6), ((0, 3), None, None)])
+@pytest.mark.filterwarnings("ignore")
+def test_a_mean_comes_with_one_over_the_number_of_elements(case):
+    shape, axis, scale = case
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    mean, found = sums.mean_over(x, axis, False)
+    if scale is None:
+        assert np.isnan(found)
+    else:
+        assert found == scale
+        np.testing.assert_allclose(mean, x.astype("f8").mean(axis), rtol=1e-6)

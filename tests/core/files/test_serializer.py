@@ -398,3 +398,13 @@ def test_an_archive_is_looked_at_and_left_at_its_beginning():
         source.seek(len(content) // 2)
         serializer.check_archive_size(source)
         assert source.tell() == 0 and source.read() == content
+
+
+def test_an_archive_is_looked_at_before_it_is_unpacked(tmp_path, monkeypatch):
+    """One that would unpack to far more than it holds fills no memory."""
+    happened = []
+    np.savez(tmp_path / "a.npz", x=np.arange(3))
+    plain = np.load
+    monkeypatch.setattr(serializer, "check_archive_size", lambda source: happened.append("size"))
+    monkeypatch.setattr(serializer.np, "load", lambda *words, **more: happened.append("load") or plain(*words, **more))
+    assert serializer.read_npz(tmp_path / "a.npz")["x"].tolist() == [0, 1, 2] and happened == ["size", "load"]

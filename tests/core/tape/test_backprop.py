@@ -573,3 +573,13 @@ def test_a_gradient_of_another_shape_is_refused_in_every_way_backward(way, dtype
     (h,) = Widening((3, 2)).apply((x,))
     with pytest.raises(ValueError, match=r"expected \(2, 3\) for input 0, got \(3, 2\)"):
         WAYS[way](x, F.sum(h))
+
+
+@each(is_variable=[False, True], higher=[False, True])
+def test_a_given_gradient_of_another_type_becomes_one_of_the_outputs(is_variable, higher):
+    x = Variable(np.ones(3, np.float32))
+    given = np.arange(3, dtype=np.float64)
+    (gx,) = dbrdist.grad(
+        [x * 2], [x], grad_outputs=[Variable(given) if is_variable else given], enable_double_backprop=higher
+    )
+    assert gx.dtype == np.float32 and gx.array.tolist() == [0, 2, 4]

@@ -346,3 +346,17 @@ def test_who_says_which_gradients_to_leave_out_says_it_of_each_input(no_grads):
     with pytest.raises(ValueError, match=r"argument 2 is (shorter|longer) than argument 1"):
         gradient_check.check_backward(lambda a, b: a * b, (x, x), np.ones((2, 3)), no_grads=no_grads)
     gradient_check.check_backward(lambda a, b: a * b, (x, x), np.ones((2, 3)), no_grads=[True, False])
+
+
+@pytest.mark.parametrize("eps", [0.0, -1.0, float("nan")])
+def test_a_step_of_a_difference_is_above_0(eps):
+    x = np.array([3.0])
+    with pytest.raises(ValueError, match="numerical_grad: eps: expected a number above 0"):
+        gradient_check.numerical_grad(lambda: (x * x,), (x,), (np.ones(1),), eps=eps)
+
+
+def test_outputs_without_a_gradient_are_not_in_the_sum():
+    from dbrdist.core.tape import gradient_check as checks
+
+    y, gy = np.arange(3.0), np.ones(3, np.float32) * 2
+    assert checks._weighted_sum([y, np.ones(2), y], [gy, None, y]) == 6.0 + 5.0

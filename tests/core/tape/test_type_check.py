@@ -237,3 +237,17 @@ def test_a_users_check_sees_an_operand_that_is_none():
 
     (y,) = Optional().apply((np.ones((2, 3)), None))
     assert y.array.sum() == 12 and seen == [((2, 3), None)]
+
+
+def test_operators_associate_to_the_left_unless_they_say_otherwise():
+    from dbrdist.core.tape import type_check
+
+    def tree(**options):
+        part = type_check.Constant(2) if hasattr(type_check, "Constant") else 2
+        inner = type_check.BinaryOperator(5, part, part, "-", lambda a, b: a - b, **options)
+        left = type_check.BinaryOperator(5, inner, part, "-", lambda a, b: a - b, **options)
+        right = type_check.BinaryOperator(5, part, inner, "-", lambda a, b: a - b, **options)
+        return str(left), str(right)
+
+    assert tree() == tree(right_associative=False) == ("2 - 2 - 2", "2 - (2 - 2)")
+    assert tree(right_associative=True) == ("(2 - 2) - 2", "2 - 2 - 2")

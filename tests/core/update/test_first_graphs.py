@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 import warnings
 
 import numpy as np
@@ -12,6 +13,7 @@ import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import datasets, iterators, optimizers, training
 from dbrdist.core.tape.backprop import watching_backward
+from dbrdist.core.update import first_graphs
 from dbrdist.errors import UsageWarning
 
 RNG = np.random.default_rng(0)
@@ -242,3 +244,14 @@ def test_an_optimizer_that_is_never_used_stops_looking():
         y.backward()
     assert not watching_backward
     del optimizer
+
+
+@pytest.mark.parametrize("case", ["made", "gone", "frozen", "own", "of another"])
+def test_whose_weights_learn_from_pixels(case):
+    """Frozen ones were made for such an input; what is computed, as by spectral normalization, is taken to learn."""
+    model, other = L.Linear(2, 3), L.Linear(2, 3)
+    weights = (F.exp(model.W) if case == "made" else (other if case == "of another" else model).W).node
+    if case == "frozen":
+        model.disable_update()
+    own = types.SimpleNamespace(_target=lambda: None if case == "gone" else model)
+    assert first_graphs.FirstGraphs._learns(own, weights) is (case in ("made", "gone", "own"))

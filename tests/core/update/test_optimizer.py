@@ -529,3 +529,17 @@ def test_what_a_version_pickled_that_had_fewer_attributes_steps(kind):
     optimizer = kind.__new__(kind)
     optimizer.__setstate__(state)
     assert stepped(optimizer) == stepped(SGD(0.1))
+
+
+@each(hooks=[(), (WeightDecay(0.1),)], scale=[None, 2.0])
+def test_each_update_counts_once(hooks, scale):
+    optimizer = SGD(0.1).setup(L.Linear(2, 3))
+    for hook in hooks:
+        optimizer.add_hook(hook)
+    if scale is not None:
+        optimizer.set_loss_scale(scale)
+    for t in (1, 2, 3):
+        for p in optimizer.target.params():
+            p.grad = np.ones_like(p.array)
+        optimizer.update()
+        assert optimizer.t == t and all(p.update_rule.t == t for p in optimizer.target.params())

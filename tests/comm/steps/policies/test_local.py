@@ -1,5 +1,7 @@
 """Steps of a rank by itself: which step averages gradients, and after which the parameters are averaged."""
 
+import pytest
+
 from dbrdist.comm.steps.policies.all_ranks import AllRanks
 from dbrdist.comm.steps.policies.local import Local
 from tests.comm.steps.policies.policy_helpers import policy_of, work
@@ -13,6 +15,12 @@ def test_the_first_step_averages_gradients(monkeypatch, is_first):
     monkeypatch.setattr(policy, "work_alone", lambda work: done.append("alone"))
     assert policy.gradients(work(), is_first) == ("whole?" if is_first else True)
     assert done == (["mean"] if is_first else ["alone"])
+    posted = []
+    policy.headers.post = lambda *words: posted.append(words) or 1 // 0
+    policy.headers.current_plan = lambda: None
+    with pytest.raises(ZeroDivisionError):
+        policy._average_parameters()
+    assert posted == [(3, True, policy.zero_fill)]  # of the last step
 
 
 def test_parameters_are_averaged_every_so_many_steps(monkeypatch):

@@ -99,3 +99,46 @@ def test_packages_of_cupy_are_found_by_their_names(monkeypatch):
     there = [distribution(*d) for d in [("cupy-cuda12x", "14.0"), ("Cupy", "13"), ("cupyish", "1"), ("numpy", "2")]]
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: there)
     assert presence.cupy_wheels() == ["cupy 13", "cupy-cuda12x 14.0"]
+
+
+@each(
+    **{
+        "given, version": [
+            (12040, (12, 4)), (11080, (11, 8)), (13000, (13, 0)), (12090, (12, 9)), (0, None), (None, None),
+        ]
+    }
+)  # fmt: skip
+def test_the_version_of_a_driver(monkeypatch, given, version):
+    asked = []
+
+    def library(name):
+        asked.append(name)
+        if given is None or name != "libcuda.so.1":
+            raise OSError
+
+        def get(pointer):
+            pointer._obj.value = given
+            return 0
+
+        return types.SimpleNamespace(cuDriverGetVersion=get)
+
+    monkeypatch.setattr(presence.ctypes, "CDLL", library)
+    assert presence.driver_cuda.__wrapped__() == version
+    assert asked == ["libcuda.so.1"] + ["nvcuda.dll"] * (version is None)
+
+
+@each(index=[0, 3])
+def test_without_cupy_no_gpu_can_be_used(monkeypatch, index):
+    def missing():
+        raise ImportError("no CuPy")
+
+    monkeypatch.setattr(presence, "import_cupy", missing)
+    monkeypatch.setattr(presence, "why_no_gpu", lambda number: None)
+    with pytest.raises(ImportError, match="no CuPy"):
+        presence.require_gpu(index)
+    monkeypatch.setattr(presence, "import_cupy", lambda: None)
+    presence.require_gpu(index)
+    monkeypatch.setattr(presence, "why_no_gpu", lambda number: f"there is no number {number}")
+    words = f"^the device @cupy:{index} cannot be used: there is no number {index}; '@numpy' computes on the CPU$"
+    with pytest.raises(RuntimeError, match=words):
+        presence.require_gpu(index)

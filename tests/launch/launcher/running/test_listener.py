@@ -335,12 +335,14 @@ def test_without_files_the_listener_makes_room_and_rests(door, number):
 
     door.socket = SimpleNamespace(accept=accept, fileno=real.fileno, close=real.close)
     spare = os.fstat(door.spare)
+    num_open = len(os.listdir("/proc/self/fd"))
     with socket.socket(socket.AF_UNIX) as there:
         there.connect(door.path)
         door._accept()
         assert door.loop.forgotten == ([real.fileno()] if makes_room else []) and not door.strangers
         assert door.again_at == (door.clock.now + 1.0 if makes_room else None)
         assert os.path.samestat(os.fstat(door.spare), spare)
+        assert len(os.listdir("/proc/self/fd")) == num_open + 1  # that of the one who knocks
         there.setblocking(False)
         if makes_room:
             assert there.recv(1) == b""
