@@ -2,6 +2,7 @@
 
 import os
 import signal
+import types
 
 import pytest
 from dbrdist_launch import loop as loops
@@ -72,3 +73,18 @@ def test_signals_come_to_the_loop_and_go_back_to_who_had_them(monkeypatch):
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
+
+
+def test_a_number_that_comes_again_is_no_channel_any_more():
+    loop, called, (read, write) = Loop(), [], os.pipe()
+    channel = types.SimpleNamespace(fileno=lambda: read, unsent=b"left", when_blocked=None, flush=lambda: 1 // 0)
+    loop.watch_channel(channel, lambda: called.append("channel"))
+    loop.forget(read)
+    channel.when_blocked()  # it is not watched any more
+    loop.watch(read, lambda: called.append("other"))
+    os.write(write, b"x")
+    loop.turn(1.0)
+    assert called == ["other"] and loop._channels == {}
+    loop.close()
+    for descriptor in (read, write):
+        os.close(descriptor)

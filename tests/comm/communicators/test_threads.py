@@ -193,3 +193,9 @@ def test_a_verb_that_fails_half_way_fails_the_job_with_its_place():
     call = SimpleNamespace(record=SimpleNamespace(rank=3), verb="allreduce", where=lambda: "x.py:7")
     threads.ThreadRanks.failed_half_way(own, call, "ValueError: odd")
     assert told == ["rank 3 failed in allreduce (x.py:7) with ValueError: odd"]
+
+
+def test_ranks_that_are_threads_do_not_keep_a_program_alive():
+    assert run_threads(2, lambda comm: (threading.current_thread().daemon, threading.current_thread().name)) == [
+        (True, "rank 0"), (True, "rank 1"),
+    ]  # fmt: skip

@@ -212,3 +212,16 @@ def test_a_step_that_a_line_claims_costs_no_time(tmp_path):
     problems = audit.check(str(tmp_path)).problems
     assert sum("expected STEP EPOCH WORKER: INDICES" in problem for problem in problems) == 2
     assert "there are lines for 4 steps of 100,000,000,000,000" in problems
+
+
+@each(
+    case=[
+        (1 << 24, 1, 9, True), (1, 1 << 24, 9, True), (1, 1, 1 << 33, True), ((1 << 24) + 1, 1, 9, False),
+        (1, (1 << 24) + 1, 9, False), (1, 1, (1 << 33) + 1, False),
+    ]
+)  # fmt: skip
+def test_heads_of_as_many_ranks_and_examples_as_there_may_be(tmp_path, case):
+    num_ranks, num_workers, num_examples, is_taken = case
+    head = f"start 1 from step 0, rank 0 of {num_ranks}, workers 0 to 1 of {num_workers}, {num_examples} examples"
+    (tmp_path / "a").write_text(f"dbrdist audit 1\n{head}, 9 per epoch\n")
+    assert (audit._read_head(str(tmp_path / "a")) is not None) is is_taken

@@ -176,3 +176,10 @@ def test_whole_pages_of_a_segment_are_given_back():
         assert all((pages[k] == 7).all() for k in range(4) if k not in emptied)
         assert os.fstat(segment.ticket.fd).st_size == 4 * page
     assert not other.any()
+
+
+def test_names_of_control_groups_may_have_colons(monkeypatch):
+    text = "0::/a:b/c\n7:cpu:/x\n"
+    monkeypatch.setattr(host_memory.pathlib.Path, "read_text", lambda self: text)
+    folders = [folder for folder, *_ in host_memory._group_folders()]
+    assert host_memory._GROUPS / "a:b/c" in folders

@@ -731,3 +731,28 @@ def test_what_we_end_is_not_waited_for_as_long(supervised, by_us, hurried, statu
     assert one._silent_at() == 200.0 + seconds and asked == [(True, went_well)]
     one.ended_at, one.outputs.pipes = 300.0, {}
     assert one._silent_at() == 300.0 + seconds and asked[1:] == [(False, went_well)]
+
+
+def test_a_welcome_is_waited_for_and_not_asked_for_again_and_again(monkeypatch):
+    happened, answers = [], [[], [messages.Ping()], [WELCOME]]
+    one = Supervisor(99, "hydra", "-", Inherited())
+    one.loop.close()
+    one.identity = Identity(1, 2, 0, 0, "a")
+
+    class Waits:
+        def register(self, channel, flags):
+            happened.append(("register", flags))
+
+        def poll(self):
+            happened.append("poll")
+
+    class There(Channel):
+        def receive(self):
+            happened.append("receive")
+            return answers.pop(0)
+
+    monkeypatch.setattr(supervisors, "_connect_to_any", lambda address: address)
+    monkeypatch.setattr(supervisors, "Channel", lambda socket, limit: There())
+    monkeypatch.setattr(supervisors.select, "poll", Waits)
+    one._connect()
+    assert happened == [("register", supervisors.select.POLLIN), *["poll", "receive"] * 3]

@@ -153,3 +153,25 @@ def test_a_reader_that_stays_does_not_hold_the_launcher_up():
         assert metrics.server.daemon_threads and metrics.server.address_family == socket.AF_INET
     finally:
         metrics.close()
+
+
+def test_the_answer_of_the_server(monkeypatch):
+    metrics = Metrics("0", "job")
+    monkeypatch.setattr(metrics, "text", lambda: "é 1\n")
+    try:
+        for path, code, body in (
+            ("/metrics", 200, b"\xc3\xa9 1\n"),
+            ("/metrics?x=1", 200, b"\xc3\xa9 1\n"),
+            ("/", 404, b""),
+        ):
+            with socket.create_connection(("127.0.0.1", metrics.port), timeout=20) as there:
+                there.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+                head, _, found = there.makefile("rb").read().partition(b"\r\n\r\n")
+            first, *lines = head.decode().split("\r\n")
+            assert first.split()[1] == str(code) and found == body
+            assert lines[-2:] == [
+                "Content-Type: text/plain; version=0.0.4; charset=utf-8",
+                f"Content-Length: {len(body)}",
+            ]
+    finally:
+        metrics.close()

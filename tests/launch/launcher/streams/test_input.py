@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 from dbrdist_launch import limits
+from dbrdist_launch.launcher.streams import input as inputs
 from dbrdist_launch.launcher.streams.input import InputReader, KeptInput, Rank0, StarterPipe, has_input
 from dbrdist_launch.loop import Loop
 from dbrdist_launch.messages import In, Taken
@@ -299,4 +300,37 @@ def test_standard_input_is_watched_while_somebody_takes_it(stdin):
     assert watched[3:] == [("forget", 0)]
     loop.close()
     for descriptor in (end, write):
+        os.close(descriptor)
+
+
+def test_the_pipe_of_a_starter_is_closed_with_the_input(stdin):
+    null = os.open(os.devnull, os.O_RDONLY)
+    stdin(null)
+    loop, (read, write) = Loop(), os.pipe()
+    one = InputReader(loop, to_rank_0=False)
+    one.begin_for_starter(None)
+    assert one.taker is None
+    one.begin_for_starter(write)
+    one.close()
+    assert os.read(read, 9) == b"" and one.taker.pipe == -1  # nobody holds the other end
+    loop.close()
+    for descriptor in (null, read):
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"), [("read", 3), ("both", None), ("device", None), ("pipe", None), ("closed", None)]
+)
+def test_a_file_that_is_only_read_has_a_place_to_go_back_to(tmp_path, stdin, kind, place):
+    (tmp_path / "file").write_text("0123456789")
+    read, write = os.pipe()
+    flags = os.O_RDWR if kind == "both" else os.O_RDONLY
+    end = os.open(os.devnull, os.O_RDONLY) if kind == "device" else os.open(tmp_path / "file", flags)
+    if kind != "device":
+        os.lseek(end, 3, os.SEEK_SET)
+    stdin(read if kind == "pipe" else end)
+    if kind == "closed":
+        os.close(0)
+    assert inputs._place_in_file() == place
+    for descriptor in (end, read, write):
         os.close(descriptor)
