@@ -207,3 +207,19 @@ def test_an_interrupt_before_there_is_a_handler_ends_our_programs_alone(monkeypa
 def test_what_an_error_handler_does_not_write_is_escaped(errors, text, written):
     name = entry._forgiving(errors)
     assert name == f"dbrdist-{errors}" and text.encode("ascii", name) == written
+
+
+@pytest.mark.parametrize(("errors", "out"), [("strict", "backslashreplace"), (None, "backslashreplace"),
+                                             ("surrogateescape", "dbrdist-surrogateescape")])  # fmt: skip
+def test_streams_keep_their_encoding_and_what_they_do_with_odd_letters(monkeypatch, errors, out):
+    for name in ("stdout", "stderr"):
+        given = SimpleNamespace(encoding="latin-1", errors=errors, write_through=False)
+        monkeypatch.setattr(sys, name, given)
+    monkeypatch.setattr(entry, "_raw", {})
+    entry.protect_streams()
+    first, second = sys.stdout, sys.stderr
+    entry.protect_streams()
+    assert (sys.stdout, sys.stderr) == (first, second)
+    assert (first.errors, second.errors) == (out, "backslashreplace") and first.encoding == "latin-1" == second.encoding
+    assert (first.write_through, second.write_through, second.line_buffering) == (False, True, True)
+    assert (first.fileno(), second.fileno(), first.mode, second.mode) == (1, 2, "w", "w")

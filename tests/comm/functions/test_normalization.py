@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dbrdist.comm import create_communicator
+from dbrdist.comm import create_communicator, run_threads
+from dbrdist.comm.functions import normalization
 from dbrdist.comm.functions.normalization import multi_node_batch_normalization
 
 
@@ -26,3 +27,21 @@ def test_one_running_statistic_without_the_other_is_refused():
     for name in ("running_mean", "running_var"):
         with pytest.raises(ValueError, match="running_mean, running_var: expected both"):
             multi_node_batch_normalization(comm, x, one, one, **{name: one.copy()})
+
+
+def test_ranks_with_the_same_settings_compare_nothing_more(monkeypatch):
+    """Two numbers of the sums that they exchange anyway say that these are the same."""
+    settled = []
+    monkeypatch.setattr(normalization.agree, "same_everywhere", lambda *words: settled.append(words))
+    kind = normalization.MultiNodeBatchNormalization
+    monkeypatch.setattr(kind, "_settle_name", lambda self, settings: settled.append(settings))
+
+    def body(comm):
+        node = kind(comm, 1e-3 if comm.size == 2 else 1e-3 * (comm.rank + 1), (0,))
+        x = np.arange(6, dtype=np.float32).reshape(3, 2) + comm.rank
+        return node.forward((x, np.ones(2, np.float32), np.zeros(2, np.float32)))[0]
+
+    run_threads(2, body)
+    assert settled == []
+    run_threads(3, body)
+    assert len(settled) == 6  # of three ranks that differ

@@ -441,3 +441,15 @@ def test_a_summary_in_words():
     ]  # fmt: skip
     assert len(found._replace(late=0.0).lines()) == len(found._replace(late_rank=None).lines()) == 5
     assert found._replace(step=0.0, compute=0.0).lines()[1] == "  compute: 0.00 ms, 0 %"
+
+
+@each(num_steps=[2, 3, 5])
+def test_a_summary_is_the_mean_of_steps_and_ranks(num_steps):
+    def ranks_of(arrival):
+        every = [rank(arrival, 6.0, data=1.0, step=k) for k in range(num_steps)]
+        return Recording([s for one in every for s in one.spans], [m for one in every for m in one.meetings])
+
+    found = trace.summarize([ranks_of(2.0), ranks_of(5.0)])
+    assert (found.num_steps, found.step, found.data_stall) == (num_steps - 1, 6.0, 1.0)
+    assert found.compute == (1.0 + 4.0) / 2 and (found.late, found.late_rank, found.late_share) == (1.5, 1, 1.0)
+    assert found.exposed == (4.0 + 1.0) / 2 - 1.5

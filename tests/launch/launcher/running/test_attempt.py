@@ -19,7 +19,7 @@ from dbrdist_launch.launcher.running import suspension
 from dbrdist_launch.launcher.running.attempt import Attempt
 from dbrdist_launch.launcher.running.plan import LaunchPlan
 from dbrdist_launch.launcher.streams import input as inputs
-from dbrdist_launch.messages import Ask, Exit, Hello
+from dbrdist_launch.messages import Ask, Exit, Failed, Hello
 
 
 @pytest.fixture
@@ -805,3 +805,35 @@ def test_each_tick_is_one_of_the_input_of_listeners_and_of_questions(start, cloc
     assert looked == ["input", (0, clock.now), (1, clock.now), ("questions", clock.now)]
     one._tick()
     assert len(looked) == 4 and one.next_tick == clock.now + limits.TICK_SECONDS
+
+
+def test_after_the_grace_period_nobody_is_waited_for(start, clock):
+    one = start(2, grace=8.0)
+    one._on_signal(signal.SIGTERM)
+    clock.now += 8.0
+    one._tick()
+    assert [sent(one, rank, "kill") for rank in range(2)] == [[{"grace": 0.0}]] * 2 and one.stop_deadline is None
+    assert one.end_deadline == clock.now + limits.STARTER_SECONDS
+    assert one.output.said[-1] == "dbrdist-launch: the grace period is over, stopping now"
+
+
+def test_no_time_of_the_launchers_own_sleep_counts(start, clock):
+    one, forgiven = start(2, deadline=2000.0), []
+    one.judge.forgive = forgiven.append
+    one.asked_by_ranks = (1001.0, 15)
+    one.stop_deadline, one.exit_deadline, one.end_deadline = 1002.0, None, 1004.0
+    clock.now += limits.ASLEEP_SECONDS + limits.TICK_SECONDS
+    one._forgive_own_sleep()
+    assert forgiven == [] and one.asked_by_ranks == (1001.0, 15)
+    clock.now += 100.0
+    one._forgive_own_sleep()
+    slept = 100.0 + limits.ASLEEP_SECONDS
+    assert forgiven == [slept] and one.asked_by_ranks == (1001.0 + slept, 15) and one.last_tick == clock.now
+    found = one.stop_deadline, one.exit_deadline, one.end_deadline, one.all_ended_at, one.plan.deadline
+    assert found == (1002.0 + slept, None, 1004.0 + slept, None, 2000.0 + slept)
+
+
+def test_a_supervisor_that_fails_says_why(start, clock):
+    one = start(2)
+    one._take(one.ranks[1], Failed("why"), clock.now)
+    assert one.ranks[1].broken == "why" and one.ranks[0].broken is None

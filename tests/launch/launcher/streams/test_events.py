@@ -30,6 +30,7 @@ def test_times_are_milliseconds(tmp_path, monkeypatch):
     events.tell("one")
     events.tell("two", code=3)
     events.close()
+    assert not events._thread.is_alive()
     assert (tmp_path / "events").read_text() == (
         '{"time": 1234567890.123, "event": "one", "job": "mine"}\n'
         '{"time": 1234567890.123, "event": "two", "job": "mine", "code": 3}\n'
