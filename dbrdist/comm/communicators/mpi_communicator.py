@@ -7,6 +7,7 @@ communicator, apart from the program's own traffic: ranks that have lost step ne
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -172,15 +173,8 @@ class MpiRanks(Ranks):
     def wait_and_move(self, call: Call, test: Callable[[], bool], kind: str) -> None:
         """Wait for a row in memory. MPI moves this rank's messages meanwhile, which it does only while it is called:
         another rank may wait for them before it comes to its row."""
-        probe, anyone, anything = self.comm.Iprobe, self.MPI.ANY_SOURCE, self.MPI.ANY_TAG
-
-        def look() -> bool:
-            if test():
-                return True
-            probe(anyone, anything)
-            return False
-
-        self.wait_until(call, look, kind)
+        anything = self.MPI.ANY_SOURCE, self.MPI.ANY_TAG
+        self.wait_until(call, test, kind, functools.partial(self.comm.Iprobe, *anything))
 
     def takes(self, arrays: Sequence[Array]) -> bool:
         return self._mailbox is not None and self._mailbox.takes(arrays)
@@ -283,10 +277,12 @@ class MpiRanks(Ranks):
             self.abandoned.append(request)
             raise
 
-    def wait_until(self, call: Call, test: Callable[[], object], kind: str) -> None:
+    def wait_until(
+        self, call: Call, test: Callable[[], object], kind: str, meanwhile: Callable[[], object] | None = None
+    ) -> None:
         """Return when ``test()`` is true; what is recorded says for what ``kind`` of thing it waited."""
         recorder, began = spans.recording(), time.perf_counter()
-        mpi.wait_until(test, call)
+        mpi.wait_until(test, call, meanwhile)
         if recorder is not None and call.is_collective:
             call.num_waits += 1
             recorder.meet((call.comm_name, call.number, call.num_waits, kind), began)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 FORWARDING_SECONDS = 0.2
 _SPINS = 2000  # some 0.5 ms: an answer that is on its way is not missed by a sleep
 _SPINS_WITHOUT_CORE = 20  # where ranks share cores, spinning keeps the others from running
+_LOOKS_BETWEEN = 16  # a wait that spins looks so often for each call of what else there is to do, which takes longer
 _YIELDS = 200
 _LONGEST_SLEEP_SECONDS = 1e-3
 
@@ -184,8 +185,8 @@ def share_cores(are_enough: bool, num_ranks: int) -> bool:
     return _spins == _SPINS
 
 
-def wait_until(test: Callable[[], T], call: Call) -> T:
-    """Wait until ``test()`` gives something true, and return that.
+def wait_until(test: Callable[[], T], call: Call, meanwhile: Callable[[], object] | None = None) -> T:
+    """Wait until ``test()`` gives something true, and return that; ``meanwhile()`` is called now and then till it does.
 
     Between two looks Python runs signal handlers, so that Ctrl-C ends the wait. A long wait sleeps, and leaves the core
     to others. (dbrdist-launch takes a rank whose innermost function has "wait" in its name for one that waits.)
@@ -207,7 +208,11 @@ def wait_until(test: Callable[[], T], call: Call) -> T:
                 threading.Event().wait()  # with the process
             looks += 1
             if looks < _spins and not call.pause_seconds:
+                if meanwhile is not None and not looks % _LOOKS_BETWEEN:
+                    meanwhile()
                 continue
+            if meanwhile is not None:
+                meanwhile()
             if call.error:
                 raise CommunicatorError(call.error)
             if call.pause_seconds:

@@ -143,8 +143,19 @@ def test_waits_are_noted_where_somebody_records(monkeypatch, is_collective, reco
     call = SimpleNamespace(is_collective=is_collective, num_waits=2, comm_name="c", number=9)
     comm = Mpi()
     comm.wait_until(call, "test", "row")
-    assert waited == [("test", call)]
+    assert waited == [("test", call, None)]
     assert met == ([(("c", 9, 3, "row"), 7.0)] if records and is_collective else [])
+
+
+def test_messages_move_while_a_row_in_memory_is_waited_for(monkeypatch):
+    waited, probed = [], []
+    monkeypatch.setattr(mpi_communicator.mpi, "wait_until", lambda *args: waited.append(args))
+    comm, call = Mpi(), SimpleNamespace(is_collective=True)
+    comm.MPI, comm.comm.Iprobe = SimpleNamespace(ANY_SOURCE=-1, ANY_TAG=-2), lambda *args: probed.append(args)
+    comm.wait_and_move(call, "test", "row")
+    ((test, which, meanwhile),) = waited
+    meanwhile()
+    assert test == "test" and which is call and probed == [(-1, -2)]
 
 
 def test_what_a_wait_left_behind_is_kept(monkeypatch):

@@ -210,6 +210,18 @@ def test_a_wait_spins_then_yields_then_sleeps(fake, clock, call, monkeypatch, nu
     assert clock.slept == pytest.approx(slept) and not call.is_waiting and not mpi._waiting
 
 
+@each(
+    **{"number, spins, calls": [(1, 40, 0), (16, 40, 0), (18, 40, 1), (34, 40, 2), (41, 40, 2), (44, 40, 5), (9, 0, 7)]}
+)
+def test_a_wait_does_something_else_now_and_then_and_at_each_pause(
+    fake, clock, call, monkeypatch, number, spins, calls
+):
+    monkeypatch.setattr(mpi, "_spins", spins)
+    done = []
+    assert mpi.wait_until(Looks(number, call), call, lambda: done.append(1)) == "found"
+    assert len(done) == calls
+
+
 def test_sleeps_in_a_wait_grow_up_to_a_millisecond(fake, clock, call, monkeypatch):
     monkeypatch.setattr(mpi, "_spins", 0)
     assert mpi.wait_until(Looks(mpi._YIELDS + 150, call), call)
