@@ -7,7 +7,9 @@ import pytest
 
 from dbrdist import comm
 from dbrdist.comm import create_communicator, run_threads
+from dbrdist.comm.communicators import create
 from dbrdist.comm.protocol import settings
+from dbrdist.errors import CommunicatorError
 
 
 def test_create_says_the_nearest_name():
@@ -65,3 +67,30 @@ def test_switches_are_true_false_or_left_to_the_communicator(name):
     for value in ("no", "maybe", 2, 0.5, [], np.zeros(3)):
         with pytest.raises(ValueError, match=f"{name} expected True, False or None, got"):
             switches.set_config(name, value)
+
+
+@pytest.mark.parametrize(
+    ("mpi_comm", "is_launched", "is_helper", "is_thread", "tells"),
+    [
+        (None, True, False, False, True), (None, True, True, False, False), (None, False, False, False, False),
+        (None, True, False, True, False), ("mine", False, False, True, True),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("answer", [None, ImportError("no MPI"), CommunicatorError("alone"), ValueError("of all")])
+def test_an_error_of_one_rank_is_told_to_those_that_wait(
+    monkeypatch, mpi_comm, is_launched, is_helper, is_thread, tells, answer
+):
+    asked, own = [], ValueError("own")
+
+    def naive(*words):
+        asked.append(words)
+        if answer is not None:
+            raise answer
+
+    monkeypatch.setattr(create.environment, "is_launched", lambda: is_launched)
+    monkeypatch.setattr(create.environment, "is_helper", lambda: is_helper)
+    monkeypatch.setattr(create.threads, "current", lambda: "thread" if is_thread else None)
+    monkeypatch.setattr(create.messages, "NaiveCommunicator", naive)
+    found = create._told_to_all(own, mpi_comm)
+    assert asked == [(mpi_comm, {}, own)] * tells
+    assert found is (answer if tells and type(answer) is ValueError else own)

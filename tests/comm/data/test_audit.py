@@ -225,3 +225,17 @@ def test_heads_of_as_many_ranks_and_examples_as_there_may_be(tmp_path, case):
     head = f"start 1 from step 0, rank 0 of {num_ranks}, workers 0 to 1 of {num_workers}, {num_examples} examples"
     (tmp_path / "a").write_text(f"dbrdist audit 1\n{head}, 9 per epoch\n")
     assert (audit._read_head(str(tmp_path / "a")) is not None) is is_taken
+
+
+@each(
+    case=[
+        (b"", 0), (b"7 0 1: 3\n", 6), (b"7 0 1: 3", 0), (b"5 0 1: 3\n7 0 1: 3\n", 6), (b"5 0 1: 3\n7 0 1", 4),
+        (b"head\n", 0), (b"1 0 0: 1\n9 0 1: " + b"3, " * 200_000 + b"3\n", 8),
+        (b"12 0 0: 1\n9 0 1: " + b"3" * 9000, 11),
+        (b"9" * 15 + b" 0\n", 10**15 - 2), (b"9" * 16 + b" 0\n", 0),
+    ]
+)  # fmt: skip
+def test_the_last_step_that_a_file_has_whole(tmp_path, case):
+    content, step = case
+    (tmp_path / "a").write_bytes(content)
+    assert audit._last_step_in(str(tmp_path / "a")) == step

@@ -325,8 +325,11 @@ def test_evaluators_of_examples_of_which_nothing_is_known_are_refused():
         ]
         made[-1]()
 
-    with pytest.raises(CommunicatorError, match="expected the same eval"):
+    with pytest.raises(CommunicatorError, match="expected the same eval") as caught:
         run_threads(2, program, timeout_seconds=30)
+    line = program.__code__.co_firstlineno + 2
+    got = f"got evaluator 1 (made at test_evaluator.py:{line}, number 1 there) on rank 0; evaluator 2 (made at "
+    assert got + f"test_evaluator.py:{line}, number 2 there) on rank 1: the ranks call" in str(caught.value)
 
 
 def test_what_is_no_evaluator_is_refused():

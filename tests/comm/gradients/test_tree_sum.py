@@ -171,3 +171,14 @@ def test_buffers_of_a_shape_in_the_type_of_the_sum_are_used_again(case):
     assert (found is spare) is is_used and len(one._spare) == is_used  # what does not fit is given up
     assert [(a.shape, a.dtype) for a in found] == [((3,), found[0].dtype), ((5,), found[0].dtype)]
     assert found[0].dtype == ("f8" if given == "f8" else "f4")
+
+
+def test_buffers_are_kept_from_one_sum_to_the_next():
+    one, leaf = tree_sum.TreeSum(), [np.ones(3, np.float16)]
+    one.add(0, leaf, 2.0)
+    (first,) = one.sums[0]
+    assert first.dtype == np.float32 and first.tolist() == [2, 2, 2]
+    one.clear()
+    assert one.nodes == one.sums == []
+    one.add(0, leaf, 5.0)
+    assert one.sums[0][0] is first and first.tolist() == [5, 5, 5]

@@ -206,3 +206,12 @@ def test_other_messages_are_not_taken_for_one_array():
     ):
         raw = message.join(np.array(head, np.int64), parts)
         assert message.taken_whole(np.frombuffer(raw, np.uint8)) is None, head[:3]
+
+
+def test_a_row_in_order_is_sent_as_it_is():
+    x = np.arange(3)
+    flat, axes = message.dense(x)
+    assert flat is x and axes == (0,)
+    for other in (x[::2], x.astype(">i8"), np.broadcast_to(x[:1], 3)):
+        flat, axes = message.dense(other)
+        assert axes == (0,) and flat.flags.c_contiguous and flat.dtype.isnative and flat.tolist() == other.tolist()
