@@ -352,3 +352,25 @@ def test_copies_of_a_model_and_their_parts_report_under_their_names(tmp_path):
         assert {key: round(float(seen[f"{name}/{key}"]), 9) for key in ("loss", "inner/twice")} == {
             "loss": round(loss, 9), "inner/twice": round(2 * loss, 9)
         }  # fmt: skip
+
+
+def test_chance_of_a_step_without_an_epoch_or_a_row(monkeypatch):
+    """A program's own iterator may count neither: the first of each."""
+    from dbrdist.training import parallel_updater
+
+    streams = []
+    monkeypatch.setattr(parallel_updater.random, "set_stream", lambda *words: streams.append(words))
+
+    class Own:
+        is_new_epoch = False
+
+        def next(self):
+            return examples(2)
+
+    own = Own()
+    updater = ParallelUpdater(own, optimizers.SGD(0.1).setup(Line()), devices={"main": "@numpy", "second": "@numpy"})
+    updater.update()
+    own.epoch, own.row = 3, 5
+    updater.update()
+    seed = parallel_updater.random.get_seed()
+    assert streams == [(seed, 0, 0, 0), (seed, 0, 0, 1), (seed, 3, 1, 5), (seed, 3, 1, 6)]
