@@ -123,7 +123,6 @@ class TrainingRun:
             self.iterator = iterator(config, self.parts.data.train, comm, train=True)
         check_shares(comm, self.iterator)
         comm.bcast_data(self.parts.task)
-        self.log = extensions.LogReport(trigger=None)
         self.local = LocalState(comm, self.parts.task, self.iterator, self._data_facts())
         self.agreement = StepAgreement(comm, self.iterator, shares_time=uses_time(config.snapshot.every))
         self.average = average_of(config, self.parts.task, len(self.parts.data.train))

@@ -475,3 +475,20 @@ def test_the_meter_asks_the_optimizer_of_several_ranks_how_long_it_waited(monkey
     with pytest.raises(ZeroDivisionError):
         runs.TrainingRun._trainer(own)
     assert told == [(9, optimizer if is_told else None, "device")]
+
+
+@each(on_gpu=[False, True])
+def test_the_memory_of_a_gpu_is_asked_where_there_is_one(made, monkeypatch, on_gpu):
+    asked, plain = [], runs.parts
+    monkeypatch.setattr(runs, "parts", lambda *words: plain(*words)._replace(device="gpu" if on_gpu else None))
+    monkeypatch.setattr(runs.preflight, "check", lambda *words: None)
+    monkeypatch.setattr(runs.memory, "free_on_gpu", lambda: asked.append("free") or 77)
+
+    def measure(config, origin, parts):
+        asked.append(parts.device)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(runs.memory, "measure", measure)
+    with pytest.raises(ZeroDivisionError):
+        made()
+    assert asked == (["free", "gpu"] if on_gpu else [None])
