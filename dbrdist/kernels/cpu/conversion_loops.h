@@ -80,12 +80,12 @@ static void find_half(void) {
 
 #define WITH_INSTRUCTION(name, by_8, by_16)                                                                     \
     static void name(void **arrays, ptrdiff_t start, ptrdiff_t stop, const double *numbers) {                  \
-        Loop const loops[] = {slow_##name##_plain, has_half ? by_8 : slow_##name##_avx2, by_16};               \
+        Loop const loops[] = {has_half ? by_8 : slow_##name##_avx2, by_16};                                    \
         loops[level](arrays, start, stop, numbers);                                                            \
     }
 WITH_INSTRUCTION(float_to_half, to_half_by_8, to_half_by_16)
 WITH_INSTRUCTION(half_to_float, to_float_by_8, to_float_by_16)
-#define LEVELS_OF_HALF(f) {f, f, f}
+#define LEVELS_OF_HALF(f) {f, f}
 #else
 #define LEVELS_OF_HALF(f) {slow_##f##_plain}
 static void find_half(void) {}

@@ -67,7 +67,7 @@ WITH_AVX2 static void filter_row_avx2(const Filtering *f, const unsigned char *p
     if (i < width) filter_32(pixel + width - 32, width, weights, count, out + width - 32); /* some once more */
 }
 
-static int can_filter(void) { return level > 0; }
+static int can_filter(void) { return level >= 0; }
 
 static void filter(const Filtering *f) {
     for (ptrdiff_t r = 0; r < f->new; ++r)

@@ -23,49 +23,38 @@ and the last + 1 element, and its numbers. */
 
 typedef void (*Loop)(void **arrays, ptrdiff_t start, ptrdiff_t stop, const double *numbers);
 
-/* Each loop is compiled for several sets of instructions, from which find_level chooses when the module is loaded: a
-compiler's own choice (target_clones) leaves loops with fmaf without vectors. */
+/* Each loop is compiled for two sets of instructions, from which find_level chooses when the module is loaded: a
+compiler's own choice (target_clones) leaves loops with fmaf without vectors. For x86-64 without AVX2, older than 2013, there
+is no loop, -1, and NumPy computes: a third set would be a sixth of the compilation. */
 #if defined(__x86_64__) && defined(__GNUC__)
-enum { NUM_LEVELS = 3 };
+enum { NUM_LEVELS = 2 };
 #define FOR_EACH_LEVEL(f, ...)                                          \
     __attribute__((target("avx512f"))) static BODY(f##_avx512, __VA_ARGS__) \
-    __attribute__((target("avx2,fma"))) static BODY(f##_avx2, __VA_ARGS__)  \
-    static BODY(f##_plain, __VA_ARGS__)
-#define ALL_LEVELS(f) {f##_plain, f##_avx2, f##_avx512}
-/* What needs a fused multiply-add is served from level 1 on, see has_fma. */
-#define FOR_EACH_LEVEL_WITH_FMA(f, ...)                                     \
-    __attribute__((target("avx512f"))) static BODY(f##_avx512, __VA_ARGS__) \
     __attribute__((target("avx2,fma"))) static BODY(f##_avx2, __VA_ARGS__)
-#define LEVELS_WITH_FMA(f) {f##_avx2, f##_avx2, f##_avx512}
+#define ALL_LEVELS(f) {f##_avx2, f##_avx512}
 /* Sums of 8 lanes, and short rows: where vectors have 16, a third more time passes. */
 #define FOR_LEVEL_OF_8(f, ...) __attribute__((target("avx2,fma"))) static BODY(f##_avx2, __VA_ARGS__)
-#define LEVEL_OF_8(f) {f##_avx2, f##_avx2, f##_avx2}
+#define LEVEL_OF_8(f) {f##_avx2, f##_avx2}
 static int find_level(void) {
-    if (__builtin_cpu_supports("avx512f")) return 2;
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 1 : 0;
+    if (__builtin_cpu_supports("avx512f")) return 1;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 0 : -1;
 }
+#define HAS_FMA 1
 #else
 enum { NUM_LEVELS = 1 };
 #define FOR_EACH_LEVEL(f, ...) static BODY(f##_plain, __VA_ARGS__)
 #define ALL_LEVELS(f) {f##_plain}
-#define FOR_EACH_LEVEL_WITH_FMA FOR_EACH_LEVEL
-#define LEVELS_WITH_FMA ALL_LEVELS
 #define FOR_LEVEL_OF_8 FOR_EACH_LEVEL
 #define LEVEL_OF_8 ALL_LEVELS
 static int find_level(void) { return 0; }
+/* Without the instruction, the functions of elementary.h and special.h take a thousand times as long. */
+#if defined(__FP_FAST_FMAF) || defined(FP_FAST_FMAF)
+#define HAS_FMA 1
+#else
+#define HAS_FMA 0
+#endif
 #endif
 static int level;
-
-/* Without the instruction, the functions of elementary.h and special.h take a thousand times as long. */
-static int has_fma(void) {
-#if defined(__x86_64__) && defined(__GNUC__)
-    return level > 0;
-#elif defined(__FP_FAST_FMAF) || defined(FP_FAST_FMAF)
-    return 1;
-#else
-    return level > 0;
-#endif
-}
 
 /* A loop of float and one of double. ARRAYS and NUMBERS declare what they are called in what follows, for each i. */
 #define BODY(f, T, ARRAYS, NUMBERS, ...)                                                   \
@@ -79,7 +68,7 @@ static int has_fma(void) {
 #define LOOP(name, ARRAYS, NUMBERS, ...)                        \
     LOOP_OF(float, float, name, ARRAYS, NUMBERS, __VA_ARGS__)   \
     LOOP_OF(double, double, name, ARRAYS, NUMBERS, __VA_ARGS__)
-#define FLOAT_LOOP(name, ARRAYS, NUMBERS, ...) FOR_EACH_LEVEL_WITH_FMA(name##_float, float, ARRAYS, NUMBERS, __VA_ARGS__)
+#define FLOAT_LOOP(name, ARRAYS, NUMBERS, ...) FOR_EACH_LEVEL(name##_float, float, ARRAYS, NUMBERS, __VA_ARGS__)
 #define LOOP_OF_8(name, ARRAYS, NUMBERS, ...) FOR_LEVEL_OF_8(name##_float, float, ARRAYS, NUMBERS, __VA_ARGS__)
 #define OUT(place, a) Real *restrict a = (Real *)arrays[place];
 #define IN(place, a) const Real *restrict a = (const Real *)arrays[place];
@@ -202,9 +191,9 @@ typedef struct {
 #define ENTRY(name, num_arrays, written, num_numbers) \
     {#name, num_arrays, written, num_numbers, NULL, ALL_LEVELS(name##_float), ALL_LEVELS(name##_double)}
 #define FLOAT_ENTRY(name, num_arrays, written, num_numbers) \
-    {#name, num_arrays, written, num_numbers, NULL, LEVELS_WITH_FMA(name##_float), {NULL}}
+    {#name, num_arrays, written, num_numbers, NULL, ALL_LEVELS(name##_float), {NULL}}
 #define ROW_ENTRY(name, rows, written, num_numbers) \
-    {#name, sizeof(rows) - 1, written, num_numbers, rows, LEVELS_WITH_FMA(name##_float), {NULL}}
+    {#name, sizeof(rows) - 1, written, num_numbers, rows, ALL_LEVELS(name##_float), {NULL}}
 #define ENTRY_OF_8(name, rows, written, num_numbers) \
     {#name, sizeof(rows) - 1, written, num_numbers, rows, LEVEL_OF_8(name##_float), {NULL}}
 static const Entry ENTRIES[] = {
@@ -389,6 +378,9 @@ static void do_share(void *given) {
     if (stop > work->size) stop = work->size;
     if (start < stop) do_stretch(work, start, stop);
 }
+
+/* What is of float alone may use a fused multiply-add. */
+static int is_served(const Entry *entry) { return level >= 0 && (HAS_FMA || entry->of_double[0]); }
 
 static Loop loop_of(const Entry *entry, int is_double) {
     return (is_double ? entry->of_double : entry->of_float)[level];

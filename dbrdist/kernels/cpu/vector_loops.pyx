@@ -22,7 +22,7 @@ cdef extern from "vector_loops.h" nogil:
     enum: NUM_LEVELS
     int level
     void find_processor()
-    int has_fma()
+    bint is_served(const Entry *entry)
     Loop loop_of(const Entry *entry, bint is_double)
     enum: MOST_NUMBERS
     ctypedef struct Before:
@@ -78,19 +78,17 @@ cdef enum:
 cdef object ndarray = np.ndarray
 find_processor()
 OF_FLOAT_ALONE = {ENTRIES[i].name.decode() for i in range(NUM_ENTRIES) if ENTRIES[i].of_double[0] is NULL}
-PLACES = {
-    ENTRIES[i].name.decode(): i for i in range(NUM_ENTRIES) if has_fma() or ENTRIES[i].of_double[0] is not NULL
-}
+PLACES = {ENTRIES[i].name.decode(): i for i in range(NUM_ENTRIES) if is_served(&ENTRIES[i])}
 
 ARITIES = {ENTRIES[i].name.decode(): (ENTRIES[i].num_arrays, ENTRIES[i].num_numbers) for i in range(NUM_ENTRIES)}
 
 
 ROWS = {ENTRIES[i].name.decode(): ENTRIES[i].rows.decode() for i in range(NUM_ENTRIES) if ENTRIES[i].rows is not NULL}
-CONVERSIONS = {CONVERSION_NAMES[i].decode(): i for i in range(NUM_CONVERSIONS)}
+CONVERSIONS = {CONVERSION_NAMES[i].decode(): i for i in range(NUM_CONVERSIONS) if level >= 0}
 
 
 def use_level(int number):
-    """Run what was compiled for a set of instructions, from 0 (any processor) on; return the number until now. For tests:
+    """Run what was compiled for a set of instructions, from 0 on; return the number until now. For tests:
     the processor must have them."""
     global level
     cdef int before = level

@@ -136,7 +136,7 @@ def of_twenty_rows(name, num_numbers, arrays):
 @compiled
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_every_set_of_instructions_gives_the_same_bits():
-    """Those of this processor: with AVX-512 these are three, which CI's may have not."""
+    """Those of this processor: with AVX-512 these are two, which CI's may have not."""
     run, place_of = loops._found.run, loops._PLACES
     before = loops._found.use_level(0)
     arrays = [
