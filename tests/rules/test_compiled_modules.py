@@ -1,8 +1,11 @@
 """What an installation compiles is there: pyproject.toml names modules, and C types lie beside them."""
 
 import ast
+import importlib
+import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -51,3 +54,18 @@ def test_no_compiled_module_chooses_between_tuples_of_different_lengths():
         if path.endswith(".py")
     }
     assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+def test_long_modules_without_c_types_are_compiled_in_less_time(tmp_path, monkeypatch):
+    interface = SimpleNamespace(BuildHookInterface=object)  # hatchling's, which pip alone installs
+    monkeypatch.setitem(sys.modules, "hatchling.builders.hooks.plugin.interface", interface)
+    monkeypatch.delitem(sys.modules, "hatch_build", raising=False)
+    hook = importlib.import_module("hatch_build")
+    monkeypatch.delitem(sys.modules, "hatch_build")
+    short, long = tmp_path / "short.py", tmp_path / "long.py"
+    short.write_text("\n" * (hook.LONG_LINES - 1))
+    long.write_text("\n" * hook.LONG_LINES)
+    assert (hook.flags(short), hook.flags(long)) == (hook.FLAGS, hook.LONG_FLAGS)
+    long.with_suffix(".pxd").touch()
+    assert hook.flags(long) == hook.FLAGS
+    assert hook.flags(tmp_path / "loops.pyx") == hook.LOOP_FLAGS
