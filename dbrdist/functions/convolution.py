@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,11 @@ from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import ArgumentError, Given, Operands, expected
 from dbrdist.core.tape.deferred import write_later
 from dbrdist.core.tape.function_node import FunctionNode, call, is_observed
+from dbrdist.core.tape.fusion import discreet, waiting
 from dbrdist.core.tape.node import form
 from dbrdist.core.tape.variable import Operand, Variable, as_array
 from dbrdist.functions.connection import activation
+from dbrdist.functions.recomputed import Recomputed, taken
 from dbrdist.functions.rectified import SpreadGradient
 from dbrdist.kernels import ConvGeometry
 
@@ -44,12 +47,13 @@ class Convolution2D(FunctionNode):
     kept: Any = None  # where what is made of W may stay
     laid: Any = None  # on a device: W in the layout and type in which forward read it, for backward,
     widened: Any = None  # and x where it was given more channels
+    recipe: Recomputed | None = None  # on the host: in the place of x, what makes it again for backward
 
     def __init__(self, geometry: ConvGeometry) -> None:
         self.geometry = geometry
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        self._keep_inputs = (0, 1)
+        self._keep_inputs, self.recipe = (0, 1), None
         b = xs[2] if len(xs) > 2 else None
         if self.kept is not None:
             return (kernels.conv_inference(xs[0], xs[1], b, self.geometry, self.kept),)
@@ -59,10 +63,17 @@ class Convolution2D(FunctionNode):
             if made is not None:
                 y, self.laid, self.widened = made
                 return (y,)
-        return (kernels.conv_forward(xs[0], xs[1], b, self.geometry),)
+        y = kernels.conv_forward(xs[0], xs[1], b, self.geometry)
+        if waiting:
+            self.recipe = taken(xs[0])
+            if self.recipe is not None:
+                self._keep_inputs = (1,)
+        return (y,)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...], out: Destinations) -> tuple[Array, ...]:
         on_variables = self._on_variables  # else the kernels themselves, without a node for each
+        if self.recipe is not None and not on_variables:
+            return self._derive_by_recipe(wanted, gys[0], out)
         gy, (x, W), g = gys[0], self.retained_inputs() if on_variables else self._kept_xs, self.geometry
         gxs = []
         for k, i in enumerate(wanted):
@@ -81,8 +92,41 @@ class Convolution2D(FunctionNode):
                 gxs.append(gradient_of_images(gy, W, x.shape, g, self.laid))
         return tuple(gxs)
 
+    def _derive_by_recipe(self, wanted: tuple[int, ...], gy: Array, out: Destinations) -> tuple[Any, ...]:
+        """As :meth:`derive`, the gradient of the weights first: x, which is made for it, is gone before that of x."""
+        (W,), g, recipe, node = self._kept_xs, self.geometry, self.recipe, self.inputs[0]
+        assert recipe is not None
+        gxs: list[Any] = [None] * len(wanted)
+        for k in range(len(wanted) - 1, -1, -1):
+            i, shape = wanted[k], node.shape
+            if i > 1:
+                gxs[k] = _bias_gradient(gy, self.inputs[i].dtype)
+            elif i:
+                x = recipe.array(shape, node.dtype)
+                gxs[k] = gradient_of_weights(x, gy, W, g, None if out is None else out[k], None)
+                x = None
+            elif sees_a_part(g, W.shape, prod(shape), node.creator_node):
+                seen = gradient_of_images(gy, W, (*shape[:2], *gy.shape[2:]), _POINTWISE, None)
+                gxs[k] = SpreadGradient(seen, shape, (g.sh, g.sw))
+            else:
+                gxs[k] = gradient_of_images(gy, W, shape, g, None)
+        return tuple(gxs)
+
+    def _hand_out_inputs(self) -> None:
+        if self.recipe is not None:  # whoever asks has what forward had
+            (W,), recipe, node, self.recipe = self._kept_xs, self.recipe, self.inputs[0], None
+            self._keep_inputs, self._kept_xs = (0, 1), (recipe.array(node.shape, node.dtype), W)
+        super()._hand_out_inputs()
+
+    def unchain(self) -> None:
+        super().unchain()
+        self.recipe = None
+
     def _drop_copies(self) -> None:
         self.laid = self.widened = None
+
+
+discreet.add(Convolution2D)
 
 
 def gradient_of_images(gy: Array, W: Array, x_shape: tuple[int, ...], g: ConvGeometry, laid: Array | None) -> Array:

@@ -32,9 +32,10 @@ from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import Given, expected
 from dbrdist.core.tape.function_node import FunctionNode, is_observed
-from dbrdist.core.tape.fusion import wait
+from dbrdist.core.tape.fusion import discreet, wait
 from dbrdist.core.tape.node import form
 from dbrdist.core.tape.variable import Operand, Variable, as_array
+from dbrdist.functions.recomputed import may_be_offered, offer_normalized
 from dbrdist.functions.rectified import Mask, MaskedGradient, PendingNormalization, expects_relu
 from dbrdist.functions.rectifier import ReLU
 
@@ -52,6 +53,7 @@ class Normalization(FunctionNode):
 
     rectifies = False  # whether forward computed the rectified output
     saved: Any = None  # what the kernel kept for backward
+    offers = False  # whether the output may be made again for a convolution's backward
 
     def __init__(self, eps: float, axis: Shape, key: Parameter | None = None) -> None:
         self.eps = eps
@@ -69,15 +71,22 @@ class Normalization(FunctionNode):
 
         ``vectors`` are gamma, beta, mean and variance, as they are now: the caller may change them.
         """
+        offers, self.offers = self.offers, False  # good for one call, as the key
         if key is None:
             return y
-        if not self.rectifies:
+        if not (self.rectifies or offers):
             wait(PendingNormalization(y, ReLU, key))
             return y
-        output = unwritten(y.shape, y.dtype, y)
+        output = unwritten(y.shape, y.dtype, y) if self.rectifies else y
         as_now = kernels.bn_vectors(self.saved, *vectors)
-        write = partial(_normalize, x, as_now, self.eps, self.axis)
-        wait(PendingNormalization(output, ReLU, key, y, write, self.mask_for(y)))
+        recipe = (x, as_now, self.saved, self.eps, self.axis) if offers else None
+        if self.rectifies:
+            write = partial(_normalize, x, as_now, self.eps, self.axis)
+            wait(PendingNormalization(output, ReLU, key, y, write, self.mask_for(y), recipe))
+        else:
+            wait(PendingNormalization(y, ReLU, key))
+        if recipe is not None:
+            offer_normalized(output, *recipe, False)
         return output
 
     def mask_for(self, y: Array) -> Mask | None:
@@ -156,6 +165,9 @@ class BatchNormalization(Normalization):
         return kernels.bn_backward(
             x, gamma, *statistics, gy, self.eps, self.saved, masked, self.axis, out_gamma, out_beta, is_ours
         )  # fmt: skip
+
+
+discreet.add(BatchNormalization)
 
 
 class SharedBatchNormalization(BatchNormalization):
@@ -397,7 +409,9 @@ def batch_normalization(
     axis = checked_axis("batch_normalization", x, gamma, axis, beta=beta)
     if (running_mean is None) != (running_var is None):
         raise expected("batch_normalization", "running_mean, running_var", "both or neither", "one of them")
-    return of_batch(BatchNormalization(eps, axis, _key(x, gamma)), (x, gamma, beta), running_mean, running_var, decay)
+    node = BatchNormalization(eps, axis, _key(x, gamma))
+    node.offers = node.key is not None and may_be_offered(x)
+    return of_batch(node, (x, gamma, beta), running_mean, running_var, decay)
 
 
 def of_batch(

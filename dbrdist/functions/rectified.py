@@ -19,6 +19,7 @@ from dbrdist.core.array.backend import Array, DType, is_of_own_class, zeros
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.deferred import Deferred
 from dbrdist.core.tape.fusion import Pending, pending_of, settle
+from dbrdist.functions.recomputed import offer_normalized
 
 Mask: TypeAlias = Callable[[], Array]  # gives 0 where a ReLU stopped an element, and 1 elsewhere
 
@@ -36,9 +37,10 @@ class PendingNormalization(Pending):
         rectified: the ReLU of the output, until a ReLU takes it; None where it does not exist.
         write: writes the output; None where it has been written.
         mask: of the rectified output, if that is kept anyway.
+        recipe: how to make the rectified output again, see ``functions.recomputed``; None for not at all.
     """
 
-    __slots__ = ("gamma", "mask", "rectified")
+    __slots__ = ("gamma", "mask", "recipe", "rectified")
 
     def __init__(
         self,
@@ -48,11 +50,13 @@ class PendingNormalization(Pending):
         rectified: Array | None = None,
         write: Callable[[Array], None] | None = None,
         mask: Mask | None = None,
+        recipe: Any = None,
     ) -> None:
         super().__init__(output, taker, write)
         self.gamma = gamma
         self.rectified = rectified
         self.mask = mask
+        self.recipe = recipe
 
     def left(self) -> None:
         _went_into_relu[self.gamma] = False
@@ -68,6 +72,8 @@ def take(x: Array) -> tuple[Array | None, Mask | None]:
     rectified, pending.rectified = pending.rectified, None  # a second ReLU gets an array of its own
     if rectified is None:
         settle()
+    elif pending.recipe is not None:
+        offer_normalized(rectified, *pending.recipe, True)
     return rectified, pending.mask
 
 

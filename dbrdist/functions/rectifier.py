@@ -9,7 +9,7 @@ from dbrdist.core.array.backend import Array
 from dbrdist.core.tape.checks import Operands
 from dbrdist.core.tape.deferred import Deferred
 from dbrdist.core.tape.function_node import FunctionNode, call
-from dbrdist.core.tape.fusion import waiting
+from dbrdist.core.tape.fusion import discreet, waiting
 from dbrdist.core.tape.variable import Operand, Variable
 from dbrdist.functions.rectified import MaskedGradient, SummedGradient, defer_sum, take
 from dbrdist.kernels import relu_backward, relu_backward_over, relu_forward
@@ -51,6 +51,9 @@ class ReLU(FunctionNode):
 
     def _masked(self, gy: Array) -> Array:
         return relu_backward(self._positive(), gy)
+
+
+discreet.add(ReLU)
 
 
 class ReLUGradient(FunctionNode):

@@ -10,7 +10,7 @@ import operator
 from typing import Any, NamedTuple
 
 from dbrdist import kernels
-from dbrdist.core.array.backend import Array, DType, is_floating
+from dbrdist.core.array.backend import Array, DType, channels_last, full, is_channels_last, is_floating
 from dbrdist.core.array.current_device import On, elsewhere, gpu_arrays, is_of_gpu
 from dbrdist.core.array.types import Destinations, Shape
 from dbrdist.core.tape import ops
@@ -18,6 +18,7 @@ from dbrdist.core.tape.call import revive
 from dbrdist.core.tape.checks import ArgumentError
 from dbrdist.core.tape.deferred import Deferred, write_later
 from dbrdist.core.tape.function_node import FunctionNode, call
+from dbrdist.core.tape.fusion import discreet
 from dbrdist.core.tape.node import Value, assignments
 from dbrdist.core.tape.variable import Operand, Variable
 from dbrdist.functions.connection import activation
@@ -38,6 +39,7 @@ from dbrdist.functions.normalization import (
     of_batch,
     view_of,
 )
+from dbrdist.functions.recomputed import may_be_offered, offer_sum
 from dbrdist.functions.rectified import SpreadGradient, SummedGradient, defer_sum
 from dbrdist.functions.rectifier import ReLU, ReLUGradient, relu
 from dbrdist.kernels import Block, InBlock
@@ -60,15 +62,22 @@ class RectifiedSum(BatchNormalization):
     """
 
     defer_sum = staticmethod(defer_sum)
+    marks: Array | None = None  # of the elements of y that are not 0, in the place of y, which may be made again
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        self._keep_inputs, self._keep_outputs = (0, 1), (0,)
+        self._keep_inputs, self._keep_outputs, self.marks = (0, 1), (0,), None
         x, gamma, beta, added = xs
         moving = self.moving or (None, 0.0, (0.0, 0.0))
         made = kernels.bn_add_relu(x, gamma, beta, added, self.eps, self.axis, *moving)
         if made is None:
             y, self.mean, self.var, self.saved = self._normalized(x, gamma, beta, False)
-            if not kernels.relu_of_sum_over(y, added):
+            offers, self.offers = self.offers, False  # good for one call
+            if offers and is_channels_last(added):
+                self._keep_outputs = ()
+                self.marks = kernels.relu_of_sum_marked(y, added)
+                vectors = kernels.bn_vectors(self.saved, gamma, beta, self.mean, self.var)
+                offer_sum(y, added, x, vectors, self.saved, self.eps, self.axis, False)
+            elif not kernels.relu_of_sum_over(y, added):
                 y = kernels.relu_forward(ops.add(y, added))
             return (y,)
         self.has_moved, self.moving = self.moving is not None, None
@@ -80,24 +89,43 @@ class RectifiedSum(BatchNormalization):
         return in_types_of_inputs(self, wanted, [grads[i] for i in wanted])
 
     def _gradients_on_tape(self, gy: Any) -> tuple[Any, ...]:
-        g = call(ReLUGradient(self._kept_ys[0]), gy)
+        g = call(ReLUGradient(self._kept_ys[0] if self.marks is None else self._passed()), gy)
         return *BatchNormalizationGradient(self).apply((*self.retained_inputs(), g)), g
+
+    def _passed(self) -> Array:
+        """What is not 0 where y is not."""
+        assert self.marks is not None
+        x = self._kept_xs[0]
+        return kernels.relu_backward_marked(self.marks, full(x.shape, 1, x.dtype, x), None, True)
 
     def _gradients(self, wanted: tuple[int, ...], gy: Any, out: Any) -> tuple[Array, ...]:
         """The gradients of all inputs; that of r is the gradient of the sum."""
-        (x, gamma), y, views = self._kept_xs, self._kept_ys[0], (view_of(out, wanted, 1), view_of(out, wanted, 2))
+        (x, gamma), views = self._kept_xs, (view_of(out, wanted, 1), view_of(out, wanted, 2))
         gys: tuple[Array, ...] = (gy,)
         is_ours = self.owns_gy
         if type(gy) is SummedGradient:
             gys, is_ours = gy.taken(), gy.is_ours
         elif isinstance(gy, Deferred):
             gys, is_ours = (gy.force(),), True
-        statistics = self.mean, self.var
+        if self.marks is not None:
+            g, gys = _masked_by_marks(self.marks, gys, is_ours), ()
+            return *self.backward_kernel(x, gamma, g, *views), g
+        y, statistics = self._kept_ys[0], (self.mean, self.var)
         grads = kernels.bn_backward_of_sum(x, gamma, *statistics, y, gys, self.eps, self.axis, *views, is_ours)
         if grads is None:
             g, gys = _masked(y, gys, is_ours), ()
             grads = *self.backward_kernel(x, gamma, g, *views), g
         return grads
+
+
+discreet.add(RectifiedSum)
+
+
+def _masked_by_marks(marks: Array, gys: tuple[Array, ...], is_ours: bool) -> Array:
+    """As :func:`_masked`, by marks of y."""
+    gys = tuple(map(channels_last, gys))
+    is_ours = is_ours and gys[-1].flags.writeable
+    return kernels.relu_backward_marked(marks, gys[-1], gys[0] if len(gys) > 1 else None, is_ours)
 
 
 def _masked(y: Array, gys: tuple[Array, ...], is_ours: bool) -> Array:
@@ -124,7 +152,9 @@ def batch_normalization_add_relu(
         )
         return relu(ops.add(y, residual))
     axis = checked_axis("batch_normalization", x, gamma, axis, beta=beta)
-    return of_batch(RectifiedSum(eps, axis), (x, gamma, beta, residual), running_mean, running_var, decay)
+    node = RectifiedSum(eps, axis)
+    node.offers = may_be_offered(x)
+    return of_batch(node, (x, gamma, beta, residual), running_mean, running_var, decay)
 
 
 class Site(NamedTuple):
@@ -327,7 +357,7 @@ def bn_of_batch_with_convolution(
     :func:`convolution_bn_of_batch`. Nobody else may have ``h``.
     """
     conv = h.node.creator_node
-    if type(conv) is not Convolution2D or len(conv.inputs) != 2 or conv.recorded_at != assignments[0]:
+    if type(conv) is not Convolution2D or len(conv.inputs) != 2 or conv.recorded_at != assignments[0] or conv.recipe:
         return None
     (x, _), (gamma, beta), g = conv._kept_xs, vectors, conv.geometry
     x_operand = revive(conv.inputs[0], x) if conv.inputs[0].requires_grad else x

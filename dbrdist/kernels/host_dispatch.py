@@ -1,18 +1,24 @@
 """Kernels that only the host has, each in the place of several passes over memory: see :mod:`dbrdist.kernels.table`.
 
-None as a result means that the formula has to do; so it is for arrays of devices.
+None as a result means that the formula has to do; so it is for arrays of devices. What batch normalization makes again
+for backward is here, too.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from dbrdist.core.array.elementwise import KERNEL_ELEMENTS, hand_down_kernel
 from dbrdist.core.array.memory import hand_down_repeat
 from dbrdist.core.array.types import Array, DType, IntArray
-from dbrdist.kernels.table import kernel
+from dbrdist.kernels.reference.numpy_ import MARKS as MARKS
+from dbrdist.kernels.table import kernel, key_of, planned
 
 _float32 = np.dtype(np.float32)
+_REPEATING = frozenset({"onednn"})  # providers that normalize with given statistics to the same bits as with their own
 
 
 @kernel(is_light=True)
@@ -56,6 +62,70 @@ def relu_of_sum_over(a: Array, b: Array) -> bool:
     False: nothing was written, and an addition and a ReLU have to do.
     """
     return "relu_of_sum_over", *[(type(v), v.shape, v.strides, v.dtype) for v in (a, b)]
+
+
+@kernel(is_light=True)
+def relu_of_sum_marked(a: Array, b: Array) -> Array:
+    """max(a + b, 0) over a, as by :func:`relu_of_sum_over`, and marks of what is not 0 then: a bit for each element in
+    the order of memory, ``MARKS`` of them in a number, the first one lowest.
+
+    Both are dense images of float32 on the host, of a multiple of ``MARKS`` elements.
+    """
+    return "relu_of_sum_marked", *[(type(v), v.shape, v.strides, v.dtype) for v in (a, b)]
+
+
+@kernel(is_light=True)
+def relu_backward_marked(marks: Array, gy: Array, other: Array | None, is_ours: bool) -> Array:
+    """:func:`relu_backward` of gy, or of the sum of two gradients, by ``marks`` of the output; over gy if ``is_ours``.
+
+    The gradients are dense images of float32 on the host.
+    """
+    strides = None if other is None else other.strides
+    return "relu_backward_marked", gy.shape, gy.strides, gy.dtype, strides, is_ours
+
+
+@kernel(is_light=True)
+def rectified_sum(y: Array, x: Array, vectors: Array, added: Array, others: Array | None) -> bool:
+    """Write to y (M, C) the ReLU of the sum of two matrices: of x, normalized by ``vectors`` (3, C), the means, factors
+    and offsets of its columns, and of ``added``, which is normalized by ``others`` if there are any.
+
+    It has the bits of :func:`bn_again`, a sum and a ReLU, of arrays in C order; False: nothing was written, and those
+    have to do.
+    """
+    return "rectified_sum", x.shape, x.dtype, others is None
+
+
+@key_of("bn_again")
+def _bn_again_key(
+    x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, inner: Any, relu: bool,
+    axis: tuple[int, ...], out: Array,
+) -> Any:  # fmt: skip
+    kind = None if inner is None else inner.dtype
+    return "bn_again", x.shape, x.strides, x.dtype, eps, kind, relu, axis, out.strides
+
+
+def may_be_repeated(saved: Any) -> bool:
+    """Whether :func:`bn_again` gives the bits of the forward pass that returned ``saved``."""
+    return saved is not None and saved[0] in _REPEATING
+
+
+def bn_again(
+    saved: Any, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, relu: bool, axis: tuple[int, ...]
+) -> Callable[[Array, Array], None]:
+    """A function of x and out: it writes what :func:`bn_forward` gave for images x, all or some, with the statistics of
+    all. Rows of images may be images of their own.
+    """
+    name, inner = saved
+    plans: dict[Any, Any] = {}
+
+    def again(x: Array, out: Array) -> None:
+        arguments = (x, gamma, beta, mean, var, eps, inner, relu, axis, out)
+        plan = plans.get(x.shape)
+        if plan is None:
+            plan = plans[x.shape] = planned(_bn_again_key(*arguments), arguments, name)
+        plan(*arguments)
+
+    return again
 
 
 @kernel(is_light=True)

@@ -673,7 +673,7 @@ def test_unwritten_memory_is_apart_from_the_heap_and_can_be_written():
 class Waiting:
     """A normalization that waits for a ReLU."""
 
-    taker = ReLU
+    taker, is_offer, recipe = ReLU, False, None
     left = rectified.PendingNormalization.left
 
     def __init__(self, x):

@@ -38,8 +38,8 @@ METHODS = {
 
 # How many there are: one that no longer raises is no longer found.
 NUMBERS = {
-    "comm": 6, "core": 25, "datasets": 13, "distributions": 1, "function_hooks": 2, "link_hooks": 2, "links": 4,
-    "testing": 9, "training": 10,
+    "comm": 6, "core": 25, "datasets": 13, "distributions": 1, "function_hooks": 2, "functions": 2, "link_hooks": 2,
+    "links": 4, "testing": 9, "training": 10,
 }  # fmt: skip
 
 

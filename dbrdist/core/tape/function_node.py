@@ -309,8 +309,8 @@ class FunctionNode(Call):
         nodes = self.inputs
         if self._keep_inputs is None and not as_chainer[0]:
             raise self._nothing_retained("input")
-        kept = zip(self._keep_inputs or (), self._kept_xs or ())
         self._hand_out_inputs()
+        kept = zip(self._keep_inputs or (), self._kept_xs or ())
         return tuple([None if a is None else revive(nodes[i], a) for i, a in kept])
 
     def _hand_out_inputs(self) -> None:
@@ -338,9 +338,9 @@ class FunctionNode(Call):
     @property
     def input_data(self) -> tuple[Array | None, ...]:
         """One entry per input: its array where it was retained, else None."""
-        kept = dict(zip(self._keep_inputs or (), self._kept_xs or ()))
         if self.inputs:
             self._hand_out_inputs()
+        kept = dict(zip(self._keep_inputs or (), self._kept_xs or ()))
         return tuple(kept.get(i) for i in range(len(self.inputs or ())))
 
     @property
@@ -370,6 +370,8 @@ class FunctionNode(Call):
         return other
 
     def __getstate__(self) -> dict[str, Any]:
+        if self.inputs:
+            self._hand_out_inputs()
         return {**self.__dict__, **{name: getattr(self, name) for name in UNCALLED}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -5,6 +5,9 @@ first may leave its output unwritten, with a way to write it, and the second may
 Whoever else comes first, any function or any read of any Variable's array in any thread, has the output written before
 it goes on. An output that dies unread is never written. So each thread has at most one unwritten output, and every
 value is that of the call.
+
+Beside them, outputs wait that are written, with a way to make them again: until somebody could have changed them, by
+the same signs but for the calls of functions that are known to show and to change no operand.
 """
 
 from __future__ import annotations
@@ -12,10 +15,10 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -30,6 +33,7 @@ class Pending:
     """An output that a function of the class ``taker`` may take over, and how to write it otherwise."""
 
     __slots__ = ("origin", "output", "taken", "taker", "write")
+    is_offer: ClassVar[bool] = False  # whether the output is written, and may be made again
 
     def __init__(self, output: Array, taker: type, write: Callable[[Array], None] | None) -> None:
         self.output = weakref.ref(output, _forget)
@@ -52,8 +56,10 @@ class Pending:
         """Called where another function or a reader came first."""
 
 
-waiting: dict[int, Pending] = {}  # by thread; empty nearly always
+waiting: dict[Hashable, Pending] = {}  # by thread, and offers by the identity of the output; empty nearly always
+discreet: set[type] = set()  # functions that show and change no operand
 _lock = threading.RLock()
+_OFFER = "offer"
 
 
 def wait(pending: Pending) -> None:
@@ -61,10 +67,12 @@ def wait(pending: Pending) -> None:
     waiting[get_ident()] = pending
 
 
-def settle() -> None:
+def settle(keeps_offers: bool = False) -> None:
     """Write what is unwritten; called where ``waiting`` is not empty, before anybody can look."""
     with _lock:
         for thread, pending in list(waiting.items()):
+            if keeps_offers and pending.is_offer:
+                continue
             pending.finish()
             if not pending.taken:
                 pending.left()
@@ -75,15 +83,36 @@ def settle() -> None:
 def settle_for(function: FunctionNode) -> None:
     """As :func:`settle`, unless ``function`` may take over what waits in this thread, which then looks itself."""
     pending = waiting.get(get_ident())
+    is_discreet = type(function) in discreet
     if pending is None or not isinstance(function, pending.taker):
-        settle()
+        settle(is_discreet)
+    elif not is_discreet:
+        _withdraw()
+
+
+def offer(pending: Pending) -> None:
+    """Let a written output be made again by whoever takes the offer."""
+    waiting[_OFFER, id(pending.output())] = pending
+
+
+def offered(x: Array) -> Pending | None:
+    """The offer for the output ``x``, if it stands."""
+    pending = waiting.get((_OFFER, id(x)))
+    return pending if pending is not None and pending.output() is x else None
+
+
+def _withdraw() -> None:
+    """Take all offers back."""
+    for key, pending in list(waiting.items()):
+        if pending.is_offer and waiting.get(key) is pending:
+            del waiting[key]
 
 
 def pending_of(x: Array) -> Pending | None:
     """What waits in this thread, if it is for the output ``x``; else None, and all is written."""
     pending = waiting.get(get_ident())
     if pending is None or pending.output() is not x:
-        settle()
+        settle(keeps_offers=True)
         return None
     return pending
 

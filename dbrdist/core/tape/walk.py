@@ -124,20 +124,14 @@ class PlainWalk(Walk):
 def _run_chain(walk: Any, function: Any, gys: tuple[Gradient, ...]) -> None:
     """Visit a function, or None, and all that wait: the next is not queued if it has the highest rank of them.
 
-    Gradients are taken from the queue here, since a caller would hold them until the end, in a step of ResNet-50 with
-    16 images the largest one of 49 MiB.
+    Gradients are taken from the queue here, since a caller would hold the first ones until the end.
     """
     heap = walk.heap
     num_assigned = assignments[0]
-    given: Any
-    gxs: Any
-    gx: Any
-    g: Any
     while True:
         if function is None:
             if not heap:
                 return
-            given = gxs = gx = g = None  # where they wait, a sum may take their place
             function, gys = walk.next()
         nodes, wanted = function.inputs, function.wanted
         is_of_host = type(gys[0]) is _ndarray
@@ -184,7 +178,7 @@ def _run_chain(walk: Any, function: Any, gys: tuple[Gradient, ...]) -> None:
                 following = None
             walk.deliver(node, gx)
         if following is None:
-            function = None
+            given, gxs, gx, g, function = (), (), None, None, None  # a sum may take the place of gradients that wait
             continue
         creator = following.creator_node
         creator.owns_gy = function.gives_new

@@ -151,6 +151,11 @@ def _loop(name: str, *arrays: HostArray) -> Callable[..., bool]:
     return functools.partial(_found.run, _PLACES[name], dtype.itemsize == 8)
 
 
+def runner(name: str, *arrays: HostArray) -> Callable[..., bool]:
+    """What runs a loop over arrays like these; Unsupported where there is none."""
+    return _loop(name, *arrays)
+
+
 def _elementwise_loop(name: str, *arrays: HostArray) -> tuple[Callable[..., bool], Any]:
     """As :func:`_loop`, of large arrays that lie alike, and what allocates another such array."""
     first = arrays[0]
@@ -258,6 +263,35 @@ def _plan_relu_of_sum_over(a: HostArray, b: HostArray) -> Plan:
     """See host_dispatch.relu_of_sum_over."""
     run, _ = _elementwise_loop("relu_of_sum_over", a, b)
     return lambda a, b: run((memory_row(a), memory_row(b)), ())
+
+
+def _plan_relu_of_sum_marked(a: HostArray, b: HostArray) -> Plan:
+    """See host_dispatch.relu_of_sum_marked."""
+    _elementwise_loop("relu_of_sum_over", a, b)  # raises where layouts differ
+    run, new = _loop("relu_of_sum_marked", a, b), backend.allocator((a.size // numpy_.MARKS,), a.dtype)
+
+    def relu_of_sum_marked(a: HostArray, b: HostArray) -> HostArray:
+        marks = new()
+        done = run((memory_row(a), marks, memory_row(b)), (numpy_.MARKS,))
+        return marks if done else numpy_.relu_of_sum_marked(a, b)
+
+    return relu_of_sum_marked
+
+
+def _plan_relu_backward_marked(marks: HostArray, gy: HostArray, other: HostArray | None, is_ours: bool) -> Plan:
+    """See host_dispatch.relu_backward_marked."""
+    gradients = (gy,) if other is None else (gy, other)
+    _, new = _elementwise_loop("relu_backward", *gradients)
+    name = "relu_backward_marked" if other is None else "relu_backward_of_sum_marked"
+    run = _loop(f"{name}_over" if is_ours else name, marks, *gradients)
+
+    def relu_backward_marked(marks: HostArray, gy: HostArray, other: HostArray | None, is_ours: bool) -> HostArray:
+        gx = gy if is_ours else new()
+        rows = [memory_row(g) for g in ((gy,) if other is None else (gy, other))]
+        done = run((memory_row(gx), marks, *rows[1 if is_ours else 0 :]), (numpy_.MARKS,))
+        return gx if done else numpy_.relu_backward_marked(marks, gy, other, is_ours)
+
+    return relu_backward_marked
 
 
 def _plan_relu_backward(y: HostArray, gy: HostArray) -> Plan:
@@ -465,6 +499,8 @@ ROWS = {
     "log_softmax_backward": _plan_softmax("log_softmax_backward", numpy_softmax.log_softmax_backward),
     "relu_forward": _plan_relu_forward,
     "relu_of_sum_over": _plan_relu_of_sum_over,
+    "relu_of_sum_marked": _plan_relu_of_sum_marked,
+    "relu_backward_marked": _plan_relu_backward_marked,
     "relu_backward": _plan_relu_backward,
     "relu_backward_over": _plan_relu_backward_over,
     "relu_backward_of_sum": _plan_relu_backward_of_sum,

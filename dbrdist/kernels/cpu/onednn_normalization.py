@@ -209,6 +209,63 @@ def _plan_inference(
     return bn_inference
 
 
+def _plan_again(
+    x: HostArray, gamma: HostArray, beta: HostArray, mean: HostArray, var: HostArray, eps: float, inner: Any,
+    relu: bool, axis: tuple[int, ...], out: HostArray,
+) -> Any:  # fmt: skip
+    """See host_dispatch.bn_again. oneDNN's own ReLU serves where it did in forward, since all was finite then."""
+    if not onednn.is_available():  # in a forked process, of a graph from before the fork
+        return numpy_normalization.bn_again
+    is_fused = relu and inner is not None and inner.dtype != np.bool_
+    primitive = _build_bn_inference(_rows_as_images(_image_shape(x)), x.dtype, eps, is_fused)
+    is_dense = _is_dense_image(x)
+
+    def bn_again(
+        x: HostArray, gamma: HostArray, beta: HostArray, mean: HostArray, var: HostArray, eps: float, inner: Any,
+        relu: bool, axis: tuple[int, ...], out: HostArray,
+    ) -> None:  # fmt: skip
+        primitive.on(x if is_dense else _as_image(x), _f32(gamma), _f32(beta), _f32(mean), _f32(var), out)
+        if relu and not is_fused:
+            np.maximum(out, 0, out=out)
+
+    return bn_again
+
+
+_TRIED_ROWS, _TRIED_COLUMNS = 64, 32
+
+
+def _plan_rectified_sum(y: HostArray, x: HostArray, *rest: HostArray | None) -> Any:
+    """See host_dispatch.rectified_sum: a loop of our own, where it rounds as oneDNN does, which is tried."""
+    columns = x.shape[1]
+    one = loops.runner("rectified_sum", y, x)
+    two = loops.runner("rectified_sum_of_two", y, x)
+    if not cached(("rounds_as_loop",), _rounds_as_loop):
+        raise onednn.Unsupported("another rounding than the loop's")
+    numbers = (columns, 3 * columns)
+
+    def rectified_sum(
+        y: HostArray, x: HostArray, vectors: HostArray, added: HostArray, others: HostArray | None
+    ) -> bool:
+        if others is None:
+            return one((y, x, vectors, added), numbers)
+        return two((y, x, vectors, added, others), numbers)
+
+    return rectified_sum
+
+
+def _rounds_as_loop() -> bool:
+    """Whether oneDNN's normalization multiplies and adds in one step, as with AVX2 and AVX-512 in versions 3."""
+    eps, rng = np.float32(_EPS), np.random.default_rng(0)
+    x = rng.standard_normal((_TRIED_ROWS, _TRIED_COLUMNS), np.float32)
+    zeros = np.zeros_like(x)
+    gamma, beta, mean, var = rng.random((4, _TRIED_COLUMNS), np.float32)
+    y, expected = np.empty_like(x), np.empty_like(x)
+    _build_bn_inference((*x.shape, 1, 1), x.dtype, _EPS, False).on(x, gamma, beta, mean, var, expected)
+    vectors = np.stack((mean, gamma / np.sqrt(var + eps), beta))
+    loops.runner("rectified_sum", y, x)((y, x, vectors, zeros), (_TRIED_COLUMNS, 3 * _TRIED_COLUMNS))
+    return bool((y == np.maximum(expected, 0)).all())
+
+
 def _build_bn_backward(shape: tuple[int, ...], dtype: DType, eps: float, relu: bool) -> Primitive:
     with Builder() as b:
         flags = _bn_flags(relu)
@@ -342,6 +399,8 @@ ROWS = {
     "bn_sums": _plan_sums,
     "bn_forward": _plan_forward,
     "bn_inference": _plan_inference,
+    "bn_again": _plan_again,
+    "rectified_sum": _plan_rectified_sum,
     "bn_backward": _plan_backward,
     "bn_mask": lambda saved: bn_mask,
 }

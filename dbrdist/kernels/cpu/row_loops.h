@@ -246,6 +246,67 @@ FLOAT_LOOP(fill_rows, OUT(0, to) IN(1, values), ROW_LENGTH, {
     for (ptrdiff_t j = 0; j < n; ++j) to[i * n + j] = value;
 })
 
+/* ---- ReLUs whose output is known by a bit for each element: rows are of LANES elements, the first of the lowest bit */
+
+#define FOR_MARKS(...) for (int k = 0; k < LANES; ++k) { __VA_ARGS__ }
+#define MARKED(value) ((bits >> k & 1) ? (value) : copysignf(0.0f, value))
+#define ROW_OF_MARKS                              \
+    const ptrdiff_t first = i * LANES;            \
+    uint32_t bits;                                \
+    memcpy(&bits, marks + i, sizeof bits);
+
+FLOAT_LOOP(relu_of_sum_marked, OUT(0, a) OUT(1, marks) IN(2, b), , {
+    float *restrict y = a + i * LANES;
+    const float *restrict added = b + i * LANES;
+    uint32_t bits = 0;
+    FOR_MARKS(float sum = y[k] + added[k]; y[k] = RECTIFIED(sum);)
+    FOR_MARKS(bits |= (uint32_t)(y[k] != 0) << k;)
+    memcpy(marks + i, &bits, sizeof bits);
+})
+
+FLOAT_LOOP(relu_backward_marked, OUT(0, gx) IN(1, marks) IN(2, gy), , {
+    ROW_OF_MARKS
+    FOR_MARKS(gx[first + k] = MARKED(gy[first + k]);)
+})
+
+FLOAT_LOOP(relu_backward_marked_over, OUT(0, gy) IN(1, marks), , {
+    ROW_OF_MARKS
+    FOR_MARKS(gy[first + k] = MARKED(gy[first + k]);)
+})
+
+FLOAT_LOOP(relu_backward_of_sum_marked, OUT(0, gx) IN(1, marks) IN(2, a) IN(3, b), , {
+    ROW_OF_MARKS
+    FOR_MARKS(float sum = a[first + k] + b[first + k]; gx[first + k] = MARKED(sum);)
+})
+
+FLOAT_LOOP(relu_backward_of_sum_marked_over, OUT(0, a) IN(1, marks) IN(2, b), , {
+    ROW_OF_MARKS
+    FOR_MARKS(float sum = a[first + k] + b[first + k]; a[first + k] = MARKED(sum);)
+})
+
+/* ---- the rectified sum of normalized rows and others: vectors are the means, factors and offsets of all columns.
+oneDNN's normalization with given statistics rounds so. */
+
+#define NORMALIZED(x, of) fmaf((x) - (of)[j], (of)[n + j], (of)[2 * n + j])
+
+FLOAT_LOOP(rectified_sum, OUT(0, y) IN(1, x) IN(2, vectors) IN(3, added), ROW_LENGTH, {
+    const ptrdiff_t first = i * n;
+    (void)whole;
+    for (ptrdiff_t j = 0; j < n; ++j) {
+        float sum = NORMALIZED(x[first + j], vectors) + added[first + j];
+        y[first + j] = RECTIFIED(sum);
+    }
+})
+
+FLOAT_LOOP(rectified_sum_of_two, OUT(0, y) IN(1, x) IN(2, vectors) IN(3, added) IN(4, others), ROW_LENGTH, {
+    const ptrdiff_t first = i * n;
+    (void)whole;
+    for (ptrdiff_t j = 0; j < n; ++j) {
+        float sum = NORMALIZED(x[first + j], vectors) + NORMALIZED(added[first + j], others);
+        y[first + j] = RECTIFIED(sum);
+    }
+})
+
 /* ---- both halves of a CReLU */
 
 FLOAT_LOOP(crelu, OUT(0, to) IN(1, from), ROW_LENGTH, {

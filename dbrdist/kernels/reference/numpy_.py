@@ -281,6 +281,24 @@ def relu_backward_of_sum(y: Array, a: Array, b: Array, out: Array | None = None)
     return out
 
 
+MARKS = 32  # elements whose marks, a bit each, are a number
+
+
+def relu_of_sum_marked(a: Array, b: Array) -> Array:
+    """See host_dispatch."""
+    np.add(a, b, out=a)
+    np.maximum(a, 0, out=a)
+    row = a.transpose(0, 2, 3, 1).reshape(-1)
+    return np.packbits(row != 0, bitorder="little").view(np.float32)
+
+
+def relu_backward_marked(marks: Array, gy: Array, other: Array | None, is_ours: bool) -> Array:
+    """See host_dispatch."""
+    y = backend.empty(gy.shape, gy.dtype)
+    y.transpose(0, 2, 3, 1).reshape(-1)[...] = np.unpackbits(marks.view(np.uint8), bitorder="little")
+    return relu_backward(y, gy if other is None else add(gy, other))
+
+
 def passed(xp: Module, y: Array, gy: Array) -> Array:
     """The formula of :func:`relu_backward`, for arrays of one layout."""
     if xp is np:  # it chooses by a random mask six times as slowly as it multiplies
@@ -336,6 +354,7 @@ ROWS = {
     for kernel in (
         conv_forward, conv_inference, conv_backward_data, conv_backward_weight, matmul, linear, packed, column_sums,
         pool_forward, pool_backward, pool_indices, relu_backward_over, relu_backward_of_sum, scaled_sum,
+        relu_of_sum_marked, relu_backward_marked,
     )
 }  # fmt: skip
 ROWS |= numpy_normalization.ROWS | numpy_recurrent.ROWS | numpy_softmax.ROWS
@@ -371,6 +390,7 @@ ROWS |= {
     "of_rows": _planner(lambda *_: None),
     "sum_of": _planner(lambda *_: False),
     "relu_of_sum_over": _planner(lambda *_: False),
+    "rectified_sum": _planner(lambda *_: False),
     "philox": _planner(lambda *_: False),
     "pick_rows": _planner(lambda *_: False),
     "repeat": _planner(lambda *_: False),
