@@ -99,8 +99,8 @@ class Mailbox:
         number = self._number + 1
         half = number % 2
         needed = number - _NUM_ROWS
-        if enclosed and self._enclosed_at[half] > needed:
-            needed = self._enclosed_at[half]
+        if enclosed and (last := self._enclosed_at[half]) > needed:
+            needed = last
         own = self._own
         own.read[0] = self._last_read  # see release
         is_free = not self._unread  # then this rank has read all rows

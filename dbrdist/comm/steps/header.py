@@ -76,8 +76,8 @@ class Steps:
         self._last: Header | None = None
         self._heard_last: list[bytes] = []  # the words that may differ, of all ranks
         self._have_drifted = False  # their checksums did
-        self._small_plan: ReductionPlan | None = None  # the last whose gradients fit into the header,
-        self._small_config: str | None = None  # and with which configuration
+        self.small_plan: ReductionPlan | None = None  # the one of now, once its gradients fit into the header,
+        self.small_config: str | None = None  # and with which configuration
         self._is_refused = False  # waiting for it has raised on all ranks
         self.error: Exception | None = None  # of this rank, which all raise at the next header
         self.late: list[tuple[str, Parameter]] = []  # parameters that wait for their first input
@@ -101,9 +101,11 @@ class Steps:
 
     def exchange(self, call: Passage, num_samples: int | None, works: int, zero_fill: bool) -> Header:
         """The headers of all ranks, and with them the gradients if there is room for those that are there now."""
-        self.look()
+        watch = self.watch  # as look does, in a call less
+        if watch is None or not watch.is_current() or self._target is not self._optimizer.target:
+            self.look()
         plan = self._plan
-        is_known = plan is self._small_plan and self._gate.config is self._small_config  # as in nearly every step
+        is_known = plan is self.small_plan and self._gate.config is self.small_config  # as in nearly every step
         enclosed = plan.collect() if plan is not None and (is_known or self.is_small()) else ()
         row = self._row(num_samples, works, zero_fill, (), bool(enclosed))
         self._passage = None
@@ -115,7 +117,7 @@ class Steps:
         self, num_samples: int | None, works: int, zero_fill: bool, new: Sequence[str], encloses: bool
     ) -> tuple[int, ...]:
         """The words of this rank's header."""
-        plan, values, step = self._plan, self._values, self._optimizer.t
+        plan, values, step, introduction = self._plan, self._values, self._optimizer.t, self.introduction
         if self._num_plans_seen != self.num_plans or not values.are_as_before():
             values.look(self._settings)
             self._num_plans_seen = self.num_plans
@@ -126,8 +128,8 @@ class Steps:
             values.digest,
             zero_fill,
             digest("".join(new)) if new else 0,
-            self.introduction.number,
-            self.introduction.position() if self.introduction.divided else 0,
+            introduction.number,
+            introduction.position() if introduction.divided else 0,
             self.drift.checksum,
             self._runs_digest,
             EQUAL_WEIGHT if num_samples is None else num_samples,
@@ -170,10 +172,10 @@ class Steps:
     def is_small(self) -> bool:
         """Whether the gradients fit into the header, as far as :meth:`look` knows them."""
         plan, config = self._plan, self._gate.config
-        if plan is not None and plan is self._small_plan and config is self._small_config:
+        if plan is not None and plan is self.small_plan and config is self.small_config:
             return True
         is_small = plan is not None and self._comm.reducer.encloses(plan.grads)
-        self._small_plan, self._small_config = plan if is_small and config is not None else None, config
+        self.small_plan, self.small_config = plan if is_small and config is not None else None, config
         return is_small
 
     def poll(self) -> Header | None:
@@ -255,7 +257,7 @@ class Steps:
         named = list(target.namedparams())
         self.late = [(name, p) for name, p in named if not p.is_initialized]
         updated = [(name, p) for name, p in named if _is_updated(p)]
-        self._plan = None if self.late else plan_for(self._comm, updated)
+        self._plan, self.small_plan = None if self.late else plan_for(self._comm, updated), None
         has_rules = isinstance(self._optimizer, GradientMethod)  # without one nothing updates a parameter
         self.drift.plan((name, p) for name, p in updated if p.update_rule is not None or not has_rules)
         self._early_plan = None

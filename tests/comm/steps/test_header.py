@@ -158,10 +158,14 @@ def test_small_gradients_are_known_until_something_changes(monkeypatch):
     asked.clear()
     assert not steps.is_small() and not steps.is_small() and len(asked) == 2
     answer[0] = True
-    assert steps.is_small() and steps._small_config is None
+    assert steps.is_small() and steps.small_config is None
     with model.init_scope():
         model.more = Parameter()
+    assert steps.small_plan is None
+    steps._gate.describe_config()
+    assert steps.is_small() and steps.small_plan is steps.last_plan  # as far as it knows
     steps.look()
+    assert steps.small_plan is None  # so that the next step asks
     assert [name for name, _ in steps.late] == ["/more"] and not steps.is_small()
     early = steps.current_plan()  # of the other parameters: what the header cannot speak of yet
     assert steps.current_plan() is early and len(early.params) == len(list(model.params())) - 1

@@ -42,7 +42,8 @@ class AllRanks(StepPolicy):
             num_samples = self.carried.samples(num_samples)
         if is_first and lossfun is not None and not (self.is_sum or headers.late):
             works, is_done = works and self._backward_after_broadcast(work), True
-        if self._may_enclose and self.zero_fill and headers.is_small():
+        is_known = headers.small_plan is not None and headers.small_config is self.comm.gate.config  # as nearly always
+        if self._may_enclose and self.zero_fill and (is_known or headers.is_small()):
             if works and not is_done:
                 self.backward(work)
             began = time.perf_counter()

@@ -32,7 +32,7 @@ class Headers:
 
     def __init__(self, comm, header=None, plan="plan", is_small=False, overlap=None):
         self.comm, self.header, self.found, self.listener = comm, header, plan, overlap
-        self.is_small = lambda: is_small
+        self.is_small, self.small_plan = lambda: is_small, None
         self.added, self.asked, self.posted, self.broken = [], [], [], []
         self.shown_plan = lambda: SimpleNamespace(
             add_up=lambda call, enclosed, *weights: self.added.append((enclosed, weights))
