@@ -129,7 +129,7 @@ def suggestion(rates: np.ndarray, means: np.ndarray) -> float | None:
         return None
     slopes = np.gradient(means[:end], np.log(rates[:end]))
     steepest = int(np.nanargmin(slopes))
-    return float(rates[steepest]) if slopes[steepest] < 0 and math.isfinite(slopes[steepest]) else None
+    return float(rates[steepest]) if math.isfinite(slopes[steepest]) else None  # it falls to the least mean
 
 
 def _draw(path: str, rates: np.ndarray, losses: list[float], means: np.ndarray, found: float | None) -> None:

@@ -548,3 +548,17 @@ def test_bad_settings_of_transforms_are_refused(transform):
 def test_what_does_not_go_together_is_refused(lines_, words):
     with pytest.raises(dbrdist.errors.ConfigError, match=words):
         configured(*lines_)
+
+
+@each(
+    **{
+        "line, words": [
+            ("dtype: float23", "'float23', did you mean 'float32'?"),
+            ("dtype: zzz", "'zzz'"),
+            ("dtype: 3", "3"),
+            ("model: zzz", "'zzz'"),
+        ]
+    }
+)
+def test_a_value_that_is_near_none_ends_the_sentence(line, words):
+    assert any(found.endswith(f"got {words}") for found in errors(f"data: digits\nbatch: 64\nepochs: 3\n{line}\n"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from typing import Literal
 
 import pydantic
@@ -144,3 +146,37 @@ def test_the_text_below_a_field_describes_it():
     assert {name: entry.get("description") for name, entry in properties.items()} == given
     assert pydantic.create_model("Made", __base__=Described, e=(int, 5)).model_fields["e"].description is None
     assert settings._texts_of("no.such.module") == {}
+
+
+def test_classes_within_classes_and_functions_have_texts_of_their_own(tmp_path, monkeypatch):
+    text = '''
+class Outer:
+    a: int = 1
+    """Of the outer."""
+
+    class Inner:
+        b: int = 2
+        """Of the inner."""
+
+        def make(self):
+            class Made:
+                c: int = 3
+                """Of the one that is made."""
+
+def make():
+    class Made(Outer):
+        a: int = 4
+        """Of another."""
+'''
+    (tmp_path / "with_texts_below.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("with_texts_below")
+    try:
+        assert settings._texts_of("with_texts_below") == {
+            "Outer": {"a": "Of the outer."},
+            "Outer.Inner": {"b": "Of the inner."},
+            "Outer.Inner.make.<locals>.Made": {"c": "Of the one that is made."},
+            "make.<locals>.Made": {"a": "Of another."},
+        }
+    finally:
+        del sys.modules["with_texts_below"]

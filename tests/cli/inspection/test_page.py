@@ -141,6 +141,14 @@ def test_hostile_texts_are_escaped_everywhere():
         assert "&lt;script&gt;alert(1)" in text and 'src="data:image/png;base64,AAAA"' in text
 
 
+def test_a_picture_may_have_each_letter_of_base64():
+    letters = "".join(map(chr, range(33, 127)))
+    of_base64 = "".join(c for c in letters if c.isalnum() or c in "+/=")
+    assert len(of_base64) == 65
+    for picture, is_shown in ((of_base64, True), *((c, c in of_base64) for c in letters), ("", True), (b"AA", False)):
+        assert bool(page._example({"image": picture, "label": 1, "likeliest": []}, None)) is is_shown
+
+
 BROKEN_GUESSES = {"image": "AA", "label": [], "likeliest": [1, [2], [1, "x"], [1, 2, 3]]}
 
 

@@ -235,3 +235,24 @@ def test_a_lock_of_the_kernel_needs_no_second_look(tmp_path, clock):
     one.release()
     one.release()
     assert clock.naps == [] and not (tmp_path / "run.lock").exists()
+
+
+def test_a_lock_is_touched_until_it_is_given_back(tmp_path, monkeypatch):
+    """Once a period, whether or not its file is there."""
+    lock = Lock(str(tmp_path))
+    waits, touched = [], []
+
+    class Ended:
+        def wait(self, seconds):
+            waits.append(seconds)
+            return len(waits) == 4
+
+    def touch(path):
+        touched.append(path)
+        if len(touched) == 2:
+            raise FileNotFoundError
+
+    monkeypatch.setattr(lock, "_ended", Ended())
+    monkeypatch.setattr(locks.os, "utime", touch)
+    lock._touch()
+    assert waits == [locks.TOUCH_SECONDS] * 4 and touched == [lock.path] * 3
