@@ -198,3 +198,79 @@ def test_powers_of_many_numbers_are_those_of_their_sizes(monkeypatch, c, way):
     np.testing.assert_allclose(found, [float(v) ** c for v in x], rtol=1e-12)
     array_operations.power_of(x[1:], c)  # fewer
     assert len(absolutes) == (way is not None)
+
+
+class Elsewhere(np.ndarray):
+    """As an array of a device: not NumPy's own class."""
+
+
+@each(num=[1, 8, 9, 16, 17, 65])
+def test_in_a_captured_step_eight_arrays_are_joined_at_once(monkeypatch, num):
+    joined = []
+    plain = np.concatenate
+    monkeypatch.setattr(np, "concatenate", lambda xs, axis: joined.append(len(xs)) or plain(xs, axis=axis))
+    xs = [np.full((2, 1 + i % 3), i, "f") for i in range(num)]
+    expected = plain(xs, axis=1)
+    np.testing.assert_array_equal(array_operations.concatenated(xs, 1), expected)
+    assert joined == [num]
+    with monkeypatch.context() as patch:
+        patch.setattr(array_operations.capturing, "is_on", True)
+        np.testing.assert_array_equal(array_operations.concatenated(xs, -1), expected)
+    assert joined[0] == num and sum(joined[1:]) >= num and max(joined[1:]) <= 8
+    assert len(joined) == 1 + {1: 1, 8: 1, 9: 3, 16: 3, 17: 4, 65: 12}[num]
+
+
+LARGE, SMALL = (2, 128, 64), (2, 127, 64)  # times (2, 64, 32): 2 ** 19 multiplications, and fewer
+
+
+@each(
+    **{
+        "shapes, asked": [
+            ((LARGE, (2, 64, 32)), 1),
+            ((SMALL, (2, 64, 32)), 0),
+            (((2, 64, 256), (256, 64)), 0),
+            (((256, 64), (2, 64, 32)), 0),
+            (((256, 64), (64, 32)), 0),
+        ]
+    }
+)
+def test_a_kernel_takes_large_stacks_of_matrices(monkeypatch, shapes, asked):
+    a, b = (np.ones(shape, "f") for shape in shapes)
+    seen = []
+    for answer in (None, "made"):
+        monkeypatch.setattr(array_operations, "kernels", {np.matmul: lambda *ab, y=answer: seen.append(ab) or y})
+        y = array_operations.product(a, b)
+        if answer == "made" and asked:
+            assert y == "made"
+        else:
+            np.testing.assert_array_equal(y, np.matmul(a, b))
+    assert len(seen) == 2 * asked
+    monkeypatch.setattr(array_operations, "kernels", {})
+    np.testing.assert_array_equal(array_operations.product(a, b), np.matmul(a, b))
+
+
+@each(
+    **{
+        "dtypes, shapes, asked": [
+            ("ee", ((2, 3, 4), (2, 4, 5)), 1),
+            ("ee", ((2, 3, 4), (4, 5)), 1),
+            ("ee", ((2, 3, 4), (4,)), 0),
+            ("ef", ((2, 3, 4), (2, 4, 5)), 0),
+            ("ff", ((2, 3, 4), (2, 4, 5)), 0),
+        ]
+    }
+)
+def test_a_devices_kernel_takes_stacks_of_16_bits(monkeypatch, dtypes, shapes, asked):
+    a, b = (np.ones(shape, dtype).view(Elsewhere) for shape, dtype in zip(shapes, dtypes))
+    seen = []
+    for answer in (None, "made"):
+        monkeypatch.setattr(array_operations, "kernels", {np.matmul: lambda *ab, y=answer: seen.append(ab) or y})
+        y = array_operations.product(a, b)
+        if answer == "made" and asked:
+            assert y == "made"
+        else:
+            assert y.dtype == np.result_type(*dtypes)
+            np.testing.assert_array_equal(y, np.matmul(a, b))
+    assert len(seen) == 2 * asked
+    monkeypatch.setattr(array_operations, "kernels", {})
+    np.testing.assert_array_equal(array_operations.product(a, b), np.matmul(a, b))

@@ -274,3 +274,16 @@ def test_a_condition_repeated(size, holds):
     F.sum(y).backward()
     np.testing.assert_array_equal(v.grad, np.full(size, float(holds)))
     np.testing.assert_array_equal(w.grad, np.full(size, float(not holds)))
+
+
+def test_arrays_that_are_alike():
+    """Of one class, shape and type, which is NumPy's own class."""
+
+    class Own(np.ndarray):
+        pass
+
+    a = np.zeros((2, 3), "f")
+    for b, are_alike in ((a.copy(), True), (a.T, False), (a.astype("d"), False), (a[:1], False), (a.view(Own), False)):
+        assert elementwise._are_alike(a, b) is are_alike
+        assert elementwise._are_alike(b, a) is are_alike
+    assert not elementwise._are_alike(a.view(Own), a.view(Own))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
+import zlib
 
 import numpy as np
 import pytest
 
 from dbrdist import random
-from tests.each import fresh_chance
+from tests.each import each, fresh_chance
 
 
 @pytest.fixture(autouse=True)
@@ -227,3 +228,26 @@ def test_a_seed_is_this_threads_own_whatever_others_set_meanwhile():
     finally:
         sys.setswitchinterval(interval)
     assert wrong == []
+
+
+@each(num=[1024, 1023])
+def test_many_words_are_drawn_by_the_compiled_loop(num, monkeypatch):
+    """Where it does not refuse; NumPy draws the same."""
+    taken = []
+
+    def philox(words, counter, key, can=True):
+        taken.append((words.shape, words.dtype, list(counter), counter.dtype, list(key), key.dtype))
+        words[:] = 7
+        return can
+
+    plain = random._words(-3, (0, 1, 2, 3), num)
+    monkeypatch.setattr(random, "kernels", {"philox": philox})
+    made = random._words(-3, (0, 1, 2, 3), num)
+    whole = np.dtype(np.uint64)
+    called = ((1024,), whole, [0, 1, 2, 3], whole, [(1 << 64) - 3, zlib.crc32(b"forward")], whole)
+    assert taken == ([called] if num == 1024 else [])
+    assert (made == 7).all() if num == 1024 else (made == plain).all()
+    monkeypatch.setattr(random, "kernels", {"philox": lambda *a: philox(*a, can=False)})
+    np.testing.assert_array_equal(random._words(-3, (0, 1, 2, 3), num), plain)
+    monkeypatch.setattr(random, "kernels", {})
+    np.testing.assert_array_equal(random._words(-3, (0, 1, 2, 3), num), plain)

@@ -159,3 +159,50 @@ def test_a_mean_comes_with_one_over_the_number_of_elements(case):
     else:
         assert found == scale
         np.testing.assert_allclose(mean, x.astype("f8").mean(axis), rtol=1e-6)
+
+
+@each(axis=[(2, 3), (1, 2), None, (-2, -1)], keepdims=[False, True])
+def test_a_devices_kernel_takes_means_of_images(axis, keepdims, monkeypatch):
+    """Over height and width, where it does not refuse; the gradient has one of its own."""
+
+    class Elsewhere(np.ndarray):
+        """As an array of a device: not NumPy's own class."""
+
+    x = np.arange(120.0, dtype="f").reshape(2, 3, 4, 5)
+    gy, is_taken = x.sum(axis, keepdims=keepdims), axis == (2, 3) and not keepdims
+    expected = x.mean(axis, keepdims=keepdims)
+    for answer in (None, "made"):
+        both = {"mean_of_images": lambda a, y=answer: y, "mean_of_images_backward": lambda *a: a}
+        monkeypatch.setattr(sums, "kernels", both)
+        y, scale = sums.mean_over(x.view(Elsewhere), axis, keepdims)
+        assert scale == 1 / (x.size // expected.size)
+        if is_taken and answer:
+            assert y == "made"
+        else:
+            np.testing.assert_allclose(y, expected, rtol=1e-6)
+        taken = sums.spread_mean(gy.view(Elsewhere), x.shape, axis, keepdims)
+        assert taken is None if not is_taken else taken[1] == x.shape
+        assert sums.spread_mean(gy, x.shape, axis, keepdims) is None
+        assert sums.spread_mean(gy.view(Elsewhere), x.shape[1:], axis, keepdims) is None
+    monkeypatch.setattr(sums, "kernels", {})
+    np.testing.assert_allclose(sums.mean_over(x.view(Elsewhere), axis, keepdims)[0], expected, rtol=1e-6)
+
+
+@each(
+    **{
+        "count, width, expected": [
+            (1023, 16, (1, 1)),
+            (1023, 15, (0, 0)),
+            (0, 1, (0, 0)),
+            (1024, 1, (4, 4)),
+            (1279, 1, (4, 4)),
+            (1280, 1, (5, 5)),
+            (1024, 1 << 16, (4, 1)),
+            (1024, 1 << 17, (4, 1)),
+            (1024, 1 << 15, (4, 2)),
+            (3000, 1 << 15, (10, 2)),
+        ]
+    }
+)
+def test_how_many_sums_rows_are_first_added_to(count, width, expected):
+    assert sums.parts_of_rows(count, width) == expected
