@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 
 import numpy as np
@@ -246,3 +247,19 @@ def test_what_is_no_array_is_refused():
     for value in ([1.0, 2.0], 3.0, dbrdist.Variable(np.ones(2))):
         with pytest.raises(TypeError, match="parameter W: expected an array of NumPy or CuPy, got"):
             p.array = value
+
+
+def test_memory_is_shared_while_a_parameter_that_lies_there_is():
+    """Not one that is gone, or that lies elsewhere by now."""
+    params = [Parameter(np.zeros(2, "f")) for _ in range(3)]
+    flat.gather(params)
+    arena = params[0].slot.arena
+    assert not arena.is_shared
+    other = copy.copy(params[1])
+    assert arena.is_shared and other.is_shared
+    params[0].array = np.zeros(3, "f")
+    assert arena.is_shared
+    gone = copy.copy(params[0])
+    del params[1], other
+    assert not arena.is_shared and gone.is_shared
+    assert [(p is params[1], slot is params[1].slot) for p, slot in arena._placed()] == [(True, True)]

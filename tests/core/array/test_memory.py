@@ -1,0 +1,82 @@
+"""Tests of dbrdist.core.array.memory; copies of every layout are in test_backend.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dbrdist.core.array import memory
+from tests.each import each
+
+
+@each(shape=[(), (3,), (128, 127), (128, 128), (2, 3, 4, 5), (2, 64, 16, 16)], dtype=["f", "d"])
+def test_an_allocator_makes_what_empty_makes(shape, dtype):
+    """Small arrays in the quick way; those of 2 ** 16 bytes begin on a cache line."""
+    new, expected = memory.allocator(shape, np.dtype(dtype)), memory.empty(shape, np.dtype(dtype))
+    first, second = new(), new()
+    for a in (first, second):
+        assert (a.shape, a.dtype, a.strides) == (expected.shape, expected.dtype, expected.strides)
+        assert expected.nbytes < 1 << 16 or memory.address(a) % 64 == 0
+    assert not np.shares_memory(first, second)
+    assert (new.func is memory.empty) is (expected.nbytes >= 1 << 16)
+    plain = memory.plain_allocator(shape, np.dtype(dtype))()
+    assert (plain.shape, plain.dtype) == (shape, dtype) and plain.flags.c_contiguous
+
+
+ROWS = np.arange(512, dtype="f")[:, None]
+SHAPE = (512, 512)
+
+
+@each(
+    **{
+        "shape, value, is_asked": [
+            (SHAPE, np.broadcast_to(ROWS, SHAPE), True),
+            ((512, 511), np.broadcast_to(ROWS, (512, 511)), False),  # few
+            (SHAPE, np.zeros(SHAPE, "f"), False),
+            (SHAPE, np.broadcast_to(np.float32(3), SHAPE), False),  # a single one
+            (SHAPE, ROWS, False),
+            (SHAPE, np.broadcast_to(ROWS.astype("d"), SHAPE), False),
+            (SHAPE, 3.0, False),
+        ]
+    }
+)
+def test_a_loop_copies_what_is_repeated_for_each_row(shape, value, is_asked, monkeypatch):
+    """NumPy does where the loop refuses or is not there."""
+    expected = np.empty(shape, "f")
+    expected[...] = value
+    for answer in (True, False):
+        asked = []
+        monkeypatch.setattr(memory, "_repeat", [lambda *words, y=answer, kept=asked: kept.append(words) or y])
+        a = np.full(shape, -1, "f")
+        memory.fill(a, value)
+        assert len(asked) == is_asked and all(one is a and other is value for one, other in asked)
+        np.testing.assert_array_equal(a, -1 if is_asked and answer else expected)
+    monkeypatch.setattr(memory, "_repeat", [])
+    memory.fill(a, value)
+    np.testing.assert_array_equal(a, expected)
+
+
+def images(*shape):
+    n, c, h, w = shape
+    return np.zeros((n, h, w, c), "f").transpose(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("a", "expected"),
+    [
+        (images(2, 3, 4, 5), True),
+        (images(2, 3, 4, 1), True),
+        (images(2, 3, 1, 4), True),
+        (images(2, 1, 4, 5), False),  # either order fits
+        (images(2, 3, 1, 1), False),
+        (np.zeros((2, 3, 4, 5), "f"), False),
+        (np.zeros((2, 3, 4, 1), "f"), False),
+        (np.zeros((2, 3, 1, 4), "f"), False),
+        (np.broadcast_to(np.zeros((2, 3, 1, 1), "f"), (2, 3, 4, 5)), True),  # a sum over height and width
+        (np.broadcast_to(np.zeros((2, 6, 1, 1), "f")[:, ::2], (2, 3, 4, 5)), False),
+        (np.broadcast_to(np.zeros((2, 1, 4, 5), "f"), (2, 3, 4, 5)), False),  # one channel, repeated
+        (np.broadcast_to(np.float32(0), (2, 3, 4, 5)), False),
+    ],
+)
+def test_whether_channels_are_innermost(a, expected):
+    assert memory.lies_as_images(a) is expected

@@ -1,0 +1,74 @@
+"""Tests of dbrdist.core.model.parameter; parameters in flat memory are in test_flat.py."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dbrdist import Parameter
+from dbrdist.core.model import flat
+
+
+def new():
+    return Parameter(1.0, (3,))
+
+
+def is_writeable(p):
+    return p._array.flags.writeable
+
+
+def test_what_a_kernel_makes_is_kept_until_somebody_asks_for_the_array():
+    p = new()
+    kept = p.keep()
+    assert kept is not None and kept.made == (None, None) and not is_writeable(p)
+    assert p.keep() is kept
+    a = p.array
+    assert a.flags.writeable and p.keep() is None and is_writeable(p)  # who has it may write at any time
+    del a
+    again = p.keep()
+    assert again is not None and again is not kept
+
+
+def test_a_write_or_a_loan_ends_what_is_kept():
+    for end in (lambda p: p.write(2.0), lambda p: p.lend(), Parameter.release):
+        p = new()
+        kept = p.keep()
+        end(p)
+        assert is_writeable(p) and p.keep() is not kept
+
+
+def test_there_is_no_place_where_others_may_write():
+    a = np.arange(3.0)
+    shared = Parameter(a)
+    assert shared.keep() is None and is_writeable(shared)
+    frozen = new()
+    frozen.array.flags.writeable = False  # by the program, which may allow writing again
+    assert frozen.keep() is None and not is_writeable(frozen)
+    moved = new()
+    flat.gather([moved])
+    assert moved.keep() is None and is_writeable(moved)
+
+
+def test_only_flat_memory_with_copies_has_them_to_read():
+    class Copies:
+        def reader_of(self, *words):
+            return words
+
+    p = new()
+    assert p.copy_for_reading() is None
+    flat.gather([p])
+    slot = p.slot
+    assert p.copy_for_reading() is None
+    copies = Copies()
+    slot.give_copies(copies)
+    assert p.copy_for_reading() == (p, slot)
+    p.array = np.arange(4.0)  # no longer there
+    assert p.copy_for_reading() is None
+
+
+def test_a_loan_to_write_counts_as_a_write():
+    p = new()
+    assert p.lend() is p.lend(to_write=True)  # where nobody counts
+    flat.gather([p])
+    arena, before = p.slot.arena, p.slot.arena.num_writes
+    assert p.lend() is p._array and arena.num_writes == before
+    assert p.lend(to_write=True) is p._array and arena.num_writes > before
