@@ -203,3 +203,18 @@ def test_a_rank_without_a_share_takes_part_in_the_reduction():
         optimizer.update = lambda loss_func, *args, **named: seen.append((args, named))
         training.StandardUpdater(Empty(), optimizer).update()
     assert seen == [((), {"num_samples": 0})]
+
+
+@each(is_told=[False, True], names=[(), ("x", "t")])
+def test_what_a_captured_step_is_given(is_told, names):
+    updater = made().updater
+    optimizer = updater.get_optimizer("main")
+    steps = updater._captured = unittest.mock.Mock()
+    updater.converter = (lambda batch, device: {"x": 1, "t": 2}) if names else lambda batch, device: (1, 2)
+    updater.loss_func = loss = lambda *args: None
+    if is_told:
+        optimizer.takes_num_samples = True
+    updater.update_core()
+    size = updater.get_iterator("main").batch_size
+    args, named = ((), {"x": 1, "t": 2}) if names else ((1, 2), {})
+    steps.update.assert_called_once_with(optimizer, loss, args, named, {"num_samples": size} if is_told else {})

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -369,3 +370,16 @@ def test_charts_are_pictures_or_numbers(held):
     marks = [part["mark"] for part in told["sections"].values()] + [told["charts"]["mark"]]
     again = json.loads(ask(board, path=f"/{TOKEN}/state", query="known=" + ",".join(marks))[2])
     assert "charts" not in again and "configurations" not in again["sections"]
+
+
+@each(case=["not installed", "one file", "no folder", "without the script", "second folder"])
+def test_where_the_library_for_charts_is_looked_for(case, tmp_path, monkeypatch):
+    folders = {"not installed": None, "one file": None, "no folder": [], "without the script": [str(tmp_path / "none")],
+               "second folder": [str(tmp_path / "none"), str(tmp_path / case)]}[case]  # fmt: skip
+    script = tmp_path / case / "package_data" / "plotly.min.js"
+    script.parent.mkdir(parents=True)
+    script.write_text("library()")
+    found = None if case == "not installed" else SimpleNamespace(submodule_search_locations=folders)
+    with monkeypatch.context() as patch:
+        patch.setattr(watch.importlib.util, "find_spec", {"plotly": found}.__getitem__)
+        assert watch._plotly_script() == (script if case == "second folder" else None)

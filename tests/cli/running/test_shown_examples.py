@@ -207,3 +207,12 @@ def test_a_mistake_between_the_worst_and_the_next_is_kept():
     assert not collector.first and [one.label for one in collector.worst] == [1, 1]
     assert [one.likeliest[0][0] for one in collector.worst] == [0, 0]
     assert ShowTestExamples.priority == 299  # after the evaluation, before the log
+
+
+@each(**{"image, expected": [
+    ([[np.inf, 5e29], [0, -np.inf]], [[255, 191], [128, 0]]),
+    ([[np.nan, 1], [2, 4]], [[0, 64], [128, 255]]),
+    ([[3, 3], [3, 3]], [[128, 128], [128, 128]]),
+]})  # fmt: skip
+def test_infinities_are_numbers_beyond_all_others(image, expected):
+    assert picture_of(np.array([image], "d"))[:, :, 0].tolist() == expected

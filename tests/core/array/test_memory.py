@@ -65,6 +65,7 @@ def images(*shape):
     ("a", "expected"),
     [
         (images(2, 3, 4, 5), True),
+        (images(2, 2, 4, 5), True),
         (images(2, 3, 4, 1), True),
         (images(2, 3, 1, 4), True),
         (images(2, 1, 4, 5), False),  # either order fits

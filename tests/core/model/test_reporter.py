@@ -14,6 +14,7 @@ import dbrdist
 from dbrdist import DictSummary, Reporter, Summary, Variable, report, report_scope
 from dbrdist.core.files.serializer import DictionarySerializer, NpzDeserializer
 from dbrdist.core.model import reporter
+from tests.each import each
 
 
 def test_values_stand_under_their_observer():
@@ -193,3 +194,41 @@ def test_a_thousand_names_of_an_observer_are_kept():
         assert names[str(i)] == f"main/{i}"
     assert names["999"] is names["999"] and len(names) == 1000
     assert names["more"] == "main/more" and len(names) == 1000 and "more" not in names
+
+
+@each(
+    values=[(1e308, -1e308, 1e308, 1e308), (-1e308, 1e308, 0.0), (1.7e308, 1.7e308, -1.7e308, -1.7e308)], first=[0, 1]
+)
+def test_means_of_numbers_whose_differences_are_too_large(values, first):
+    summary = Summary()
+    for value in values[:first]:
+        summary.add(value)
+    summary.add_each(values[first:])
+    assert summary.compute_mean() == pytest.approx(math.fsum(v / len(values) for v in values), abs=1e294)
+
+
+@each(
+    **{
+        "value, words": [
+            ((np.zeros((2, 3)), 4), "an array of shape (2, 3)"),
+            (np.zeros(1), "an array of shape (1,)"),
+            (("x", 2), "of type str"),
+            ((), "of type tuple"),
+            (None, "of type NoneType"),
+            ((2, np.zeros(3)), None),
+            (np.float32(3), None),
+            (np.zeros(()), None),
+            (2.5, None),
+        ]
+    }
+)
+def test_what_has_no_mean_is_named(value, words, monkeypatch):
+    said = []
+    monkeypatch.setattr(reporter, "warn", said.append)
+    reporter.warn_of_no_numbers({"key": value})
+    assert (
+        said
+        == [f"report: 'key' is {words} and has no mean, so logs leave it out; report a number, such as its mean"][
+            : words is not None
+        ]
+    )

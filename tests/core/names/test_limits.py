@@ -322,3 +322,13 @@ def test_what_a_configuration_may_hold_is_within_other_bounds(name):
     fitting, others = CONFIGURED[name]
     configured = getattr(limits, name).configured
     assert [configured.holds(value) for value in (*fitting, *others)] == [True] * len(fitting) + [False] * len(others)
+
+
+@each(value=["yes", np.zeros(2), True, 0, np.ones(1), None])
+def test_a_switch_is_no_text_and_no_array(value):
+    error = limits.Switch("True or False", hint="a hint").refusal("Where", "name", value)
+    if not isinstance(value, str) and getattr(value, "size", 1) == 1:
+        assert error is None
+        return
+    assert isinstance(error, TypeError)
+    assert str(error).startswith("Where: name: expected True or False, got ") and "a hint" in str(error)

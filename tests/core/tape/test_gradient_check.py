@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 
 import numpy as np
@@ -360,3 +361,21 @@ def test_outputs_without_a_gradient_are_not_in_the_sum():
 
     y, gy = np.arange(3.0), np.ones(3, np.float32) * 2
     assert checks._weighted_sum([y, np.ones(2), y], [gy, None, y]) == 6.0 + 5.0
+
+
+def test_defaults_of_the_checks():
+    def defaults(function):
+        parameters = inspect.signature(function).parameters.values()
+        return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+    common = {"no_grads": None, "dtype": None, "detect_nondifferentiable": False, "eps": 1e-3, "params": ()}
+    assert defaults(check_backward) == {**common, "atol": 1e-5, "rtol": 1e-4}
+    assert defaults(check_double_backward) == {**common, "atol": 1e-4, "rtol": 1e-3, "params_grad_grad": ()}
+    assert defaults(assert_allclose) == {"atol": 1e-5, "rtol": 1e-4, "verbose": True}
+
+
+def test_16_bit_numbers_are_compared_in_64_bits():
+    x, y = np.float16([1]), np.float16([1 + 2**-10])
+    assert_allclose(x, y, atol=2**-10, rtol=0)
+    with pytest.raises(AssertionError):
+        assert_allclose(x, y, atol=2**-10 - 1e-7, rtol=0)  # in 16 bits it would be the same

@@ -223,3 +223,20 @@ def test_words_leave_the_bar_its_room(columns, width):
         bar.initialize(clock)
         bar.finalize()
     assert bar._width == width
+
+
+def test_words_above_a_bar_stay_as_they_are(monkeypatch):
+    """No `[bold]`, no `:smile:` and no number in them is anything but itself."""
+    console = pytest.importorskip("rich.console")
+    made, out = [], io.StringIO()
+
+    class Noted(console.Console):
+        def __init__(self, **words):
+            made.append(words)
+            super().__init__(**words)
+
+    monkeypatch.setattr(console, "Console", Noted)
+    bar, clock = extensions.ProgressBar((4, "iteration"), out=out, live=True), Clock()
+    bar.initialize(clock)
+    bar.finalize()
+    assert made[0] == {"file": out, "markup": False, "emoji": False, "highlight": False}
