@@ -226,6 +226,16 @@ def test_arguments_of_own_networks_stay_out_of_exported_files(monkeypatch, tmp_p
     assert told == {"callable": maker, "classes": ["a"], **({} if args is None else {"args": args})}
 
 
+def test_what_is_no_array_of_a_known_type_is_not_exported(monkeypatch, tmp_path):
+    place = "updater/model:main/predictor/"
+    saved = {"W": np.zeros(2, np.float32), "none": None, "names": np.array(["a", "b"]), "n": np.zeros((), np.int64)}
+    entries = {f"{place}{name}": value for name, value in saved.items()}
+    monkeypatch.setattr(weights_of.runs, "read_newest", lambda run: ("snapshot_iter_1", entries))
+    monkeypatch.setattr(weights_of, "read_json", lambda path: {})
+    weights_of.export("run", str(tmp_path / "x.safetensors"))
+    assert sorted(safetensors.load(str(tmp_path / "x.safetensors"))) == ["W", "n"]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("always::dbrdist.errors.UsageWarning")
 def test_weights_of_other_classes_are_warned_of(run, folder):

@@ -198,7 +198,9 @@ def served(request, held, monkeypatch):
         found = importlib.util.find_spec
         monkeypatch.setattr(watch.importlib.util, "find_spec", lambda name: None if name == "waitress" else found(name))
     listening = watch.listen(None)
-    threading.Thread(target=watch.server_of(watch.Dashboard([held], TOKEN), listening), daemon=True).start()
+    run = watch.server_of(watch.Dashboard([held], TOKEN), listening)
+    assert type(run.__self__).__module__.startswith("waitress") is (request.param == "waitress")
+    threading.Thread(target=run, daemon=True).start()
     return listening.getsockname()[1]
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from dbrdist import Parameter
 from dbrdist.core.model import flat
+from dbrdist.core.tape import node
 
 
 def new():
@@ -72,3 +73,21 @@ def test_a_loan_to_write_counts_as_a_write():
     arena, before = p.slot.arena, p.slot.arena.num_writes
     assert p.lend() is p._array and arena.num_writes == before
     assert p.lend(to_write=True) is p._array and arena.num_writes > before
+
+
+def test_a_program_that_had_the_array_before_it_moved_has_not_seen_flat_memory():
+    p = new()
+    assert not p.node.is_handed_out and p.array is not None and p.node.is_handed_out
+    flat.gather([p])
+    assert not p.node.is_handed_out and p.array is not None and p.node.is_handed_out
+
+
+def test_new_values_count_as_a_write_to_flat_memory():
+    alone, p = new(), new()
+    node.note_assignment(alone)
+    flat.gather([p])
+    before, assigned = p.slot.arena.num_writes, node.assignments[0]
+    node.note_assignment(p)
+    assert p.slot.arena.num_writes > before
+    assert p.node.assigned == node.assignments[0] == assigned + 1 > alone.node.assigned > 0
+    assert node.assigned_parameters[p.node]() is p

@@ -44,7 +44,9 @@ def test_type_checks_of_nodes_run_before_forward():
             return xs
 
     Node().apply((np.ones((2, 2)),))
-    with pytest.raises(type_check.InvalidType, match=r"Expect: in_types\[0\].ndim == 2\nActual: 1 != 2"):
+    with pytest.raises(
+        type_check.InvalidType, match=r"Node \(Forward\)\n\nExpect: in_types\[0\].ndim == 2\nActual: 1 != 2"
+    ):
         Node().apply((np.ones(2),))
     with dbrdist.using_config("type_check", False), pytest.raises(AssertionError):
         Node().apply((np.ones(2),))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dbrdist
-from dbrdist import Variable
+from dbrdist import Variable, random
 from dbrdist.training import extensions, plotting
 from dbrdist.training.extensions import variable_statistics_plot
 from dbrdist.training.extensions.variable_statistics_plot import Reservoir, Statistician
@@ -241,3 +241,15 @@ def test_defaults_of_statistics():
     assert found["mean"].tolist() == found["percentile"][0].tolist() == [1.5, 2.5, 3.5]
     with pytest.raises(ValueError, match="Reservoir: size: expected at least 1, got 0"):
         Reservoir(0, ())
+
+
+def test_the_places_of_a_sample_follow_from_the_seed():
+    """The array number n, counted from 0, takes one of n + 1 places, of which those of the sample count."""
+    taken, reservoir = list(range(32)), Reservoir(32, ())
+    for n in range(200):
+        reservoir.add(np.float32(n), 1000 + n)
+        place = n if n < 32 else random.generator(random.get_seed(), "reservoir", sample=n).integers(n + 1)
+        if place < 32:
+            taken[place] = n
+    indexes, values = reservoir.get_data()
+    assert values.tolist() == sorted(taken) and indexes.tolist() == [1000 + n for n in sorted(taken)]
