@@ -143,3 +143,20 @@ def test_what_follows_a_full_disk_goes_nowhere(monkeypatch, number):
     standard_streams.StandardStream("stdout").write("words")
     dropped = [("open", "null", 1), ("dup2", 77, number), ("close", 77)]
     assert happened == (dropped if number < 3 else [])
+
+
+@each(error=[OSError(28, "No space left on device"), ValueError("closed"), None])
+def test_what_cannot_be_passed_on_is_dropped(monkeypatch, error):
+    dropped, flushed = [], []
+
+    class Stream(io.StringIO):
+        def flush(self):
+            flushed.append(1)
+            if error is not None:
+                raise error
+
+    monkeypatch.setattr(sys, "stdout", Stream())
+    stream = standard_streams.StandardStream("stdout")
+    monkeypatch.setattr(stream, "_drop", dropped.append)
+    stream.flush()
+    assert flushed == [1] and dropped == ([] if error is None else [error])

@@ -163,6 +163,10 @@ def test_who_waits_for_a_signal_is_not_asked():
         ("while True:\n    step()\n    time.sleep(1)", ""), ("request.Test()\ntime.sleep(1)", ""),
         ("while not request.Test():\n    compute()", ""),
         ("while not request.Test(): x()\nwhile y:\n    time.sleep(1)", ""),
+        ("while True:\n    ok()\n    while a.query():\n        x()\n    b()\n    time.sleep(1)", "while a.query():"),
+        ("if x:\n    time.sleep(1)\nwhile request.Test():\n    y()", ""),
+        ("while (a\n       and b):\n    time.sleep(1)\n    a = r.Test()", "a = r.Test()"),
+        ("for r in rs:\n    time.sleep(1)\nwhile r.Test(): y()", ""),
     ],
 )  # fmt: skip
 def test_who_sleeps_in_a_loop_says_what_the_loop_asks(loop, asked):

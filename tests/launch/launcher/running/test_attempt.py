@@ -19,6 +19,7 @@ from dbrdist_launch.launcher.running import suspension
 from dbrdist_launch.launcher.running.attempt import Attempt
 from dbrdist_launch.launcher.running.plan import LaunchPlan
 from dbrdist_launch.launcher.streams import input as inputs
+from dbrdist_launch.launcher.streams.output import Piece
 from dbrdist_launch.messages import Ask, Exit, Failed, Hello
 
 
@@ -188,7 +189,7 @@ def test_output_is_urgent_from_half_of_the_window_on(start):
     assert (piece.urgent, piece.stream, piece.rank, piece.host) == (True, "err", 0, "a")
 
 
-def test_what_was_written_may_be_written_again(start):
+def test_what_was_written_may_be_written_again(start, monkeypatch):
     one = start(2)
     for rank, length in ((0, 10), (0, 5), (1, 3)):
         tell(one, rank, t="out", stream="out", data=b"x" * length)
@@ -197,7 +198,12 @@ def test_what_was_written_may_be_written_again(start):
     with pytest.raises(BlockingIOError):
         one._on_wake()  # nobody was woken
     one.ranks[1].connected = False
+    given = []
+    monkeypatch.setattr(one.starter_outputs, "give_credit", given.append)
     one._give_credit()
+    one._on_written(Piece(attempts.SPAWNED, "a", "out", b"four"))
+    one._give_credit()
+    assert given == [0, 4 + limits.PIECE_BYTES]
     assert sent(one, 0, "credit") == [{"bytes": 15 + 2 * limits.PIECE_BYTES}] and one.ranks[0].owed == 0
     assert sent(one, 1, "credit") == [] and not one.arrived
     one.output.pieces[0].urgent, one.output.pieces[0].rank = True, 9
@@ -837,3 +843,16 @@ def test_a_supervisor_that_fails_says_why(start, clock):
     one = start(2)
     one._take(one.ranks[1], Failed("why"), clock.now)
     assert one.ranks[1].broken == "why" and one.ranks[0].broken is None
+
+
+@pytest.mark.parametrize(
+    ("here", "places", "raised"), [(True, False, ["f"]), (False, False, []), (True, True, ["f"]), (False, True, ["f"])]
+)
+def test_ranks_that_inherit_limits_are_told_which_were_raised(start, monkeypatch, here, places, raised):
+    """Those beside mpiexec, and all where a starter hands limits on to all hosts."""
+    one = start(1, present=0)
+    monkeypatch.setattr(one.inherited, "raised", ["f"])
+    monkeypatch.setattr(one.plan.backend, "places_ranks", places)
+    one._on_hello(Channel(), hello(0, 1, os.uname().nodename if here else "elsewhere"))
+    (told,) = sent(one, 0, "welcome")
+    assert told["files"] == raised

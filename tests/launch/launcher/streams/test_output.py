@@ -476,3 +476,15 @@ def test_a_line_that_goes_on_waits_anew_for_its_end():
     assert screen.flush(5.0 + 2.0 * wait) == b"[0] ab"
     assert screen.feed(key, b"[0] ", b"c") == b"" and screen.feed(key, b"[0] ", b"\n") == b"c\n"
     assert screen.flush() == b""
+
+
+@pytest.mark.parametrize(
+    ("text", "piece", "put"), [(b"", None, 0), (b"x", None, 1), (b"", "a piece", 1), (b"x", "y", 1)]
+)
+def test_a_copy_is_given_what_there_is(text, piece, put, monkeypatch):
+    """A piece of which nothing is shown yet too: who wrote it is to hear that it arrived."""
+    output, given = Output(), []
+    output._hand_to_tee(text, piece)  # there is no copy
+    monkeypatch.setattr(output, "_tee", SimpleNamespace(put=given.append))
+    output._hand_to_tee(text, piece)
+    assert [(item.text, item.piece) for item in given] == [(text, piece)] * put
