@@ -94,3 +94,31 @@ def test_an_error_of_one_rank_is_told_to_those_that_wait(
     found = create._told_to_all(own, mpi_comm)
     assert asked == [(mpi_comm, {}, own)] * tells
     assert found is (answer if tells and type(answer) is ValueError else own)
+
+
+HELPER = ("single", "started by a rank of the job, and not a rank itself")
+
+
+@pytest.mark.parametrize(
+    ("mpi_comm", "thread", "started", "launched", "helper", "forked", "fits"),
+    [
+        (None, True, None, True, False, False, ("threads", "inside run_threads")),
+        ("mine", True, None, False, False, False, ("flat", "")),
+        ("mine", False, None, False, False, False, ("flat", "")),
+        (None, False, "MPI", False, False, False, ("flat", "")),
+        (None, False, "MPI", True, True, False, ("flat", "")),
+        (None, False, None, True, False, False, ("flat", "")),
+        (None, False, None, True, False, True, ("flat", "")),
+        (None, False, None, True, True, False, HELPER),
+        (None, False, None, True, True, True, ("flat", "")),
+        (None, False, None, False, False, False, ("single", "no launcher started this process")),
+        (None, False, None, False, True, False, ("single", "no launcher started this process")),
+    ],
+)
+def test_which_communicator_fits(monkeypatch, mpi_comm, thread, started, launched, helper, forked, fits):
+    monkeypatch.setattr(create.threads, "current", lambda: "thread" if thread else None)
+    monkeypatch.setattr(create.mpi, "started", lambda: started)
+    monkeypatch.setattr(create.mpi, "is_forked", lambda: forked)
+    monkeypatch.setattr(create.environment, "is_launched", lambda: launched)
+    monkeypatch.setattr(create.environment, "is_helper", lambda: helper)
+    assert create._what_fits(mpi_comm) == fits

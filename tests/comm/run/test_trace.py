@@ -453,3 +453,14 @@ def test_a_summary_is_the_mean_of_steps_and_ranks(num_steps):
     assert (found.num_steps, found.step, found.data_stall) == (num_steps - 1, 6.0, 1.0)
     assert found.compute == (1.0 + 4.0) / 2 and (found.late, found.late_rank, found.late_share) == (1.5, 1, 1.0)
     assert found.exposed == (4.0 + 1.0) / 2 - 1.5
+
+
+def test_a_trace_is_written_as_a_whole(tmp_path, monkeypatch):
+    path, ranks = tmp_path / "trace.json", [rank(2.0, 3.0), rank(2.5, 3.0)]
+    trace.write(str(path), ranks)
+    assert json.loads(path.read_bytes()) == trace.chrome(ranks)
+    before = path.read_bytes()
+    monkeypatch.setattr(trace.json, "dumps", lambda value: (_ for _ in ()).throw(MemoryError))
+    with pytest.raises(MemoryError):
+        trace.write(str(path), ranks)
+    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["trace.json"]

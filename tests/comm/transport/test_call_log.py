@@ -77,6 +77,7 @@ def test_a_call_within_the_package_alone_is_that_of_another_room():
         8,
     )
     assert place_of(Frame("dbrdist.comm.protocol.gate", 9, None)) == ("an unknown place", 0)
+    assert place_of(None) == ("an unknown place", 0)  # a thread that does but this
 
 
 def test_counts_of_several_things_in_any_order():

@@ -408,3 +408,12 @@ def test_an_archive_is_looked_at_before_it_is_unpacked(tmp_path, monkeypatch):
     monkeypatch.setattr(serializer, "check_archive_size", lambda source: happened.append("size"))
     monkeypatch.setattr(serializer.np, "load", lambda *words, **more: happened.append("load") or plain(*words, **more))
     assert serializer.read_npz(tmp_path / "a.npz")["x"].tolist() == [0, 1, 2] and happened == ["size", "load"]
+
+
+def test_what_an_object_is_described_by():
+    saver = DictionarySerializer()
+    assert serializer.described(saver, "kind", "of words") == "of words"
+    assert {key: str(value) for key, value in saver.target.items()} == {"kind": "of words"}
+    loader = NpzDeserializer(saver.target)
+    assert serializer.described(loader, "kind", "other words") == "of words"
+    assert serializer.described(NpzDeserializer({}), "kind", "other words") is None

@@ -634,6 +634,17 @@ def test_arrays_are_alike_in_shape_type_and_place(monkeypatch):
     assert not parameter._alike(first, second) and not parameter._alike(None, host)
 
 
+def test_who_asks_for_flat_memory_may_write_there_at_any_time():
+    a, _ = two_parameters()
+    arena = a.slot.arena
+    before = arena.num_writes
+    assert arena.lend() is arena._data and not arena.is_handed_out and arena.num_writes == before
+    assert arena.data is arena._data and arena.is_handed_out and arena.num_writes > before
+    arena.is_handed_out, before, memory = False, arena.num_writes, arena._data.copy()
+    arena.data = memory
+    assert arena.is_handed_out and arena.num_writes > before and arena.lend() is memory
+
+
 def test_gradients_are_brought_into_flat_memory_wherever_they_lie():
     params = [dbrdist.Parameter(np.zeros(2, "f")) for _ in range(4)]
     flat.gather(params)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dbrdist import Parameter
-from dbrdist.core.model import flat
+from dbrdist.core.model import flat, parameter
 from dbrdist.core.tape import node
 
 
@@ -91,3 +91,9 @@ def test_new_values_count_as_a_write_to_flat_memory():
     assert p.slot.arena.num_writes > before
     assert p.node.assigned == node.assignments[0] == assigned + 1 > alone.node.assigned > 0
     assert node.assigned_parameters[p.node]() is p
+
+
+def test_none_as_an_initializer_is_nan():
+    a = np.zeros((2, 3), "f")
+    parameter._fill_with_nan(a)
+    assert np.isnan(a).all() and parameter._fill_with_nan.dtype is None

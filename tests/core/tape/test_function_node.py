@@ -52,6 +52,27 @@ def test_type_checks_of_nodes_run_before_forward():
         Node().apply((np.ones(2),))
 
 
+def test_what_a_class_reads_a_copy_of_is_not_known_of_those_below_it():
+    class Reads(function_node.FunctionNode):
+        reads_copy_of = 1
+
+        def forward(self, xs):
+            return (xs[0],)
+
+    class Below(Reads):
+        pass
+
+    class Again(Below):
+        reads_copy_of = 0
+
+    class Plain(function_node.FunctionNode):
+        pass
+
+    kinds = (Reads, Below, Again, Plain)
+    assert [kind.reads_copy_of for kind in kinds] == [1, None, 0, None]
+    assert Reads.written == (Reads.forward,) and Again.written == (Again.forward,)
+
+
 def test_a_node_that_was_pickled_has_all_that_it_had():
     x = Variable(np.array([[1.0, 2.0]]), name="x", requires_grad=False)
     for again in (pickle.loads(pickle.dumps(x.node)), copy.deepcopy(x.node)):

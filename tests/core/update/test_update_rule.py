@@ -426,3 +426,19 @@ def test_a_rule_without_an_optimizer_serves_among_others():
         p.grad = np.ones(2, "f")
     optimizer.update()
     assert link.a.array.tolist() == [-0.5, -0.5] and link.b.array.tolist() == [-1, -1]
+
+
+def test_states_stay_where_they_are_while_their_neighbours_do():
+    """Also behind the first of an arena, which a frozen parameter cuts."""
+    link = dbrdist.Link(a=(20,), b=(20,), c=(20,), d=(20,))
+    for p in link.params():
+        p.array, p.grad = np.ones(p.shape, "f"), np.ones(p.shape, "f")
+    optimizer = MomentumSGD(lr=0.1).setup(link)
+    optimizer.update()
+    link.b.update_rule.enabled = False
+    for p in link.params():
+        p.grad = np.ones(p.shape, "f")
+    optimizer.update()
+    joint = {name: getattr(link, name).update_rule.joint for name in "acd"}
+    assert joint["c"][0] is joint["d"][0] and joint["c"][1] == link.c.slot.start > 0
+    assert joint["d"][1] == link.d.slot.start and joint["a"][1] == link.a.slot.start

@@ -1,5 +1,6 @@
 """Hosts: their lists, files and variables, and the ranks that fit on them."""
 
+import os
 import socket
 
 import pytest
@@ -127,3 +128,37 @@ def test_own_addresses_are_those_of_all_interfaces_that_have_one_loopback_last(m
     monkeypatch.setattr(hosts, "address_of_interface", address_of_interface)
     monkeypatch.setattr(hosts.socket, "if_nameindex", lambda: list(enumerate(["lo", "eth0", "tun0", "ib0"])))
     assert hosts.own_addresses() == ("10.0.0.7", "192.168.1.7", "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "bound"),
+    [
+        ("localhost", None, None), (os.uname().nodename, None, None), ("nowhere", None, None),
+        ("here", "10.0.0.7", (socket.AF_INET, "10.0.0.7", True)),
+        ("six", "fe80::7", (socket.AF_INET6, "fe80::7", True)),
+        ("there", "10.0.0.8", (socket.AF_INET, "10.0.0.8", False)),
+    ],
+)  # fmt: skip
+def test_a_name_is_ours_whose_address_can_be_bound(monkeypatch, name, address, bound):
+    asked = []
+
+    class Probe:
+        def __init__(self, family, kind):
+            assert kind == socket.SOCK_DGRAM
+            self.family = family
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            asked.append("closed")
+
+        def bind(self, place):
+            asked.append((self.family, place))
+            if not bound[2]:
+                raise OSError(99, "Cannot assign requested address")
+
+    monkeypatch.setattr(hosts, "resolve", lambda name: address)
+    monkeypatch.setattr(hosts.socket, "socket", Probe)
+    assert hosts.is_local(name) is (name != "nowhere" if bound is None else bound[2])
+    assert asked == ([] if bound is None else [(bound[0], (bound[1], 0)), "closed"])

@@ -107,6 +107,19 @@ def test_a_program_that_is_not_there_ends_with_127(page):
     assert all_of(one.out) == all_of(one.err) == all_of(one.events) == b""
 
 
+@pytest.mark.parametrize("has_input", [True, False])
+def test_a_program_reads_what_it_is_given(page, has_input):
+    """Without an input of its own it has ours."""
+    script = ["/bin/sh", "-c", "readlink /proc/self/fd/0"]
+    one = Child(script, {"PATH": os.environ["PATH"]}, None, page, set(), Inherited(), has_input=has_input)
+    place = f"pipe:[{os.fstat(one.input).st_ino}]" if has_input else os.readlink("/proc/self/fd/0")
+    assert all_of(one.out).decode().strip() == place
+    os.waitpid(one.pid, 0)
+    for descriptor in (one.err, one.events, *([one.input] if has_input else [])):
+        os.close(descriptor)
+    assert has_input or one.input == -1
+
+
 def test_the_pipe_of_the_output_is_as_large_as_it_may_be(page):
     one = Child(["/bin/true"], {}, None, page, set(), Inherited())
     read, write = os.pipe()
