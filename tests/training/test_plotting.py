@@ -132,3 +132,21 @@ def test_text_that_is_no_unicode_is_drawn_as_an_escape(tmp_path):
     axes[0, 0].set_title("a\ud800b")
     plotting.save_figure(figure, str(tmp_path / "p.png"))
     assert axes[0, 0].get_title() == r"a\ud800b" and (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+@each(**{"name, format": [("a.png", "png"), ("a", "png"), ("a.SVG", "svg"), ("a.b.pdf", "pdf")]})
+def test_how_a_figure_is_written(tmp_path, name, format):
+    pytest.importorskip("matplotlib")
+    saved = []
+
+    class Figure:
+        def findobj(self, kind):
+            return []
+
+        def savefig(self, file, **words):
+            saved.append(words)
+            file.write(b"drawn")
+
+    plotting.save_figure(Figure(), str(tmp_path / name), ("legend",))
+    assert saved == [{"format": format, "dpi": 120, "bbox_extra_artists": ["legend"], "bbox_inches": "tight"}]
+    assert (tmp_path / name).read_bytes() == b"drawn"

@@ -207,3 +207,22 @@ def test_a_long_name_is_shown_without_its_middle(name, shown):
     style = 'class="line" style="stroke:var(--soft)" stroke-dasharray="5 4"/>'
     title = "" if shown is None else f"<title>{name}</title>"
     assert f'<path d="M62.0 30.0h18" {style}<text x="86.0" y="34.0" class="tick">{title}{shown or name}</text>' in made
+
+
+@each(
+    **{
+        "values, power": [
+            ([1e290, 0], 0),
+            ([-1e290], 0),
+            ([math.nextafter(1e290, 2e290)], 300),
+            ([1.0, -2e290], 300),
+            ([1 / 1e290], 0),
+            ([math.nextafter(1 / 1e290, 0)], -300),
+            ([1e-300, -1e-295], -300),
+            ([0.0, 0.0], 0),
+            ([1e-300, 1.0], 0),
+        ]
+    }
+)
+def test_axes_of_very_large_and_very_small_numbers_are_divided(values, power):
+    assert chart._power(values) == power

@@ -220,3 +220,24 @@ def test_how_much_is_read_of_each_file(tmp_path, monkeypatch):
 def test_a_log_has_a_thousand_names_at_most():
     log = LogLines([{f"a{k}": 1.0 for k in range(999)}, {"b": 1.0}, {"c": 1.0}])
     assert log.names() == [*(f"a{k}" for k in range(999)), "b"]
+
+
+def test_a_log_that_has_not_changed_is_not_read_again(tmp_path, monkeypatch):
+    log, begun = tmp_path / LOG, []
+    log.write_text('{"epoch": 1}\n{"epoch": 2}\n')
+    (tmp_path / SUMMARY).write_text("{}")
+    reader = RunReader(str(tmp_path))
+    plain = reader._begin_log
+    monkeypatch.setattr(reader, "_begin_log", lambda place: begun.append(place) or plain(place))
+    there = os.stat(log)
+    for _ in range(3):
+        problems = []
+        reader._read_log(problems)
+        assert not problems and begun == [(there.st_dev, there.st_ino)]
+    with open(log, "a") as file:
+        file.write('{"epoch": 3}\n')
+    reader._read_log([])
+    assert len(begun) == 1
+    log.write_text('{"epoch": 1}\n')  # shorter
+    reader._read_log([])
+    assert begun == [(there.st_dev, there.st_ino)] * 2

@@ -543,3 +543,21 @@ def test_each_update_counts_once(hooks, scale):
             p.grad = np.ones_like(p.array)
         optimizer.update()
         assert optimizer.t == t and all(p.update_rule.t == t for p in optimizer.target.params())
+
+
+@each(auto=[False, True], of_updater=[False, True])
+def test_a_program_of_chainer_counts_epochs_in_one_way(auto, of_updater, monkeypatch):
+    """By hand, or by an updater where the optimizer says so; other programs in either."""
+    for is_chainers in (False, True):
+        optimizer = base.Optimizer()
+        optimizer.epoch, optimizer.use_auto_new_epoch = 3, of_updater
+        with monkeypatch.context() as patch:
+            patch.setattr(base, "as_chainer", [is_chainers])
+            if is_chainers and auto != of_updater:
+                who = "the program counts the epochs: new_epoch" if auto else "an updater counts the epochs"
+                with pytest.raises(RuntimeError, match=f"new_epoch: use_auto_new_epoch is {of_updater}, so that {who}"):
+                    optimizer.new_epoch(auto)
+                assert optimizer.epoch == 3
+            else:
+                optimizer.new_epoch(auto)
+                assert optimizer.epoch == 4
