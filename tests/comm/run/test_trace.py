@@ -464,3 +464,15 @@ def test_a_trace_is_written_as_a_whole(tmp_path, monkeypatch):
     with pytest.raises(MemoryError):
         trace.write(str(path), ranks)
     assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["trace.json"]
+
+
+def test_shares_of_no_step_and_of_a_short_one():
+    parts = {"compute": 5e-10, "data_stall": 0.0, "exposed": 1e-9, "late": 2e-9}
+    summary = trace.Summary(num_steps=0, step=0.0, **parts, late_rank=None, late_share=0.0, late_cause="")
+    assert summary.lines() == [
+        "trace: 0 steps of 0.00 ms",
+        "  compute: 0.00 ms, 50 %",
+        "  waiting for data: 0.00 ms, 0 %",
+        "  exposed communication: 0.00 ms, 100 %",
+        "  waiting for a late rank: 0.00 ms, 200 %",
+    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 
 from dbrdist import Parameter
@@ -97,3 +99,13 @@ def test_none_as_an_initializer_is_nan():
     a = np.zeros((2, 3), "f")
     parameter._fill_with_nan(a)
     assert np.isnan(a).all() and parameter._fill_with_nan.dtype is None
+
+
+def test_who_leaves_shared_memory_shares_it_no_more():
+    p = new()
+    q, r = copy.copy(p), copy.copy(p)
+    assert p.is_shared and q.is_shared and set(p._others()) == {q, r}
+    p.array = np.zeros(4)
+    assert not p.is_shared and q.is_shared and q._others() == [r]
+    q.leave_arena()
+    assert not q.is_shared and not r.is_shared and r._others() == [] == q._others()
