@@ -153,6 +153,32 @@ def test_an_error_reaches_the_extensions_and_the_caller(tmp_path, capsys):
     assert not capsys.readouterr().err  # the message once, with the traceback
 
 
+def test_an_extension_that_fails_at_an_error_is_named_beside_it(tmp_path):
+    told = []
+
+    class Fails(Extension):
+        def __call__(self, trainer):
+            pass
+
+        def on_error(self, trainer, exc, tb):
+            raise KeyError("mine")
+
+    class Last(Extension):
+        def __call__(self, trainer):
+            raise OSError("no power")
+
+        def on_error(self, trainer, exc, tb):
+            told.append(exc)
+
+    trainer = make_trainer(tmp_path)
+    trainer.extend(Fails(), name="fails", priority=300)
+    trainer.extend(Last())
+    with pytest.raises(OSError, match="no power") as caught:
+        trainer.run()
+    assert told == [caught.value]
+    assert "on_error of the extension fails failed: KeyError: 'mine'" in caught.value.__notes__
+
+
 def test_a_trainer_runs_once(tmp_path):
     trainer = make_trainer(tmp_path, (1, "iteration"))
     with pytest.raises(RuntimeError, match="not started"):

@@ -163,7 +163,8 @@ def test_a_batch_is_timed_without_its_first_step(monkeypatch):
     """The median of the slowest ranks' speeds; a last batch that is short counts with its own examples."""
     clock, ends = [0.0], []
     seconds, examples = iter([9.0, 0.25, 0.25, 0.5]), iter([8, 8, 4, 8])
-    batches = SimpleNamespace(num_samples_global=8)
+    batches, waited = SimpleNamespace(num_samples_global=8), []
+    seen = SimpleNamespace(observation={"loss": "a value of a GPU", "other": 2})
 
     def update():
         clock[0] += next(seconds)
@@ -171,7 +172,8 @@ def test_a_batch_is_timed_without_its_first_step(monkeypatch):
 
     updater = SimpleNamespace(update=update, finalize=lambda: ends.append(1))
     monkeypatch.setattr(batch_finder.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(batch_finder, "reporter", lambda task: contextlib.nullcontext(SimpleNamespace(observation={})))
+    monkeypatch.setattr(batch_finder, "reporter", lambda task: contextlib.nullcontext(seen))
+    monkeypatch.setattr(batch_finder, "as_number", waited.append)
     monkeypatch.setattr(batch_finder, "iterator", lambda config, data, comm, train: (config, train) and batches)
     monkeypatch.setattr(batch_finder.build_updates, "updater", lambda *args: updater)
     settings = SimpleNamespace(batch_finder=BatchFinder(steps=3), model_copy=lambda update: settings)
@@ -181,7 +183,7 @@ def test_a_batch_is_timed_without_its_first_step(monkeypatch):
         trainer=SimpleNamespace(updater=SimpleNamespace(get_optimizer=lambda name: None)),
     )  # fmt: skip
     assert batch_finder._measured(run, 8) == TimedBatch(8, 1.0, 8.0)  # of 16, 8 and 8 per second
-    assert ends == [1]
+    assert ends == [1] and waited == ["a value of a GPU", 2] * 4
     monkeypatch.setattr(updater, "update", lambda: (_ for _ in ()).throw(MemoryError))
     with pytest.raises(MemoryError):
         batch_finder._measured(run, 8)

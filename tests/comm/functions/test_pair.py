@@ -31,3 +31,14 @@ def test_a_gradient_is_that_of_its_message(of, first, got):
     else:
         with pytest.raises(CommunicatorError, match=f"tag 3 the gradient of message {of}, got {got}; both ranks"):
             received(of, first)
+
+
+@each(name=["send", "recv"])
+def test_a_rank_sends_nothing_to_itself(name):
+    comm = SimpleNamespace(rank=1, size=3)
+    words = f"{name}: rank: expected another rank than this one, 1, got 1; the variable is here already"
+    with pytest.raises(ValueError) as caught:
+        pair.send(np.ones(2), comm, 1) if name == "send" else pair.recv(comm, 1)
+    assert str(caught.value) == words
+    with pytest.raises(ValueError, match="send: x: expected one or more Variables, got none"):
+        pair.send((), comm, 0)

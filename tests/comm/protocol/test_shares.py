@@ -22,6 +22,26 @@ def test_one_rank_has_nobody_to_share_with(monkeypatch):
         shares.check_shares(rows, SerialIterator([1, 2], 2, rank=1, size=2))
 
 
+def test_what_ranks_compare_of_their_iterators(monkeypatch):
+    """Those of iterators that are not divided over the ranks say only that they are not."""
+    compared, looked = [], []
+    monkeypatch.setattr(shares.agree, "same_everywhere", lambda *words: compared.append(words))
+    monkeypatch.setattr(shares.agree, "as_lines", "\n".join)
+    monkeypatch.setattr(shares, "check_examples", lambda *words: looked.append(words))
+    data, rows = [1, 2, 3, 4], np.array([[0], [1]])
+    comm = SimpleNamespace(size=2, gate=SimpleNamespace(allgather_rows=lambda row: rows))
+    divided = SerialIterator(data, 2, rank=0, size=2)
+    shares.check_shares(comm, divided)
+    shares.check_shares(comm, SerialIterator(data, 2), "validation")
+    shares.check_shares(comm, iter(data), "test", is_moving=False)
+    assert compared == [
+        (comm, "\n".join(batches_in_words(divided, "training")), "the same training batches"),
+        (comm, "validation examples of its own", "the same validation batches"),
+        (comm, "test examples of its own", "the same test batches"),
+    ]
+    assert looked == [(comm, data, "training")]
+
+
 def test_what_makes_up_the_batches_to_come_line_by_line():
     made = SerialIterator(list(range(10)), 4, seed=7)
     lines = batches_in_words(made, "training")
