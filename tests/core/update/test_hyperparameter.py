@@ -103,3 +103,15 @@ def test_an_optimizer_without_a_target_saves_and_loads_counters_alone(tmp_path):
         dbrdist.serializers.save_npz(tmp_path / "o.npz", optimizers.Adam())
     with pytest.warns(UsageWarning, match="only counters are loaded into it"):
         dbrdist.serializers.load_npz(tmp_path / "o.npz", optimizers.Adam())
+
+
+@pytest.mark.parametrize(("value", "is_warned_of"), [(0.0, True), (1.0, False), (0.5, False), (-0.5, True), (0, True)])
+def test_zero_is_no_rate_of_an_optimizer_that_divides_by_it(value, is_warned_of):
+    optimizer, _ = set_up(optimizers.AdaBound())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        optimizer.alpha = value
+    assert [str(w.message).startswith("AdaBound: alpha: expected a number above 0") for w in said] == [True][
+        :is_warned_of
+    ]
+    assert optimizer.alpha == value
