@@ -14,7 +14,7 @@ import dbrdist
 import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import FunctionHook, FunctionNode, Variable, function_node
-from dbrdist.core.tape import ops
+from dbrdist.core.tape import call, ops
 from dbrdist.functions.activation import Softmax
 from dbrdist.functions.math import LogSumExp
 from dbrdist.functions.rectifier import ReLU
@@ -71,6 +71,23 @@ def test_what_a_class_reads_a_copy_of_is_not_known_of_those_below_it():
     kinds = (Reads, Below, Again, Plain)
     assert [kind.reads_copy_of for kind in kinds] == [1, None, 0, None]
     assert Reads.written == (Reads.forward,) and Again.written == (Again.forward,)
+
+
+@pytest.mark.parametrize("is_chainers", [False, True])
+def test_variables_without_a_history_are_of_rank_0(is_chainers, monkeypatch):
+    class Two(function_node.FunctionNode):
+        def forward(self, xs):
+            return (xs[0] * 2, None) if is_chainers else (xs[0] * 2, np.float64(3))
+
+    monkeypatch.setattr(call, "as_chainer", [is_chainers])
+    x = Variable(np.ones(3)) * 2
+    with dbrdist.no_backprop_mode():
+        y, other = Two().apply((x,))
+    assert [v.array is None for v in (y, other)] == [False, is_chainers]
+    if not is_chainers:
+        assert all((v.node.rank, v.node.index, v.requires_grad, v.creator) == (0, 0, False, None) for v in (y, other))
+    y, other = Two().apply((x,))
+    assert (x.node.rank, y.node.rank, other.node.rank, y.node.index, other.node.index) == (1, 2, 2, 0, 1)
 
 
 def test_a_node_that_was_pickled_has_all_that_it_had():

@@ -322,6 +322,8 @@ def test_signals_of_the_launcher(start, clock, monkeypatch):
     assert one.output.said == [
         "dbrdist-launch: suspended with all its ranks; `fg` or SIGCONT continues them", "stacks",
     ]  # fmt: skip
+    told = []
+    monkeypatch.setattr(one.events, "tell", lambda kind, **fields: told.append((kind, fields)))
     one._on_signal(signal.SIGINT)
     words = "dbrdist-launch: SIGINT: asking all ranks to save and stop within 8 s (press Ctrl-C again to stop now)"
     assert (one.asked, one.judge.stop_asked, one.output.said[-1]) == (signal.SIGINT, True, words)
@@ -330,6 +332,7 @@ def test_signals_of_the_launcher(start, clock, monkeypatch):
     assert one.stop_deadline == clock.now + 8.0 and one.end_deadline is None
     one._on_signal(signal.SIGTERM)
     assert len(sent(one, 0, "stop")) == 1 and one.end_deadline is None
+    assert told == [("stop_asked", {"signal": "SIGINT"})]
     one._on_signal(signal.SIGINT)
     assert one.output.said[-1] == "dbrdist-launch: interrupted again, stopping now"
     assert sent(one, 0, "kill") == [{"grace": 0.0}] and one.end_deadline == clock.now + limits.STARTER_SECONDS
