@@ -32,6 +32,14 @@ def test_lines_are_folded_beyond_a_width(n):
         assert len(first) <= words.WIDTH and second.startswith("    c")
 
 
+@each(line=["a  b ", "ab\tc", "\tabcd", "     "])
+def test_lines_that_have_room_stay_as_they_are(line):
+    """Also what folding would change: tabs and spaces at the end."""
+    for width in (len(line), len(line) + 1, None):
+        assert words.folded(line, width) == line
+    assert words.folded(line, len(line) - 1) != line
+
+
 def test_what_errors_say():
     for error, said in (
         (OSError(2, "no such file", "x"), "x: no such file"), (OSError(2, "no such file"), "no such file"),

@@ -164,3 +164,20 @@ def test_no_verb_is_entered_while_a_step_is_captured(verb, monkeypatch):
     monkeypatch.setattr(backend.capturing, "is_on", False)
     with comm.gate.call(verb) as call:
         assert call.number == 0
+
+
+def test_meetings_are_counted_together_and_their_bytes_by_the_last():
+    """By which a look at who waits for whom tells whether another rank has come as far."""
+    comm = create_communicator("single")
+    record, name = comm.gate.record, comm.gate.name
+    before = record.counted(name)
+    for k in range(1, 4):
+        with comm.gate.call("update") as call:
+            call.agree()
+            assert (call.meets_by, record.counted(name)) == ("row", before + 2 * k - 1)
+            call.meet_without_row()
+            assert (call.meets_by, call.number) == ("bytes", before + 2 * k)
+        assert record.counted(name) == record.counted(name, "bytes") == before + 2 * k
+    with comm.gate.call("update") as call:
+        call.agree()
+    assert record.counted(name, "bytes") == record.counted(name) - 1 == before + 6
