@@ -12,6 +12,7 @@ import pytest
 import dbrdist
 import dbrdist.functions as F
 from dbrdist import Function, FunctionHook, Variable, gradient_check
+from dbrdist.core.chainer import function as function_module
 from dbrdist.utils import type_check as T
 from tests.core.core_helpers import Old
 
@@ -281,3 +282,24 @@ def test_an_old_function_with_one_output_applies_to_a_tuple():
     assert x.grad is None
     with pytest.raises(NotImplementedError, match=r"Function defines neither forward\(inputs\) nor forward_cpu"):
         Function()(x)
+
+
+@pytest.mark.parametrize("is_chainers", [False, True])
+def test_a_gradient_that_the_program_set_counts_in_programs_of_chainer(is_chainers, monkeypatch):
+    """Of an output to which backward brings none."""
+    seen = []
+
+    class Noted(Both):
+        def backward(self, xs, gys):
+            seen.append([None if g is None else g.tolist() for g in gys])
+            return super().backward(xs, gys)
+
+    monkeypatch.setattr(function_module, "as_chainer", [is_chainers])
+    x, y = map(Variable, arrays(2))
+    total, difference = Noted()(x, y)
+    difference.grad = np.full((3, 2), 2.0)
+    F.sum(total).backward()
+    ones, set_by_program = [[1.0, 1.0]] * 3, [[2.0, 2.0]] * 3
+    assert seen == [[ones, set_by_program if is_chainers else None]]
+    assert x.grad.tolist() == ([[3.0, 3.0]] * 3 if is_chainers else ones)
+    assert y.grad.tolist() == ([[-1.0, -1.0]] * 3 if is_chainers else ones)
