@@ -127,7 +127,6 @@ def _run_chain(walk: Any, function: Any, gys: tuple[Gradient, ...]) -> None:
     Gradients are taken from the queue here, since a caller would hold the first ones until the end.
     """
     heap = walk.heap
-    num_assigned = assignments[0]
     while True:
         if function is None:
             if not heap:
@@ -137,7 +136,7 @@ def _run_chain(walk: Any, function: Any, gys: tuple[Gradient, ...]) -> None:
         is_of_host = type(gys[0]) is _ndarray
         if not is_of_host:
             walk.visit(gys)
-        if function.recorded_at != num_assigned:
+        if function.recorded_at != assignments[0]:
             function.heed_new_values()
         if function.writes:
             given = function.derive(wanted, gys, views(nodes, wanted) if is_of_host else _views_there(nodes, wanted))

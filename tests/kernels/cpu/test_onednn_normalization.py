@@ -7,6 +7,7 @@ import pytest
 
 from dbrdist import kernels
 from dbrdist.core.array import backend
+from dbrdist.functions import recomputed
 from dbrdist.kernels import dispatch, providers
 from dbrdist.kernels.cpu import onednn, onednn_normalization
 from tests.each import each
@@ -172,3 +173,41 @@ def test_vectors_of_a_normalization_stay_as_they_are_now():
     gamma[:], beta[:] = 8, 9
     for found in (kept(), there()):
         assert [v.tolist() for v in found] == [[n] * 3 for n in (1, 2, 3, 4)]
+
+
+@each(shape=[(4, 16, 64, 64), (2, 256, 14, 14), (3, 48, 9, 7)], coarse=[False, True], relu=[False, True])
+def test_normalizations_are_repeated_bit_for_bit(shape, coarse, relu):
+    x = draw(0, shape) + (np.float32(3e4) if coarse else 0)  # of which sums in float32 are too coarse
+    x = backend.channels_last(x.astype(np.float32))
+    x[0, 0, 0, 0], gamma, beta = -0.0, draw(1, shape[1:2]), draw(2, shape[1:2])
+    beta[3], gamma[4] = 0, 0
+    y, mean, var, saved = kernels.bn_forward(x, gamma, beta, 2e-5, relu)
+    if not kernels.may_be_repeated(saved):
+        pytest.skip("oneDNN is not available")
+    again = backend.channels_last(np.empty_like(y))
+    make = kernels.bn_again(saved, gamma, beta, mean, var, 2e-5, relu, (0, 2, 3))
+    make(x, again)
+    assert again.tobytes() == y.tobytes()
+    again[...] = 0
+    rows, made = recomputed.as_rows(x), recomputed.as_rows(again)
+    for part in (slice(0, 5), slice(5, 6), slice(6, None)):
+        make(rows[part], made[part])
+    assert again.tobytes() == y.tobytes()
+
+
+@each(of_two=[False, True])
+def test_normalizations_and_sums_in_one_pass(of_two):
+    rng = np.random.default_rng(0)
+    (x, added), y = rng.standard_normal((2, 70, 48), np.float32), np.empty((70, 48), np.float32)
+    vectors, others = rng.random((2, 3, 48), np.float32) - np.float32(0.2)
+    x[0, :2], added[1, 0], x[2, 3], added[2, 3] = (np.nan, np.inf), np.nan, np.inf, -np.inf
+    if not kernels.rectified_sum(y, x, vectors, added, others if of_two else None):
+        return  # not compiled, or for another rounding than that of the loop
+
+    def of(a, v):
+        return (a - v[0]).astype(np.float64) * v[1] + v[2]
+
+    with np.errstate(invalid="ignore"):
+        total = of(x, vectors) + (of(added, others) if of_two else added)
+    np.testing.assert_allclose(y, np.maximum(total, 0), rtol=1e-6, atol=2e-6)
+    assert not np.signbit(y[y == 0]).any()

@@ -12,9 +12,11 @@ import dbrdist
 import dbrdist.functions as F
 from dbrdist import kernels
 from dbrdist.core.array import sums
+from dbrdist.core.array.backend import channels_last, is_channels_last
 from dbrdist.kernels.cpu import loops
 from tests.each import each
 from tests.kernels.cpu.test_loops import compiled
+from tests.kernels.provider_helpers import draw
 
 SHAPES = [
     (300, 64),
@@ -451,3 +453,27 @@ def test_what_a_table_does_not_serve_is_left_to_others():
     assert kernels.by_table(x, np.ones((256, 6), "f")[:, ::2]) is None
     assert kernels.by_table(x[:0], table) is None
     assert kernels.by_table(x, table.astype("e")) is None
+
+
+@each(shape=[(2, 16, 4, 4), (4, 16, 64, 64), (3, 32, 50, 41)], level=[None, 1])
+def test_marks_are_those_of_the_sum(shape, level):
+    a, b, gy, other = (channels_last(draw(seed, shape)) for seed in range(4))
+    a[0, 0, 0, :3], b[0, 0, 0, :3], a[0, 1, 0, 0] = (np.nan, np.inf, -0.0), (1, 1, 0.0), -b[0, 1, 0, 0]
+    gy[1, 2, 0, 2], a[1, 2, 0, :3] = -0.0, -9
+    with kernels.use(*([] if level is None else ["loops"])):
+        y = channels_last(a.copy())
+        marks = kernels.relu_of_sum_marked(y, b)
+        assert marks.nbytes == y.size // 8
+        np.testing.assert_array_equal(y, np.maximum(a + b, 0))
+        assert not np.signbit(y[y == 0]).any()
+        for is_ours, of_two in ((False, False), (True, False), (False, True), (True, True)):
+            g = channels_last(gy.copy())
+            total = gy + other if of_two else gy
+            made = kernels.relu_backward_marked(marks, g, other if of_two else None, is_ours)
+            expected = np.where(y != 0, total, np.copysign(np.float32(0), total))
+            assert channels_last(made).tobytes() == channels_last(expected).tobytes()
+            assert is_channels_last(made)
+        gy[1, 2, 0, :2] = np.nan, np.inf
+        with np.errstate(invalid="ignore"):
+            made = kernels.relu_backward_marked(marks, gy, other, False)
+        np.testing.assert_array_equal(made, np.where(y != 0, gy + other, 0))
