@@ -169,6 +169,8 @@ bernoulli(p, x) float -1..1 s
 focal(x, t) float -1..1 0.2..0.8 s gamma=2.0 of_ones=0.25 of_zeros=0.75
 distance(a, b) float 0.3..1.5 -1.5..-0.3 sd
 huber(x, t) float -1.5..1.5 sd delta=0.6
+normal_loss(x, mean, ln_var) float -1..1 sl
+laplace_loss(x, loc, ln_scale) float 0.3..1.5 -1.5..-0.3 -1..1 sl
 """
 
 
@@ -185,7 +187,8 @@ def told(row):
 
 def test_each_row_is_that_of_the_table():
     expected = ROWS.splitlines()
+    assert F.likelihood  # loads the last rows, which others may have loaded before
     known = {line.partition("(")[0] for line in expected}
     rows = elementwise_table.ROWS.values()
     ours = [row for row in rows if row.name in known or row.formula.__module__.startswith("dbrdist.")]
-    assert [told(row) for row in ours] == expected
+    assert sorted(map(told, ours)) == sorted(expected)
