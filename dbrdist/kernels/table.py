@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dbrdist.core.array.backend import places_of
 from dbrdist.core.array.config import config
+from dbrdist.core.names.moved import loaded
 from dbrdist.kernels import providers
 from dbrdist.kernels.unsupported import Unsupported
 
@@ -197,6 +198,9 @@ def use(*names: str) -> Iterator[None]:
 
 def provider_of(kernel: str, *arguments: Any) -> str:
     """Name of the provider that serves ``kernel``, such as ``'conv_forward'``, for exactly these arguments."""
+    if kernel not in KEYS:
+        loaded("dbrdist.kernels.device_dispatch")  # with fused_dispatch, what is declared for devices alone
+        loaded("dbrdist.kernels.fused_dispatch")
     return server_of(planned(KEYS[kernel](*arguments), arguments))
 
 

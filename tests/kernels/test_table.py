@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -124,3 +126,11 @@ def test_core_has_means_of_images_from_the_kernels_of_devices(monkeypatch):
         monkeypatch.setattr(kernels, name, lambda *arrays, name=name: seen.append((name, *arrays)) or name)
         assert elementwise.kernels[name](1, 2) == name
     assert seen == [("mean_of_images", 1, 2), ("mean_of_images_backward", 1, 2)]
+
+
+@pytest.mark.programs
+def test_the_provider_of_a_kernel_of_devices_is_known_before_any_has_run():
+    asked = "kernels.provider_of('masked', np.ones(3, 'f'), np.ones(3, '?'), 1.0)"
+    code = f"import numpy as np; from dbrdist import kernels; print({asked})"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout == "numpy\n"
