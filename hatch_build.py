@@ -36,6 +36,8 @@ LONG_LINES = 100
 # the processor's flags are read afterwards, which would keep roots and choices out of vectors. Without threaded jumps
 # two bounds of a number stay two instructions each and do not become five conditions: a sigmoid takes 0.85 of the time.
 LOOP_FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fno-thread-jumps", "-g0", "-w"]
+# Of these, those that name passes of GCC: for Clang a flag that it does not know is an error.
+OF_GCC = {flag for flag in (*LONG_FLAGS, "-fno-thread-jumps") if flag.startswith("-f")}
 SECONDS_PER_LINE = 0.009  # of one core, for a line of Python, on an Intel Xeon of 2.6 GHz
 
 
@@ -93,6 +95,22 @@ def compiled(root: str, paths: list[str], directory: Path) -> dict[str, str]:
     """Compile modules of a source tree: each file that was made, and its place in the wheel."""
     from Cython.Build import cythonize
     from setuptools import Distribution, Extension
+    from setuptools.command.build_ext import build_ext
+    from setuptools.errors import CompileError
+
+    class Build(build_ext):
+        """Compiles without the flags of GCC where the compiler is another."""
+
+        def build_extensions(self) -> None:
+            source = Path(self.build_temp, "nothing.c")
+            source.parent.mkdir(parents=True, exist_ok=True)
+            source.write_text("int nothing;\n")
+            try:
+                self.compiler.compile([str(source)], self.build_temp, extra_postargs=sorted(OF_GCC))
+            except CompileError:
+                for extension in self.extensions:
+                    extension.extra_compile_args = [f for f in extension.extra_compile_args if f not in OF_GCC]
+            super().build_extensions()
 
     before = os.getcwd()
     os.chdir(root)
@@ -107,7 +125,7 @@ def compiled(root: str, paths: list[str], directory: Path) -> dict[str, str]:
             for path in paths
         ]
         extensions = cythonize(extensions, build_dir=str(directory / "c"), compiler_directives=DIRECTIVES, quiet=True)
-        command = Distribution({"ext_modules": extensions}).get_command_obj("build_ext")
+        command = Build(Distribution({"ext_modules": extensions}))
         command.build_lib, command.build_temp = str(directory / "lib"), str(directory / "temp")
         command.parallel = os.cpu_count()
         command.ensure_finalized()

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -56,12 +57,17 @@ def test_no_compiled_module_chooses_between_tuples_of_different_lengths():
     assert {path: lines for path, lines in found.items() if lines} == {}
 
 
-def test_long_modules_without_c_types_are_compiled_in_less_time(tmp_path, monkeypatch):
+@pytest.fixture
+def hook(monkeypatch):
     interface = SimpleNamespace(BuildHookInterface=object)  # hatchling's, which pip alone installs
     monkeypatch.setitem(sys.modules, "hatchling.builders.hooks.plugin.interface", interface)
     monkeypatch.delitem(sys.modules, "hatch_build", raising=False)
-    hook = importlib.import_module("hatch_build")
+    found = importlib.import_module("hatch_build")
     monkeypatch.delitem(sys.modules, "hatch_build")
+    return found
+
+
+def test_long_modules_without_c_types_are_compiled_in_less_time(tmp_path, hook):
     short, long = tmp_path / "short.py", tmp_path / "long.py"
     short.write_text("\n" * (hook.LONG_LINES - 1))
     long.write_text("\n" * hook.LONG_LINES)
@@ -69,3 +75,30 @@ def test_long_modules_without_c_types_are_compiled_in_less_time(tmp_path, monkey
     long.with_suffix(".pxd").touch()
     assert hook.flags(long) == hook.FLAGS
     assert hook.flags(tmp_path / "loops.pyx") == hook.LOOP_FLAGS
+
+
+# Ends as Clang does where there is a flag that it does not know, and writes down how it was called.
+COMPILER = """#!/bin/sh
+echo "$@" >> {log}
+case " $* " in *" {refused} "*) exit 1;; esac
+exec cc "$@"
+"""
+
+
+@pytest.mark.programs
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.parametrize("refused", ["-ftree-sra", "-fno-thread-jumps", "-nothing"])
+def test_a_compiler_that_refuses_flags_of_gcc_compiles_without_them(tmp_path, monkeypatch, hook, refused):
+    pytest.importorskip("setuptools")
+    monkeypatch.setitem(sys.modules, "Cython", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "Cython.Build", SimpleNamespace(cythonize=lambda found, **options: found))
+    source, compiler, log = tmp_path / "long.c", tmp_path / "compiler", tmp_path / "log"
+    source.write_text("int number;\n" + "\n" * hook.LONG_LINES)
+    compiler.write_text(COMPILER.format(log=log, refused=refused))
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    (made,) = hook.compiled(str(tmp_path), ["long.c"], tmp_path / "made").values()
+    assert made.startswith("long.")
+    (line,) = [line for line in log.read_text().splitlines() if "-c long.c" in line]
+    expected = [flag for flag in hook.LONG_FLAGS if refused == "-nothing" or flag in ("-Og", "-g0", "-w")]
+    assert line.split()[-len(expected) :] == expected
