@@ -87,6 +87,7 @@ exec cc "$@"
 
 @pytest.mark.programs
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.filterwarnings("ignore")  # of setuptools, where others have imported distutils before
 @pytest.mark.parametrize("refused", ["-ftree-sra", "-fno-thread-jumps", "-nothing"])
 def test_a_compiler_that_refuses_flags_of_gcc_compiles_without_them(tmp_path, monkeypatch, hook, refused):
     pytest.importorskip("setuptools")
