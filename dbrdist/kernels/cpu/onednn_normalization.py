@@ -231,7 +231,7 @@ def _plan_again(
     return bn_again
 
 
-_TRIED_ROWS, _TRIED_COLUMNS = 64, 32
+_TRIED = 2048  # elements
 
 
 def _plan_rectified_sum(y: HostArray, x: HostArray, *rest: HostArray | None) -> Any:
@@ -239,7 +239,7 @@ def _plan_rectified_sum(y: HostArray, x: HostArray, *rest: HostArray | None) -> 
     columns = x.shape[1]
     one = loops.runner("rectified_sum", y, x)
     two = loops.runner("rectified_sum_of_two", y, x)
-    if not cached(("rounds_as_loop",), _rounds_as_loop):
+    if not cached(("rounds_as_loop", columns), partial(_rounds_as_loop, columns)):
         raise onednn.Unsupported("another rounding than the loop's")
     numbers = (columns, 3 * columns)
 
@@ -253,16 +253,18 @@ def _plan_rectified_sum(y: HostArray, x: HostArray, *rest: HostArray | None) -> 
     return rectified_sum
 
 
-def _rounds_as_loop() -> bool:
-    """Whether oneDNN's normalization multiplies and adds in one step, as with AVX2 and AVX-512 in versions 3."""
+def _rounds_as_loop(columns: int) -> bool:
+    """Whether oneDNN's normalization multiplies and adds in one step: versions 3 do for a multiple of 8 columns, with
+    AVX2 and AVX-512.
+    """
     eps, rng = np.float32(_EPS), np.random.default_rng(0)
-    x = rng.standard_normal((_TRIED_ROWS, _TRIED_COLUMNS), np.float32)
+    x = rng.standard_normal((-(-_TRIED // columns), columns), np.float32)
     zeros = np.zeros_like(x)
-    gamma, beta, mean, var = rng.random((4, _TRIED_COLUMNS), np.float32)
+    gamma, beta, mean, var = rng.random((4, columns), np.float32)
     y, expected = np.empty_like(x), np.empty_like(x)
     _build_bn_inference((*x.shape, 1, 1), x.dtype, _EPS, False).on(x, gamma, beta, mean, var, expected)
     vectors = np.stack((mean, gamma / np.sqrt(var + eps), beta))
-    loops.runner("rectified_sum", y, x)((y, x, vectors, zeros), (_TRIED_COLUMNS, 3 * _TRIED_COLUMNS))
+    loops.runner("rectified_sum", y, x)((y, x, vectors, zeros), (columns, 3 * columns))
     return bool((y == np.maximum(expected, 0)).all())
 
 

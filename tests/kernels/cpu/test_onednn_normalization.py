@@ -195,6 +195,20 @@ def test_normalizations_are_repeated_bit_for_bit(shape, coarse, relu):
     assert again.tobytes() == y.tobytes()
 
 
+@each(columns=[1, 7, 8, 20, 48])
+def test_normalizations_and_sums_in_one_pass_have_the_bits_of_the_steps(columns):
+    (x, added), y = (
+        (backend.channels_last(draw(k, (3, columns, 40, 40))) for k in (0, 1)),
+        np.empty((4800, columns), "f"),
+    )
+    gamma, beta = draw(2, (columns,)), draw(3, (columns,))
+    steps, mean, var, _ = kernels.bn_forward(x, gamma, beta, 2e-5)
+    vectors = np.stack((mean, gamma / np.sqrt(var + np.float32(2e-5)), beta))
+    rows = [v.transpose(0, 2, 3, 1).reshape(-1, columns) for v in (x, added, steps)]
+    if kernels.rectified_sum(y, rows[0], vectors, rows[1], None):
+        np.testing.assert_array_equal(y, np.maximum(rows[2] + rows[1], 0))
+
+
 @each(of_two=[False, True])
 def test_normalizations_and_sums_in_one_pass(of_two):
     rng = np.random.default_rng(0)
