@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from math import prod
 from typing import Any
+from weakref import ref
 
 import numpy as np
 from numpy import ndarray
@@ -19,6 +20,7 @@ from dbrdist.core.array.backend import (
     Array,
     DType,
     accumulation_dtype,
+    copy_as_it_lies,
     get_array_module,
     is_floating,
     lies_as_images,
@@ -32,7 +34,7 @@ from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import Given, expected
 from dbrdist.core.tape.function_node import FunctionNode, is_observed
-from dbrdist.core.tape.fusion import discreet, wait
+from dbrdist.core.tape.fusion import discreet, settle, wait, waiting
 from dbrdist.core.tape.node import form
 from dbrdist.core.tape.variable import Operand, Variable, as_array
 from dbrdist.functions.recomputed import may_be_offered, offer_normalized
@@ -79,7 +81,7 @@ class Normalization(FunctionNode):
             return y
         output = unwritten(y.shape, y.dtype, y) if self.rectifies else y
         as_now = kernels.bn_vectors(self.saved, *vectors)
-        recipe = (x, as_now, self.saved, self.eps, self.axis) if offers else None
+        recipe = (ref(self), x, as_now, self.saved, self.eps, self.axis) if offers else None
         if self.rectifies:
             write = partial(_normalize, x, as_now, self.eps, self.axis)
             wait(PendingNormalization(output, ReLU, key, y, write, self.mask_for(y), recipe))
@@ -109,6 +111,7 @@ class BatchNormalization(Normalization):
     var: Array
     moving: Any = None  # on a device: running statistics, their decay and the weights of this batch
     has_moved = False  # whether forward has moved them
+    shares_x = False  # whether a convolution makes its input again from x
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self._keep_inputs = (0, 1)
@@ -128,6 +131,14 @@ class BatchNormalization(Normalization):
                 self.has_moved = True
                 return made
         return kernels.bn_forward(x, gamma, beta, self.eps, rectifies, self.axis)
+
+    def _hand_out_inputs(self) -> None:
+        if waiting:
+            settle()  # nobody begins from an x that may change
+        if self.shares_x and self._kept_xs:  # who asks may write to it
+            self.shares_x, (x, *others) = False, self._kept_xs
+            self._kept_xs = (copy_as_it_lies(x), *others)
+        super()._hand_out_inputs()
 
     def mask_for(self, y: Array) -> Mask | None:
         return kernels.bn_mask(self.saved, y.shape, y.dtype)
@@ -167,7 +178,7 @@ class BatchNormalization(Normalization):
         )  # fmt: skip
 
 
-discreet.add(BatchNormalization)
+discreet[BatchNormalization] = BatchNormalization.forward
 
 
 class SharedBatchNormalization(BatchNormalization):

@@ -7,8 +7,8 @@ residual block a bit for each element that its ReLU has let through. In a step o
 
 A recipe is good as long as it makes what the function has seen. It is offered with the output, and taken back as soon
 as a function is called that could change or show arrays, or anybody reads the array of any Variable (``core.tape.
-fusion``). The vectors are copies. Where somebody else holds the memory of the normalization's input when the
-convolution is called, that keeps its own input.
+fusion``). The vectors are copies. Where somebody but the normalization's call holds the memory of its input when the
+convolution is called, that keeps its own input. Who asks that call for its input later gets a copy.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from collections.abc import Callable
 from functools import partial
 from sys import getrefcount
 from typing import Any, TypeAlias
+from weakref import ref
 
 import numpy as np
 
 from dbrdist import kernels
-from dbrdist.core.array.backend import Array, DType, empty, is_channels_last
+from dbrdist.core.array.backend import Array, DType, copy_as_it_lies, empty, is_channels_last
 from dbrdist.core.array.config import config
 from dbrdist.core.array.ownership import is_private
 from dbrdist.core.array.types import Shape
@@ -64,6 +65,10 @@ class Recomputed(Pending):
             make(part, rows[part])
         return y
 
+    def handed_out(self, shape: Shape, dtype: DType) -> Array:
+        """The output, for somebody who may write to it."""
+        return self.array(shape, dtype)
+
     def maker(self) -> Maker:
         """A function that makes a part of the rows of it, as :func:`as_rows` gives them."""
         raise NotImplementedError
@@ -86,6 +91,9 @@ class KeptOutput(Recomputed):
         assert self.held is not None
         return self.held
 
+    def handed_out(self, shape: Shape, dtype: DType) -> Array:
+        return copy_as_it_lies(self.array(shape, dtype))  # sums may be made from it
+
     def maker(self) -> Maker:
         assert self.held is not None
         return partial(_copy, as_rows(self.held))
@@ -99,6 +107,7 @@ class RepeatedNormalization(Recomputed):
 
     Args:
         output: the array.
+        call: the function that normalizes, in a weak reference.
         x: what was normalized.
         vectors: a function that gives gamma, beta, mean and variance as they were.
         saved: what the kernel kept.
@@ -107,12 +116,14 @@ class RepeatedNormalization(Recomputed):
         rectifies: whether a ReLU follows.
     """
 
-    __slots__ = ("axis", "eps", "rectifies", "saved", "vectors", "x")
+    __slots__ = ("axis", "call", "eps", "rectifies", "saved", "vectors", "x")
 
     def __init__(
-        self, output: Array, x: Array, vectors: Callable[[], Any], saved: Any, eps: float, axis: Shape, rectifies: bool
-    ) -> None:
+        self, output: Array, call: ref[Any], x: Array, vectors: Callable[[], Any], saved: Any, eps: float, axis: Shape,
+        rectifies: bool,
+    ) -> None:  # fmt: skip
         super().__init__(output)
+        self.call = call
         self.x = x
         self.vectors = vectors
         self.saved = saved
@@ -141,7 +152,11 @@ class RepeatedNormalization(Recomputed):
         return kernels.bn_again(self.saved, gamma, beta, mean, var, self.eps, self.rectifies, self.axis)
 
     def is_sound(self) -> bool:
-        return _has_holders(self.x, 2)  # this and the normalization
+        call = self.call()  # which keeps x if it was recorded and is not cut out
+        if call is None or not call._kept_xs or call._kept_xs[0] is not self.x:
+            return _has_holders(self.x, 1)
+        call.shares_x = True
+        return _has_holders(self.x, 2)
 
 
 class RepeatedSum(Recomputed):
@@ -251,14 +266,14 @@ def _suits(a: Array) -> bool:
 
 def offer_normalized(y: Array, *recipe: Any) -> None:
     """Offer the output of a normalization, whose ``recipe`` is as of :class:`RepeatedNormalization`."""
-    if kernels.may_be_repeated(recipe[2]):
+    if kernels.may_be_repeated(recipe[3]):
         offer(RepeatedNormalization(y, *recipe))
 
 
 def offer_sum(y: Array, added: Array, *recipe: Any) -> None:
     """Offer a rectified sum of an array and a normalization, of such a ``recipe`` as :func:`offer_normalized` takes."""
     of_added = _offered(added)
-    if of_added is None or of_added.num_sums >= _MOST_SUMS or not kernels.may_be_repeated(recipe[2]):
+    if of_added is None or of_added.num_sums >= _MOST_SUMS or not kernels.may_be_repeated(recipe[3]):
         offer(KeptOutput(y))
     else:
         if isinstance(of_added, KeptOutput):

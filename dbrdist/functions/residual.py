@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from typing import Any, NamedTuple
+from weakref import ref
 
 from dbrdist import kernels
 from dbrdist.core.array.backend import Array, DType, channels_last, full, is_channels_last, is_floating
@@ -76,7 +77,7 @@ class RectifiedSum(BatchNormalization):
                 self._keep_outputs = ()
                 self.marks = kernels.relu_of_sum_marked(y, added)
                 vectors = kernels.bn_vectors(self.saved, gamma, beta, self.mean, self.var)
-                offer_sum(y, added, x, vectors, self.saved, self.eps, self.axis, False)
+                offer_sum(y, added, ref(self), x, vectors, self.saved, self.eps, self.axis, False)
             elif not kernels.relu_of_sum_over(y, added):
                 y = kernels.relu_forward(ops.add(y, added))
             return (y,)
@@ -118,7 +119,7 @@ class RectifiedSum(BatchNormalization):
         return grads
 
 
-discreet.add(RectifiedSum)
+discreet[RectifiedSum] = RectifiedSum.forward
 
 
 def _masked_by_marks(marks: Array, gys: tuple[Array, ...], is_ours: bool) -> Array:

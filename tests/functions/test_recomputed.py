@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from dbrdist import Parameter, Variable, using_config
 from dbrdist.core.array.backend import channels_last, is_channels_last
 from dbrdist.core.tape import fusion
 from dbrdist.functions import recomputed
+from dbrdist.functions.rectifier import ReLU
 from dbrdist.functions.residual import batch_normalization_add_relu
 from tests.each import each
 
@@ -118,6 +120,85 @@ def test_who_holds_an_array_may_change_it_later(name):
     overwrite(layer.held[0].array)
     dbrdist.backward([z], [layer.gy])
     layer.check()
+
+
+def frozen(layer):
+    """What records no call at all."""
+    layer.leaf, layer.gamma, layer.beta = (
+        Variable(v.array, requires_grad=False) for v in (layer.leaf, layer.gamma, layer.beta)
+    )
+
+
+CUTS = {"frozen": None, "unchain": lambda y: y.unchain(), "unchain_backward": lambda y: y.unchain_backward()}
+
+
+@each(way=CUTS, rectifies=[False, True])
+def test_who_holds_what_a_normalization_outside_the_graph_has_read(way, rectifies):
+    layer = Layer()
+    if way == "frozen":
+        frozen(layer)
+    h = layer.leaf * 1.0
+    y = F.batch_normalization(h, layer.gamma, layer.beta)
+    if rectifies:
+        y = F.relu(y)
+    else:
+        layer.seen = normalized(layer.leaf.array, layer.gamma.array, layer.beta.array)
+    if way != "frozen":
+        CUTS[way](y)
+    z = F.convolution_2d(y, layer.W)
+    overwrite(h.array)
+    dbrdist.backward([z], [layer.gy])
+    layer.check()
+
+
+@each(comes=["between", "later"])
+def test_who_asks_the_normalization_for_its_inputs_gets_its_own(comes):
+    layer = Layer()
+    h = layer.leaf * 1.0
+    n = F.batch_normalization(h, layer.gamma, layer.beta)
+    node, y = n.creator, F.relu(n)
+    del h, n
+    if comes == "between":
+        overwrite(node.input_data[0])
+    z = F.convolution_2d(y, layer.W)
+    del y
+    if comes == "later":
+        assert has_recipe(z)
+        overwrite(node.input_data[0])
+    dbrdist.backward([z], [layer.gy])
+    layer.check()
+
+
+@each(of_node=[False, True])
+def test_a_forward_of_the_program_in_the_place_of_ours(of_node, monkeypatch):
+    def in_place(self, xs):
+        self.retain_outputs((0,))
+        return (np.maximum(xs[0], 0, out=xs[0]),)
+
+    layer = Layer()
+    n = F.batch_normalization(layer.leaf * 1.0, layer.gamma, layer.beta)  # which expects a ReLU
+    node = ReLU()
+    if of_node:
+        node.forward = partial(in_place, node)
+    else:
+        monkeypatch.setattr(ReLU, "forward", in_place)
+    (y,) = node.apply((n,))
+    del n
+    dbrdist.backward([F.convolution_2d(y, layer.W)], [layer.gy])
+    layer.check()
+
+
+def test_a_class_below_a_relu_sees_what_the_normalization_gives():
+    class Seen(ReLU):
+        def forward(self, xs):
+            self.seen = xs[0].copy()
+            return super().forward(xs)
+
+    layer, node = Layer(), Seen()
+    n = F.batch_normalization(layer.leaf * 1.0, layer.gamma, layer.beta)
+    node.apply((n,))
+    expected = normalized(layer.leaf.array, layer.gamma.array, layer.beta.array)
+    np.testing.assert_allclose(node.seen, expected, rtol=0, atol=1e-5)
 
 
 def restated(layer, z):
@@ -264,6 +345,15 @@ def test_changes_of_a_held_sum_reach_no_other_one(holds, monkeypatch):
     overwrite(net.held.array)
     got = net.backward()
     del got[holds + 1], expected[holds + 1]  # of the convolution that saw it, which may have kept the array
+    assert got == expected
+
+
+def test_changes_of_what_a_convolution_hands_out_reach_no_other_one(monkeypatch):
+    expected, net = without_recipes(monkeypatch).backward(), Stages()
+    kept = net.recipes().index("KeptOutput")
+    overwrite(net.convolutions[kept].input_data[0])
+    got = net.backward()
+    del got[kept + 1], expected[kept + 1]
     assert got == expected
 
 

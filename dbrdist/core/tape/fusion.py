@@ -57,7 +57,7 @@ class Pending:
 
 
 waiting: dict[Hashable, Pending] = {}  # by thread, and offers by the identity of the output; empty nearly always
-discreet: set[type] = set()  # functions that show and change no operand
+discreet: dict[type, Callable[..., Any]] = {}  # functions that show and change no operand, and their forward
 _lock = threading.RLock()
 _OFFER = "offer"
 
@@ -83,11 +83,16 @@ def settle(keeps_offers: bool = False) -> None:
 def settle_for(function: FunctionNode) -> None:
     """As :func:`settle`, unless ``function`` may take over what waits in this thread, which then looks itself."""
     pending = waiting.get(get_ident())
-    is_discreet = type(function) in discreet
-    if pending is None or not isinstance(function, pending.taker):
+    is_discreet = _runs(function, discreet.get(type(function)))
+    if pending is None or not (isinstance(function, pending.taker) and _runs(function, discreet.get(pending.taker))):
         settle(is_discreet)
     elif not is_discreet:
         _withdraw()
+
+
+def _runs(function: FunctionNode, forward: Callable[..., Any] | None) -> bool:
+    """Whether a call runs this forward: a program may have put its own in the place, which looks at what it gets."""
+    return type(function).forward is forward and "forward" not in function.__dict__
 
 
 def offer(pending: Pending) -> None:
