@@ -376,9 +376,9 @@ def _plan_of_rows(name: str, arrays: tuple[HostArray, ...], numbers: tuple[Any, 
     return of_rows
 
 
-def is_compiled() -> bool:
-    """Whether there are loops."""
-    return _found is not None
+def runs(name: str) -> bool:
+    """Whether there is such a loop here: none is where dbrdist is not compiled, or the processor lacks instructions."""
+    return name in _PLACES
 
 
 def rows_of(name: str, arrays: tuple[HostArray, ...], numbers: tuple[float, ...]) -> tuple[HostArray, ...] | None:

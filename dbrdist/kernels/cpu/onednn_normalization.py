@@ -425,7 +425,7 @@ def _run_planes(name: str, *arrays: HostArray, eps: float) -> tuple[HostArray, .
 
 def _check_planes(x: HostArray, axis: tuple[int, ...]) -> None:
     """Raise Unsupported unless x are images whose planes lie dense, and that oneDNN would have to copy."""
-    if loops.is_compiled() and type(x) is np.ndarray and x.dtype == _F32 and x.ndim == 4 and x.size >= _FEW:
+    if loops.runs("normalize_planes") and type(x) is np.ndarray and x.dtype == _F32 and x.ndim == 4 and x.size >= _FEW:
         is_plain = x.flags.c_contiguous and not backend.is_channels_last(x) and not backend.lies_as_images(x)
         if is_plain and axis == (0, 2, 3):
             return

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from dbrdist import kernels
 from dbrdist.core.array import backend
 from dbrdist.functions import recomputed
-from dbrdist.kernels import dispatch, providers
-from dbrdist.kernels.cpu import onednn, onednn_normalization
+from dbrdist.kernels import dispatch, providers, table
+from dbrdist.kernels.cpu import loops, onednn, onednn_normalization
 from tests.each import each
 from tests.kernels.provider_helpers import PROVIDERS, draw, laid_out, needs_onednn
 
@@ -225,3 +227,16 @@ def test_normalizations_and_sums_in_one_pass(of_two):
         total = of(x, vectors) + (of(added, others) if of_two else added)
     np.testing.assert_allclose(y, np.maximum(total, 0), rtol=1e-6, atol=2e-6)
     assert not np.signbit(y[y == 0]).any()
+
+
+def test_images_in_planes_are_normalized_where_the_processor_has_no_loop(monkeypatch):
+    monkeypatch.setattr(loops, "_found", SimpleNamespace(ROWS={"normalize_planes": "ivvivv"}))
+    monkeypatch.setattr(loops, "_PLACES", {})
+    x, ones = draw(0, (2, 8, 32, 32)) + 3, np.ones(8, "f")
+    table.forget()
+    try:
+        y = kernels.bn_forward(x, ones, 0 * ones, 1e-5)[0]
+    finally:
+        table.forget()
+    expected = (x - x.mean((0, 2, 3), np.float64, keepdims=True)) / x.std((0, 2, 3), np.float64, keepdims=True)
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-4)
