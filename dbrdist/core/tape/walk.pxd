@@ -2,7 +2,7 @@
 cimport cython
 from dbrdist.core.tape.node cimport Record, VariableNode
 
-@cython.locals(heap=list, num_assigned=Py_ssize_t, is_of_host=bint, nodes=tuple, wanted=tuple, gxs=tuple, following=VariableNode, node=VariableNode,
+@cython.locals(heap=list, is_of_host=bint, nodes=tuple, wanted=tuple, gxs=tuple, following=VariableNode, node=VariableNode,
                creator=Record, k=Py_ssize_t, i=Py_ssize_t)
 cdef object _run_chain(object walk, Record function, tuple gys)
 
