@@ -227,7 +227,7 @@ def _references(a: Array) -> tuple[int, int]:
 
 def _has_holders(a: Array, count: int) -> bool:
     """Is a NumPy array held so many times at most, and nothing else a view of its memory?"""
-    (of_array, of_owner), (once, owner_once) = _references(a), _ONCE
+    (of_array, of_owner), (once, owner_once) = _references(a), _PROBE.references()
     is_alone = a.base is None or (type(a.base) is np.ndarray and a.base.base is None and of_owner <= owner_once)
     return type(a) is np.ndarray and is_alone and of_array <= once + count - 1
 
@@ -246,7 +246,7 @@ class _Probe:
         return _references(a)
 
 
-_ONCE = _Probe().references()  # counted rather than known: it depends on the interpreter
+_PROBE = _Probe()  # asked at each count: references depend on the interpreter, and on debuggers that look on
 
 
 # ---- offers

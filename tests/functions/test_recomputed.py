@@ -7,6 +7,8 @@ the convolution has seen.
 from __future__ import annotations
 
 import copy
+import importlib.util
+import sys
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -188,6 +190,29 @@ def test_a_forward_of_the_program_in_the_place_of_ours(of_node, monkeypatch):
     layer.check()
 
 
+def test_references_are_counted_as_they_are_then():
+    """A debugger that asks for locals at the import holds more."""
+
+    def trace(frame, event, argument):
+        assert frame.f_locals is not None
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        fresh = importlib.util.module_from_spec(recomputed.__spec__)
+        recomputed.__spec__.loader.exec_module(fresh)
+    finally:
+        sys.settrace(before)
+    kept = fresh.KeptOutput(np.empty(3))
+    kept.held = np.empty(3)
+    another = [kept.held]
+    found = [kept.is_sound()]
+    another.clear()
+    found.append(kept.is_sound())
+    assert found == [False, True]
+
+
 def test_a_class_below_a_relu_sees_what_the_normalization_gives():
     class Seen(ReLU):
         def forward(self, xs):
@@ -199,6 +224,18 @@ def test_a_class_below_a_relu_sees_what_the_normalization_gives():
     node.apply((n,))
     expected = normalized(layer.leaf.array, layer.gamma.array, layer.beta.array)
     np.testing.assert_allclose(node.seen, expected, rtol=0, atol=1e-5)
+
+
+def test_a_rule_below_a_relu_asks_for_the_output_behind_a_normalization():
+    class Stopping(ReLU):
+        def backward(self, indexes, gys):
+            self.found = self.get_retained_outputs()[0].array
+            return (gys[0],)
+
+    layer, node = Layer(), Stopping()
+    (y,) = node.apply((F.batch_normalization(layer.leaf * 1.0, layer.gamma, layer.beta),))
+    dbrdist.backward([y], [draw(4)])
+    np.testing.assert_allclose(node.found, layer.seen, rtol=0, atol=1e-5)
 
 
 def restated(layer, z):

@@ -83,16 +83,15 @@ def settle(keeps_offers: bool = False) -> None:
 def settle_for(function: FunctionNode) -> None:
     """As :func:`settle`, unless ``function`` may take over what waits in this thread, which then looks itself."""
     pending = waiting.get(get_ident())
-    is_discreet = _runs(function, discreet.get(type(function)))
-    if pending is None or not (isinstance(function, pending.taker) and _runs(function, discreet.get(pending.taker))):
+    is_discreet = _is_discreet(function)
+    if pending is None or not is_discreet or type(function) is not pending.taker:
         settle(is_discreet)
-    elif not is_discreet:
-        _withdraw()
 
 
-def _runs(function: FunctionNode, forward: Callable[..., Any] | None) -> bool:
-    """Whether a call runs this forward: a program may have put its own in the place, which looks at what it gets."""
-    return type(function).forward is forward and "forward" not in function.__dict__
+def _is_discreet(function: FunctionNode) -> bool:
+    """Whether our own forward runs: a program may have put another in its place, which looks at what it gets."""
+    kind = type(function)
+    return kind in discreet and kind.forward is discreet[kind] and "forward" not in function.__dict__
 
 
 def offer(pending: Pending) -> None:
@@ -104,13 +103,6 @@ def offered(x: Array) -> Pending | None:
     """The offer for the output ``x``, if it stands."""
     pending = waiting.get((_OFFER, id(x)))
     return pending if pending is not None and pending.output() is x else None
-
-
-def _withdraw() -> None:
-    """Take all offers back."""
-    for key, pending in list(waiting.items()):
-        if pending.is_offer and waiting.get(key) is pending:
-            del waiting[key]
 
 
 def pending_of(x: Array) -> Pending | None:
