@@ -66,7 +66,7 @@ def test_the_bound_of_the_batch_holds(device, whole, rng):
     gc.collect()
     before = whole.used_bytes()
     step(8)
-    whole.limit.num_bytes = before + 2_200_000
+    whole.limit.num_bytes = before + 1_900_000
     with pytest.raises(MemoryError) as info:
         step(256)
     (note,) = info.value.__notes__
