@@ -264,17 +264,19 @@ rng = np.random.default_rng(0)
 n = 320
 x = rng.uniform(0.5, 1.5, n * n).astype("f")
 sizes = {"x": n * n, "e": n * n, "i": n * n, "v": n, "c": n * n, "t": 2 * n * n, "w": n, "r": n, "m": n, "p": n * 32}
-sizes |= {"k": n * 20, "g": n, "b": 2 * n * n, "q": n * n, "j": n, "s": 4 * n}
+sizes |= {"k": n * 20, "b": 2 * n * n, "q": n * n, "j": n, "s": 4 * n}
 pixels = (np.arange(n * n, dtype=np.int32) % (n // 2)).view("f")
 def everything():
     said = {}
     for name, place in loops._PLACES.items():
         count, num_numbers = loops._found.ARITIES[name]
         kinds = loops._found.ROWS.get(name, "e" * count)
-        arrays = tuple(np.resize(np.roll(x, 7 * k), sizes[kind]) for k, kind in enumerate(kinds))
+        of = sizes | {"g": 3 * n if "rectified_sum" in name else n}
+        arrays = tuple(np.resize(np.roll(x, 7 * k), of[kind]) for k, kind in enumerate(kinds))
         numbers = ((n, n) if kinds[-1] in "cm" else (n,)) + (1, n) if name in loops._found.ROWS else (0.5,) * 8
         numbers = (n, n, 16, 0.5) if "planes" in name or "groups" in name else numbers
         numbers = (n, 2 * n, 4, 3, 2, 1) if "b" in kinds else (n, n, 4, 2) if "s" in kinds else numbers
+        numbers = (n, 3 * n) if "rectified_sum" in name else numbers
         arrays = (*arrays[:-1], pixels) if "q" in kinds else arrays
         arrays = tuple(pixels[:n] if kind == "j" else a for kind, a in zip(kinds, arrays))
         assert loops._found.run(place, False, arrays, numbers[:num_numbers]), name

@@ -111,6 +111,8 @@ def of_twenty_rows(name, num_numbers, arrays):
         values = 100, 200, 4, 3, 2, 1
     if "s" in kinds:
         values = 100, 20, 4, 2
+    if is_of_vectors := name.startswith("rectified_sum"):  # three of the length of a row
+        values = 100, 300
     pixels = (np.arange(2000, dtype=np.int32) % 50).view("f")
     arrays = [pixels if kind in "qj" else a for kind, a in zip(kinds, arrays)]
     sizes = {
@@ -124,7 +126,7 @@ def of_twenty_rows(name, num_numbers, arrays):
         "m": 20,
         "p": 20 * 32,
         "k": 80,
-        "g": 20,
+        "g": 300 if is_of_vectors else 20,
         "b": 4000,
         "q": 2000,
         "j": 100,
