@@ -272,7 +272,7 @@ GROUPS: dict[str, list[Row]] = {
             "full step of ResNet-50, batch 16, 224x224, float32, one thread, against PyTorch 2.13 channels-last",
             "0.78 of its time", "resnet50", _steps,
         ),
-        Row("the same step: peak memory", "0.75 of its memory", "resnet50", _memory),
+        Row("the same step: peak memory", "0.60 of its memory", "resnet50", _memory),
         Row(
             "full step of ResNet-50 in `mixedbf16`, against PyTorch's autocast", "0.87 of its time",
             "resnet50-mixedbf16", _steps,

@@ -18,7 +18,7 @@ from dbrdist.datasets.loading.serial import SerialIterator
 from dbrdist.training import ParallelUpdater, StandardUpdater, Trainer, extensions, updaters
 from dbrdist.training.extensions import snapshots
 from tests.each import each, fresh_chance
-from tests.training.training_helpers import Line, examples, saved
+from tests.training.training_helpers import Line, OwnIterator, examples, saved
 
 
 class Net(dbrdist.Chain):
@@ -361,13 +361,7 @@ def test_chance_of_a_step_without_an_epoch_or_a_row(monkeypatch):
     streams = []
     monkeypatch.setattr(parallel_updater.random, "set_stream", lambda *words: streams.append(words))
 
-    class Own:
-        is_new_epoch = False
-
-        def next(self):
-            return examples(2)
-
-    own = Own()
+    own = OwnIterator()
     updater = ParallelUpdater(own, optimizers.SGD(0.1).setup(Line()), devices={"main": "@numpy", "second": "@numpy"})
     updater.update()
     own.epoch, own.row = 3, 5

@@ -17,7 +17,7 @@ from dbrdist.errors import UsageWarning
 from dbrdist.training import StandardUpdater, Trainer
 from dbrdist.training import updater as updater_module
 from tests.each import each
-from tests.training.training_helpers import Line, Noisy, examples, made
+from tests.training.training_helpers import Line, Noisy, OwnIterator, examples, made
 
 
 @each(name=["get_optimizer", "get_all_optimizers", "update", "serialize"])
@@ -170,13 +170,7 @@ def test_chance_of_a_step_without_an_epoch_or_a_row(monkeypatch):
     streams = []
     monkeypatch.setattr(updater_module.random, "set_stream", lambda *words: streams.append(words))
 
-    class Own:
-        is_new_epoch = False
-
-        def next(self):
-            return examples(2)
-
-    own = Own()
+    own = OwnIterator()
     updater = training.StandardUpdater(own, optimizers.SGD(0.1).setup(Line()))
     updater.update()
     own.epoch, own.row = 3, 5

@@ -33,6 +33,15 @@ def examples(n=10):
     return [(np.array([v]), np.array([2 * v + 1])) for v in x]
 
 
+class OwnIterator:
+    """A program's own, which says neither in which epoch it is nor which rows it read."""
+
+    is_new_epoch = False
+
+    def next(self):
+        return examples(2)
+
+
 class Clock:
     """Stands for a trainer where only its position matters: `n` steps an epoch."""
 

@@ -11,13 +11,19 @@ from dbrdist.errors import ConfigError
 from tests.each import each
 
 
-def test_images_are_named_as_the_runs_own_configuration_says_or_another(monkeypatch):
+@pytest.fixture
+def happened(monkeypatch):
+    """What a command has looked for, loaded and refused, in its order; nothing of it is done."""
     happened = []
     monkeypatch.setattr(commands, "find_snapshot", lambda run: happened.append(("found", run)))
     monkeypatch.setattr(commands, "folder_of", lambda run: f"{run}/folder")
     monkeypatch.setattr(commands.load, "load", lambda *given: happened.append(given) or ("settings", "origin"))
     for name in ("search_beside", "refuse_code_of_a_folder"):
         monkeypatch.setattr(commands.resolve, name, lambda *given, name=name: happened.append((name, *given)))
+    return happened
+
+
+def test_images_are_named_as_the_runs_own_configuration_says_or_another(monkeypatch, happened):
     monkeypatch.setattr(commands.predict, "predict", lambda *given: iter([given]))
 
     def named(*words):
@@ -75,14 +81,9 @@ def test_an_audit_fails_where_something_is_wrong(monkeypatch, problems):
         (("own.yml", "3x4x4", "m.onnx"), ("own.yml", ()), "3x4x4"), (("m.onnx", "own.yaml"), ("own.yaml", ()), None),
     ]
 )  # fmt: skip
-def test_a_network_is_exported_as_the_runs_own_configuration_says_or_another(monkeypatch, case):
+def test_a_network_is_exported_as_the_runs_own_configuration_says_or_another(monkeypatch, happened, case):
     words, loaded, shape = case
-    happened = []
-    monkeypatch.setattr(commands, "find_snapshot", lambda run: happened.append(("found", run)))
-    monkeypatch.setattr(commands, "folder_of", lambda run: f"{run}/folder")
-    monkeypatch.setattr(commands.load, "load", lambda *given: happened.append(given) or ("settings", "origin"))
-    for name in ("search_beside", "refuse_code_of_a_folder"):
-        monkeypatch.setattr(commands.resolve, name, lambda *given, name=name: happened.append((name, *given)))
+    happened.clear()
     monkeypatch.setattr(commands.onnx_export, "write", lambda *given: iter([given]))
     assert list(commands.export("run", words)) == [("settings", "origin", "run", "m.onnx", shape)]
     is_own = loaded[0].startswith("own")

@@ -223,6 +223,22 @@ def test_in_a_captured_step_eight_arrays_are_joined_at_once(monkeypatch, num):
 LARGE, SMALL = (2, 128, 64), (2, 127, 64)  # times (2, 64, 32): 2 ** 19 multiplications, and fewer
 
 
+def check_who_multiplies(monkeypatch, a, b, asked):
+    """A kernel is ``asked`` once, or not; where it declines, and where there is none, NumPy multiplies."""
+    seen, expected = [], np.matmul(np.asarray(a), np.asarray(b))
+    for answer in (None, "made"):
+        monkeypatch.setattr(array_operations, "kernels", {np.matmul: lambda *ab, y=answer: seen.append(ab) or y})
+        y = array_operations.product(a, b)
+        if answer == "made" and asked:
+            assert y == "made"
+        else:
+            assert y.dtype == expected.dtype
+            np.testing.assert_array_equal(y, expected)
+    assert len(seen) == 2 * asked
+    monkeypatch.setattr(array_operations, "kernels", {})
+    np.testing.assert_array_equal(array_operations.product(a, b), expected)
+
+
 @each(
     **{
         "shapes, asked": [
@@ -235,18 +251,7 @@ LARGE, SMALL = (2, 128, 64), (2, 127, 64)  # times (2, 64, 32): 2 ** 19 multipli
     }
 )
 def test_a_kernel_takes_large_stacks_of_matrices(monkeypatch, shapes, asked):
-    a, b = (np.ones(shape, "f") for shape in shapes)
-    seen = []
-    for answer in (None, "made"):
-        monkeypatch.setattr(array_operations, "kernels", {np.matmul: lambda *ab, y=answer: seen.append(ab) or y})
-        y = array_operations.product(a, b)
-        if answer == "made" and asked:
-            assert y == "made"
-        else:
-            np.testing.assert_array_equal(y, np.matmul(a, b))
-    assert len(seen) == 2 * asked
-    monkeypatch.setattr(array_operations, "kernels", {})
-    np.testing.assert_array_equal(array_operations.product(a, b), np.matmul(a, b))
+    check_who_multiplies(monkeypatch, *(np.ones(shape, "f") for shape in shapes), asked)
 
 
 @each(
@@ -261,16 +266,5 @@ def test_a_kernel_takes_large_stacks_of_matrices(monkeypatch, shapes, asked):
     }
 )
 def test_a_devices_kernel_takes_stacks_of_16_bits(monkeypatch, dtypes, shapes, asked):
-    a, b = (np.ones(shape, dtype).view(Elsewhere) for shape, dtype in zip(shapes, dtypes))
-    seen = []
-    for answer in (None, "made"):
-        monkeypatch.setattr(array_operations, "kernels", {np.matmul: lambda *ab, y=answer: seen.append(ab) or y})
-        y = array_operations.product(a, b)
-        if answer == "made" and asked:
-            assert y == "made"
-        else:
-            assert y.dtype == np.result_type(*dtypes)
-            np.testing.assert_array_equal(y, np.matmul(a, b))
-    assert len(seen) == 2 * asked
-    monkeypatch.setattr(array_operations, "kernels", {})
-    np.testing.assert_array_equal(array_operations.product(a, b), np.matmul(a, b))
+    factors = (np.ones(shape, dtype).view(Elsewhere) for shape, dtype in zip(shapes, dtypes))
+    check_who_multiplies(monkeypatch, *factors, asked)
