@@ -177,9 +177,10 @@ def no_elements() -> Array:
 
 
 def as_variables(xs: Sequence[Operand]) -> list[Variable] | None:
-    """Arrays and Variables as Variables; None if one of them is neither, or has no array yet."""
+    """Arrays, NumPy's scalars (the rows of a vector) and Variables as Variables; None if one of them is something else,
+    or has no array yet."""
     try:
-        found = [as_variable(x) for x in xs]
+        found = [as_variable(np.asarray(x) if isinstance(x, np.generic) else x) for x in xs]
     except TypeError:
         return None
     return found if all(x.is_initialized and is_plain(x.array) for x in found) else None

@@ -36,8 +36,9 @@ def test_a_delegate_of_ones_own_gets_no_gradient():
 
 @each(
     case=[
-        (np.ones((2, 3)), [(3,), (3,)]), (np.ones((3, 2)), None), (np.ones(()), None),
-        ([np.ones(2), np.ones(3)], [(2,), (3,)]), ((np.ones(2),), None), ("ab", None), (None, None),
+        (np.ones((2, 3)), [(3,), (3,)]), (np.ones((3, 2)), None), (np.ones(()), None), (np.ones(2), [(), ()]),
+        ([np.float32(1), np.ones(3)], [(), (3,)]), ([np.ones(2), np.ones(3)], [(2,), (3,)]), ((np.ones(2),), None),
+        ("ab", None), (None, None),
     ]
 )  # fmt: skip
 def test_what_is_one_for_each_rank(case):
@@ -47,3 +48,14 @@ def test_what_is_one_for_each_rank(case):
     if isinstance(xs, np.ndarray):
         of_variable = collective._for_each(SimpleNamespace(size=2), Variable(xs))
         assert (of_variable and [x.shape for x in of_variable]) == shapes
+
+
+def test_a_vector_is_numbers_one_for_each_rank():
+    comm = create_communicator("single")
+    x = np.array([2.0], np.float32)
+    for verb in functions.reduce_scatter, functions.scatter, lambda comm, x: functions.alltoall(comm, x)[0]:
+        for xs in x, [x[0]], Variable(x):
+            y = verb(comm, xs)
+            assert type(y) is Variable and y.shape == () and y.dtype == np.float32 and y.array == 2
+    for verb in functions.allreduce, lambda comm, x: functions.allgather(comm, x)[0], functions.bcast:
+        assert type(verb(comm, x[0])) is Variable
