@@ -14,6 +14,8 @@ from dbrdist.core.array.backend import (
     accumulation_dtype,
     capturing,
     channels_last,
+    empty,
+    empty_as,
     get_array_module,
     lies_as_images,
     zeros,
@@ -168,13 +170,18 @@ def is_basic(slices: Index) -> bool:
 
 def scattered(x: Array, slices: Index, shape: tuple[int, ...], to_images: bool, out: Array | None = None) -> Array:
     xp = get_array_module(x)
-    dtype = x.dtype if is_basic(slices) else accumulation_dtype(x.dtype)
+    is_view = is_basic(slices)
+    dtype = x.dtype if is_view else accumulation_dtype(x.dtype)
+    is_whole = is_view and x.size == prod(shape)  # each element has its place, in another order
     if out is not None and out.dtype == dtype:
-        out[...] = 0
         y = out
+        if not is_whole:
+            y[...] = 0
+    elif is_whole:
+        y = empty(shape, dtype, x) if to_images else empty_as(x, shape, dtype)
     else:
         y = zeros(shape, dtype, x) if to_images else zeros_as(x, shape, dtype)
-    if is_basic(slices):
+    if is_view:
         y[slices] = x
         return y
     wide = x.astype(y.dtype, copy=False)

@@ -113,6 +113,19 @@ def test_places_counted_from_the_end_are_no_slower():
     np.testing.assert_array_equal(y, expected)
 
 
+@each(index=[np.s_[:, ::-1], np.s_[::-1], np.s_[..., None], np.s_[:], np.s_[::2], np.s_[3], np.s_[1:, ::-1], np.s_[:0]])
+def test_what_a_slice_leaves_over_is_zero(index):
+    """Into memory that held something else; of a slice of all elements none is."""
+    shape = 300, 70
+    y = np.random.default_rng(0).standard_normal(np.zeros(shape)[index].shape)
+    expected = np.zeros(shape)
+    expected[index] = y
+    for out in (None, np.full(shape, 7.0), np.full(shape, 7.0, "f")):
+        found = array_operations.scattered(y, index, shape, False, out)
+        np.testing.assert_array_equal(found, expected)
+        assert (found is out) == (out is not None and out.dtype == y.dtype)
+
+
 def test_slices_and_numbers_are_basic_and_arrays_are_not():
     for index in (3, np.int64(1), None, ..., slice(2), (0, None, ..., slice(1, 2), np.int32(1))):
         assert array_operations.is_basic(index)

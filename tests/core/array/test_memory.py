@@ -56,6 +56,38 @@ def test_a_loop_copies_what_is_repeated_for_each_row(shape, value, is_asked, mon
     np.testing.assert_array_equal(a, expected)
 
 
+@each(shape=[(1000, 300), (1 << 18,), (2, 40, 75, 50), (600, 1000)], dtype=["f", "d", "e", "i4"])
+def test_a_single_value_is_stored_in_memory_of_any_kind(shape, dtype, monkeypatch):
+    """Rows of it are copied to dense memory that a cache may hold; elsewhere NumPy stores it."""
+    room = np.zeros((*shape[:-1], shape[-1] + 1), dtype)
+    for bound in (memory._CACHED_BYTES, 1 << 10):
+        monkeypatch.setattr(memory, "_CACHED_BYTES", bound)
+        for value in (3, np.full((), 5, dtype), np.broadcast_to(np.array(7, dtype), shape), np.full(1, 9, dtype)):
+            for a in (np.zeros(shape, dtype), memory.zeros(shape, dtype), room[..., 1:]):
+                memory.fill(a, value)
+                np.testing.assert_array_equal(a, np.full(shape, np.asarray(value).reshape(-1)[0], dtype))
+        with pytest.raises(ValueError, match="broadcast"):
+            memory.fill(np.zeros(shape, dtype), np.broadcast_to(np.zeros((), dtype), (7, *shape[1:])))
+    assert not room[..., 0].any()
+
+
+@each(shape=[(), (3,), (128, 128), (2, 64, 16, 16), (0, 5)], dtype=["f", "d", "?"])
+def test_zeros_lie_as_uninitialised_memory_does(shape, dtype):
+    image = memory.empty((1, 2, 3, 4), "f")
+    for empty, zeros in (
+        (lambda: memory.empty(shape, dtype), lambda: memory.zeros(shape, dtype)),
+        (lambda: memory.empty_as(image, shape, dtype), lambda: memory.zeros_as(image, shape, dtype)),
+        (lambda: memory.empty_as(image[0], shape, dtype), lambda: memory.zeros_as(image[0], shape, dtype)),
+    ):
+        used = empty()
+        used[...] = 1
+        expected = used.shape, used.dtype, used.strides
+        del used  # whose memory comes next
+        a = zeros()
+        assert (a.shape, a.dtype, a.strides) == expected and not a.any()
+        assert a.nbytes < 1 << 16 or memory.address(a) % 64 == 0
+
+
 def images(*shape):
     n, c, h, w = shape
     return np.zeros((n, h, w, c), "f").transpose(0, 3, 1, 2)
