@@ -34,7 +34,7 @@ class LayerNormalization(FunctionNode):
     """
 
     operands = Operands("layer_normalization", x="float", gamma="float", beta="float")
-    writes = True
+    writes = gives_new = True
 
     def __init__(self, eps: float) -> None:
         self.eps = eps

@@ -96,9 +96,10 @@ class PlainWalk(Walk):
             _run_chain(self, None, ())
 
     def settle(self, node: VariableNode, g: Any) -> None:
+        is_new = self.is_new
         if type(g) is not _ndarray:
             self.visit((g,))
-            g = plain(g)
+            g, is_new = plain(g), False
         old = node.gradient
         if isinstance(old, Variable):
             old = old.array
@@ -114,6 +115,8 @@ class PlainWalk(Walk):
             else:
                 np.add(old, g, out=view)
             node.gradient = view
+        elif is_new and type(old) is _ndarray and old.strides == g.strides and old.dtype is g.dtype:
+            node.gradient = np.add(old, g, g)
         elif old is not None:
             total = ops.add(old, g)
             node.gradient = np.asarray(total) if isinstance(total, np.generic) else total

@@ -75,7 +75,7 @@ def ln_backward(
     """See numpy_normalization.ln_backward."""
     x, gy, scale = np.ascontiguousarray(x), np.ascontiguousarray(gy), _f32(gamma)
     primitive = cached(("ln_backward", x.shape, x.dtype, eps), lambda: _build_backward(x.shape, x.dtype, eps))
-    gx, (ggamma, gbeta) = backend.empty(x.shape, x.dtype, x), np.empty((2, x.shape[1]), np.float32)
+    gx, ggamma, gbeta = backend.empty(x.shape, x.dtype, x), *(np.empty(x.shape[1], np.float32) for _ in range(2))
     primitive(*[address(a) for a in (x, gy, scale, scale, mean, var, gx, ggamma, gbeta)])  # the shift is not read
     return gx, ggamma.astype(gamma.dtype, copy=False), gbeta.astype(gamma.dtype, copy=False)
 

@@ -89,8 +89,9 @@ def test_functions_say_whether_they_are_linear(cases):
 # Beside those of one formula, which say so by their derivatives.
 SAID_TO_BE_NEW = {
     "AveragePooling2D", "CReLU", "Cast", "Col2Im", "Concat", "Convolution2D", "ConvolutionData",
-    "FixedBatchNormalization", "FoldedFrame", "GetItem", "Im2Col", "Interpolation", "LargestAlong", "LogSoftmax",
-    "LogSumExp", "MatMul", "MaxPooling2D", "Mixed", "PadWithElements", "Permutation", "PixelProducts", "Product",
+    "FixedBatchNormalization", "FoldedFrame", "GetItem", "Im2Col", "Interpolation", "LargestAlong",
+    "LayerNormalization", "LogSoftmax", "LogSumExp", "MatMul", "MaxPooling2D", "Mixed", "PadWithElements",
+    "Permutation", "PixelProducts", "Product",
     "ReLU", "Rearranged", "Reshape", "Sampled", "Scatter", "Shift", "Softmax", "SplitAxis", "Spread", "SpreadAlong",
     "SpreadMixed", "SquaredCovariances", "Strided", "SumAlong", "SumOfExp", "Unstrided", "WeightedCrossEntropy",
     "WeightedMean", "Where", "Zoneout",

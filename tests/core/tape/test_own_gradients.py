@@ -305,3 +305,45 @@ def test_a_gradient_that_a_hook_or_a_variable_keeps_is_copied():
     assert not np.shares_memory(joined.grad, a.grad)
     a.grad[...] = 7
     assert (joined.grad == 2).all()
+
+
+class Gives(dbrdist.FunctionNode):
+    """The identity, whose rule gives new arrays, and remembers them"""
+
+    gives_new = True
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    def forward(self, xs):
+        return (xs[0] * 1.0,)
+
+    def derive(self, wanted, gys):
+        self.seen.append(gys[0] * 2.0)
+        return (self.seen[-1],)
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_a_leafs_second_gradient_takes_the_first_where_nobody_else_has_it(is_turned):
+    """What a program was shown before, and the gradient that it gives, stay as they are."""
+    seen, x = [], Variable(np.arange(12.0).reshape(3, 4))
+    x.grad = given = np.ones((3, 4)).T.copy().T if is_turned else np.ones((3, 4))
+    dbrdist.backward([Gives(seen).apply((x,))[0]], [np.full((3, 4), 5.0)])
+    np.testing.assert_array_equal(x.grad, np.full((3, 4), 11.0))
+    np.testing.assert_array_equal(given, np.ones((3, 4)))
+    assert (x.grad is seen[-1]) == (not is_turned)
+    before, gy = x.grad, np.ones((3, 4))
+    dbrdist.backward([F.identity(x)], [gy])  # hands on what it was given
+    np.testing.assert_array_equal(x.grad, np.full((3, 4), 12.0))
+    np.testing.assert_array_equal(before, np.full((3, 4), 11.0))
+    np.testing.assert_array_equal(gy, np.ones((3, 4)))
+
+
+def test_a_leaf_takes_the_gradient_of_a_layer_normalization_as_its_own(monkeypatch):
+    made = []
+    rule = kernels.ln_backward
+    monkeypatch.setattr(kernels, "ln_backward", lambda *words: made.append(rule(*words)) or made[-1])
+    x, gamma, beta = (Variable(np.random.default_rng(0).standard_normal(s, np.float32)) for s in ((6, 9), 9, 9))
+    dbrdist.backward([F.layer_normalization(x, gamma, beta)], [np.ones((6, 9), "f")])
+    assert all(v.grad is g for v, g in zip((x, gamma, beta), made[0]))
+    assert not np.shares_memory(gamma.grad, beta.grad)
