@@ -17,8 +17,11 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 # Semantics as in the interpreter: annotations stay unchecked, integers become C integers where a .pxd file says so
-# alone, and classes say themselves how they are copied and pickled.
-DIRECTIVES = {"language_level": 3, "annotation_typing": False, "infer_types": False, "auto_pickle": False}
+# alone, and classes say themselves how they are copied and pickled. The lines of Python as comments in C would be a
+# twentieth of the compilation.
+DIRECTIVES = {
+    "language_level": 3, "annotation_typing": False, "infer_types": False, "auto_pickle": False, "emit_code_comments": False,
+}  # fmt: skip
 
 
 # Instructions of a step of the tiny MLP in benchmarks/overhead.py when flags were compared: interpreted 494,000;

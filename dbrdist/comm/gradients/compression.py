@@ -16,7 +16,7 @@ from dbrdist.comm.gradients.reduction_plan import ReductionPlan
 from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.transport import message
 from dbrdist.core.array import random
-from dbrdist.core.array.backend import on, to_cpu, to_device
+from dbrdist.core.array.backend import fill, on, to_cpu, to_device
 from dbrdist.core.array.types import RealArray
 from dbrdist.core.model import flat
 from dbrdist.core.model.parameter import Parameter
@@ -182,7 +182,7 @@ class TopK(Compression):
         comm.ranks.meet(call)
         places = [mine.nbytes * k for k in range(comm.size)]
         comm.ranks.allgather_bytes(mine, found.reshape(-1), [mine.nbytes] * comm.size, places)
-        grad[...] = 0
+        fill(grad, 0)
         for raw in found:
             grad[raw[: chosen.nbytes].view(np.int32)] += raw[chosen.nbytes :].view(grad.dtype)
         message.divide(grad, float(comm.size))

@@ -272,7 +272,7 @@ def _plan_strided_pointwise_data(gy: HostArray, W: HostArray, x_shape: Shape, ge
 
     def conv_backward_data(gy: HostArray, W: HostArray, x_shape: Shape, geometry: ConvGeometry) -> HostArray:
         gx, seen = new(), inner(gy, W, seen_shape, _POINTWISE)
-        gx.transpose(0, 2, 3, 1)[...] = 0
+        backend.fill(gx, 0)
         _seen(gx, geometry)[...] = seen
         return gx
 

@@ -88,6 +88,43 @@ def test_zeros_lie_as_uninitialised_memory_does(shape, dtype):
         assert a.nbytes < 1 << 16 or memory.address(a) % 64 == 0
 
 
+@each(shape=[(1 << 14,), (3, 70, 100), (2, 40, 20, 21), (160, 205)])
+@each(value=[0, 0.0, -0.0, False, np.float64(0), 3, 0.1, np.nan, np.array(0.0), np.array(7.0)])
+@each(dtype=["f", "d", "?", "i1", "i8", "e", "F"])
+def test_one_number_is_in_all_elements_whatever_lies_how(shape, value, dtype, monkeypatch):
+    """Also where memory has gaps: nothing is written to those."""
+    monkeypatch.setattr(memory, "_MANY_REPEATS", 1 << 14)
+    monkeypatch.setattr(memory, "_CACHED_BYTES", 130_000)
+    if dtype in ("i1", "i8") and value != value:
+        value = 0.1
+    layouts = [lambda a: a, lambda a: a.T, lambda a: a[::-1]]
+    if len(shape) == 4:
+        layouts += [lambda a: a.transpose(0, 3, 1, 2)]
+    for layout in layouts:
+        a, expected = (layout(np.full(shape, 77, dtype)) for _ in range(2))
+        memory.fill(a, value)
+        expected[...] = value
+        assert a.tobytes() == expected.tobytes()
+    wide = np.full((*shape[:-1], shape[-1] + 1), 77, dtype)
+    memory.fill(wide[..., :-1], value)
+    assert (wide[..., -1] == np.full((), 77, dtype)).all() and set(wide[..., :-1].tobytes()) == set(expected.tobytes())
+
+
+@each(value=[np.zeros(3), np.zeros((1 << 18, 1)), "no number", None])
+def test_what_does_not_fit_is_refused_as_by_numpy(value):
+    a, expected = np.ones(1 << 18, "f"), np.ones(1 << 18, "f")
+    for fill in (memory.fill, lambda a, value: a.__setitem__(..., value)):
+        try:
+            fill(a if fill is memory.fill else expected, value)
+        except (TypeError, ValueError):
+            continue
+        assert value is None
+    np.testing.assert_array_equal(a, expected)
+    a.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        memory.fill(a, 0)
+
+
 def images(*shape):
     n, c, h, w = shape
     return np.zeros((n, h, w, c), "f").transpose(0, 3, 1, 2)
