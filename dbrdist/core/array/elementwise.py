@@ -41,8 +41,13 @@ def elementwise(formula: Callable[..., Array], *xs: Any) -> Array:
     """
     if len(xs) == 2 and type(formula) is np.ufunc:
         a, b = xs
-        if type(a) is type(b) is np.ndarray and a.size <= _FEW and a.strides == b.strides and a.shape == b.shape:
-            return formula(a, b)
+        if type(a) is type(b) is np.ndarray:
+            if a.size <= _FEW and a.strides == b.strides and a.shape == b.shape:
+                return formula(a, b)
+            if a.size >= _MANY and formula in _BESIDE and 1 < b.size < a.size:
+                made = _with_vector(_BESIDE[formula], a, b)
+                if made is not None:
+                    return made
     ndim = 0
     for x in xs:
         n = getattr(x, "ndim", 0)
@@ -67,6 +72,35 @@ KERNEL_ELEMENTS = 1 << 13
 def hand_down_kernel(formula: Hashable, kernel: Callable[..., object]) -> None:
     """Called by ``kernels``, which stands above."""
     kernels[formula] = kernel
+
+
+# NumPy takes twice the time of these loops over rows, which run on all threads.
+_BESIDE: dict[Any, str] = {np.add: "add", np.multiply: "mul"}
+_MANY = 1 << 16  # elements from which on
+_LONG = 64  # elements of a row from which on
+
+
+def _with_vector(name: str, a: Array, b: Array) -> Array | None:
+    """What an operation makes of large ``a`` and a vector along its first or last axes; None where no loop does."""
+    if a.ndim != 4 or not lies_as_images(a):
+        return _of_rows(name, a, b)
+    made = _of_rows(name, _nhwc(a), _nhwc(b))
+    return None if made is None else made.transpose(0, 3, 1, 2)
+
+
+def _of_rows(name: str, a: Array, b: Array) -> Array | None:
+    of_rows, ndim = kernels.get("of_rows"), a.ndim
+    if of_rows is None or b.ndim > ndim or a.dtype != np.float32 or b.dtype != a.dtype or not a.flags.c_contiguous:
+        return None
+    shape = (1,) * (ndim - b.ndim) + b.shape
+    i, is_row = 0, shape[-1] != 1
+    while shape[i] == (1 if is_row else a.shape[i]):  # b is none of one element, and not as large as a
+        i += 1
+    length = prod(a.shape[i:])
+    if shape[i:] != (a.shape[i:] if is_row else (1,) * (ndim - i)) or length < _LONG:
+        return None
+    made = of_rows(f"{name}_row" if is_row else f"{name}_column", (a, np.ascontiguousarray(b).reshape(-1)), length)
+    return None if made is None else made[0].reshape(a.shape)
 
 
 def _are_alike(a: Array, b: Array) -> bool:

@@ -185,6 +185,25 @@ FLOAT_LOOP(softmax_backward, OUT(0, to) IN(1, of_y) IN(2, of_gy), ROW_LENGTH, {
     for (ptrdiff_t j = 0; j < n; ++j) gx[j] = y[j] * (gy[j] - sum);
 })
 
+/* ---- a row beside each row, and a number beside each row's elements */
+
+#define BESIDE(name, op)                                                                         \
+    FLOAT_LOOP(name##_row, OUT(0, to) IN(1, from) IN(2, row), ROW_LENGTH, {                      \
+        const float *restrict x = from + i * n;                                                  \
+        float *restrict y = to + i * n;                                                          \
+        (void)whole;                                                                             \
+        for (ptrdiff_t j = 0; j < n; ++j) y[j] = x[j] op row[j];                                 \
+    })                                                                                           \
+    FLOAT_LOOP(name##_column, OUT(0, to) IN(1, from) IN(2, column), ROW_LENGTH, {                \
+        const float *restrict x = from + i * n;                                                  \
+        float *restrict y = to + i * n;                                                          \
+        const float value = column[i];                                                           \
+        (void)whole;                                                                             \
+        for (ptrdiff_t j = 0; j < n; ++j) y[j] = x[j] op value;                                  \
+    })
+BESIDE(add, +)
+BESIDE(mul, *)
+
 /* ---- x times sigmoid(beta x), beta a row */
 
 FLOAT_LOOP(swish_rows, OUT(0, to) IN(1, from) IN(2, beta), ROW_LENGTH, {

@@ -231,6 +231,8 @@ static const Entry ENTRIES[] = {
     ENTRY(square, 2, 1, 0),          ENTRY(relu_of_sum_over, 2, 1, 0),
     ROW_ENTRY(log_softmax, "xx", 1, 1),   ROW_ENTRY(log_softmax_backward, "xxx", 1, 1),
     ROW_ENTRY(softmax, "xx", 1, 1),       ROW_ENTRY(softmax_backward, "xxx", 1, 1),
+    ROW_ENTRY(add_row, "xxw", 1, 1),      ROW_ENTRY(add_column, "xxr", 1, 1),
+    ROW_ENTRY(mul_row, "xxw", 1, 1),      ROW_ENTRY(mul_column, "xxr", 1, 1),
     ROW_ENTRY(swish_rows, "xxw", 1, 1),   ROW_ENTRY(swish_rows_backward, "xxxxw", 3, 1),
     ROW_ENTRY(fixed_normalization_backward, "cssccmm", 7, 4), ROW_ENTRY(fill_rows, "xr", 1, 1),
     ROW_ENTRY(relu_of_sum_marked, "xrx", 3, 1), ROW_ENTRY(relu_backward_marked, "xrx", 1, 1),

@@ -287,3 +287,86 @@ def test_arrays_that_are_alike():
         assert elementwise._are_alike(a, b) is are_alike
         assert elementwise._are_alike(b, a) is are_alike
     assert not elementwise._are_alike(a.view(Own), a.view(Own))
+
+
+# of a large operand, and what lies beside it: the loop over rows of so many elements, or None
+BESIDE = [
+    ((300, 250), (250,), ("row", 250)),
+    ((300, 250), (1, 250), ("row", 250)),
+    ((300, 250), (300, 1), ("column", 250)),
+    ((30, 10, 250), (10, 250), ("row", 2500)),
+    ((30, 10, 250), (30, 1, 1), ("column", 2500)),
+    ((30, 10, 250), (30, 10, 1), ("column", 250)),
+    ((30, 1, 2500), (2500,), ("row", 2500)),
+    ((30, 10, 250), (1, 10, 1), None),
+    ((30, 10, 250), (30, 1, 250), None),
+    ((30, 10, 250), (30, 10, 250), None),
+    ((30, 10, 250), (1, 1, 1), None),
+    ((30, 1, 2500), (30, 5, 1), None),
+    ((1, 90_000), (3, 1), None),
+    ((90_000,), (2, 1), None),
+    ((3000, 25), (25,), None),  # short rows
+    ((3000, 25), (3000, 1), None),
+    ((100, 250), (250,), None),  # few
+]
+
+
+@each(operation=["add", "multiply"], **{"shape, beside, loop": BESIDE})
+def test_large_arrays_meet_vectors_in_loops_over_rows(operation, shape, beside, loop, monkeypatch):
+    ufunc, asked = getattr(np, operation), []
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(s, np.float32) for s in (shape, beside))
+    a.flat[::97] = np.nan
+    b.flat[-1] = -0.0
+    expected = ufunc(a, b)
+
+    def of_rows(name, arrays, n):
+        asked.append((name, n))
+        assert all(v.flags.c_contiguous for v in arrays)
+        x, vector = arrays
+        vector = vector[:, None] if name.endswith("column") else vector
+        return (ufunc(x.reshape(-1, n), vector).reshape(-1),)
+
+    def tried(a, b):
+        asked.clear()
+        found = elementwise.elementwise(ufunc, a, b)
+        np.testing.assert_array_equal(found, ufunc(a, b))
+        assert found.dtype == ufunc(a, b).dtype
+        return [*asked]
+
+    name = {"add": "add", "multiply": "mul"}[operation]
+    with monkeypatch.context() as m:
+        m.setitem(elementwise.kernels, "of_rows", of_rows)
+        assert tried(a, b) == ([] if loop is None else [(f"{name}_{loop[0]}", loop[1])])
+        assert tried(a, np.repeat(b, 2, axis=-1)[..., ::2]) == (
+            [] if loop is None else [(f"{name}_{loop[0]}", loop[1])]
+        )
+        for x, y in (
+            (a.astype("d"), b.astype("d")),
+            (a, b.astype("d")),
+            (np.repeat(a, 2, axis=-1)[..., ::2], b),
+            (b, a),
+        ):
+            assert tried(x, y) == [] or x is b
+        m.setitem(elementwise.kernels, "of_rows", lambda *words: None)
+        assert tried(a, b) == []
+    assert tried(a, b) == []
+    np.testing.assert_array_equal(elementwise.elementwise(ufunc, a, b), expected)  # as compiled, where it is
+
+
+@each(operation=["add", "multiply"], width=[64, 65, 250, 1024])
+def test_vectors_beside_rows_have_the_bits_of_numpys(operation, width):
+    """Of images by the channel, too, and of rows that begin anywhere in memory."""
+    ufunc, rng = getattr(np, operation), np.random.default_rng(width)
+    a = rng.standard_normal(100_000 // width * width + 1, np.float32)[1:].reshape(-1, width)
+    a[::7, 3] = np.inf, np.nan, -0.0, 1e30, 1e-40, 0.0, *a[42::7, 3]
+    image = a[: len(a) // 4 * 4].reshape(2, 2, -1, width).transpose(0, 3, 1, 2)
+    for x, vectors in ((a, (a[0], a[:, :1])), (image, (image[:1, :, :1, :1],))):
+        for vector in vectors:
+            with np.errstate(all="ignore"):
+                found, expected = elementwise.elementwise(ufunc, x, vector), ufunc(x, vector)
+            assert found.strides == x.strides
+            np.testing.assert_array_equal(
+                found.view("i4")[~np.isnan(expected)], expected.view("i4")[~np.isnan(expected)]
+            )
+            np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
