@@ -8,16 +8,23 @@ has all that waits in its thread written first.
 
 from __future__ import annotations
 
+from math import prod
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
+from dbrdist.core.array.array_operations import is_basic, scattered
 from dbrdist.core.array.backend import Array, DType, on
+from dbrdist.core.array.elementwise import KERNEL_ELEMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeVar
 
-    from dbrdist.core.tape.variable import Variable
+    from dbrdist.core.array.types import Index
+    from dbrdist.core.tape.node import VariableNode
+    from dbrdist.core.tape.variable import Operand, Variable
 
     Same = TypeVar("Same")
 
@@ -27,7 +34,8 @@ Gradient: TypeAlias = "Array | Variable | Deferred"  # as rules give it: arrays,
 class Deferred:
     """A gradient that is not an array yet: a pass adds and completes it without knowing what it is made from.
 
-    A rule returns one only where it knows that the rule of the function that made its input takes it.
+    A rule returns one only where it knows that the rule of the function that made its input takes it, or that nothing
+    made it: a pass completes what it leaves at a leaf.
     """
 
     __slots__ = ()
@@ -50,6 +58,67 @@ class Deferred:
         ``is_ours``: nobody else has ``g``, so that the sum may be written there.
         """
         return None
+
+
+class SliceGradient(Deferred):
+    """The gradient of a leaf of which a slice was used: ``x`` at the slice, and zeros elsewhere.
+
+    The first one of a pass makes the array, ``total``; the next ones are added to slices of it. Otherwise each would
+    take a new array of zeros, and an addition of whole arrays.
+    """
+
+    __slots__ = ("dtype", "is_sum", "shape", "slices", "to_images", "total", "x")
+
+    def __init__(self, x: Array, slices: Index, shape: tuple[int, ...], to_images: bool) -> None:
+        self.x, self.slices = x, slices
+        self.shape, self.dtype = shape, x.dtype
+        self.to_images = to_images
+        self.is_sum = False
+        self.total: Array | None = None
+
+    @property
+    def part(self) -> Array:
+        return self.x
+
+    def force(self) -> Array:
+        self.total = scattered(self.x, self.slices, self.shape, self.to_images)
+        return self.total
+
+    def add(self, g: SliceGradient) -> bool:
+        """Add another to ``total``, with the bits of a sum of arrays; False, and nothing is done, where slices overlap.
+
+        A sum with zeros has no -0, so that the first slice may lose its own.
+        """
+        total: Any = self.total
+        mine, other = total[self.slices], total[g.slices]
+        if not self.is_sum:
+            if _may_overlap(mine, other):
+                return False
+            total[self.slices] = mine + 0
+            self.is_sum = True
+        total[g.slices] = other + g.x
+        return True
+
+
+def slice_gradient(node: VariableNode, gy: Operand, slices: Index, to_images: bool) -> SliceGradient | None:
+    """The gradient of a large leaf on the host, given that of its slice; None for others."""
+    if type(gy) is not np.ndarray or node.creator_node is not None or node.view is not None:
+        return None
+    if prod(node.shape) < KERNEL_ELEMENTS or not is_basic(slices):
+        return None
+    return SliceGradient(gy, slices, node.shape, to_images)
+
+
+_MOST_STEPS: Any = 1000  # of the search for an element that two slices share
+
+
+def _may_overlap(a: Array, b: Array) -> bool:
+    if np.ndim(a) == 0 or np.ndim(b) == 0:  # a number is no view
+        return True
+    try:
+        return np.shares_memory(a, b, max_work=_MOST_STEPS)
+    except np.exceptions.TooHardError:
+        return True
 
 
 def plain(g: Deferred | Same) -> Array | Same:

@@ -17,6 +17,7 @@ from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.elementwise import KERNEL_ELEMENTS, elementwise, fused
 from dbrdist.core.array.types import Axes, Destinations, DType, Index, Number
 from dbrdist.core.tape.checks import ArgumentError, Operands
+from dbrdist.core.tape.deferred import slice_gradient
 from dbrdist.core.tape.elementwise_table import RowPrimitive, from_kernel, matched, row
 from dbrdist.core.tape.function_node import FunctionNode, call
 from dbrdist.core.tape.variable import Operand, Variable, as_array
@@ -85,8 +86,7 @@ _power_of_number = row(
 class Where(FunctionNode):
     """y = a where the condition holds, else b; the condition takes no gradient"""
 
-    is_linear = True
-    gives_new = True
+    is_linear = gives_new = True
 
     def __init__(self, condition: Array) -> None:
         self.condition = condition
@@ -337,8 +337,7 @@ class Concat(FunctionNode):
 class GetItem(FunctionNode):
     """y = x[slices]"""
 
-    is_linear = True
-    gives_new = writes = True
+    is_linear = gives_new = writes = True
     was_images = False
 
     def __init__(self, slices: Index) -> None:
@@ -348,8 +347,10 @@ class GetItem(FunctionNode):
         self.was_images = array_operations.are_images(xs[0])
         return (array_operations.item(xs[0], self.slices),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...], out: Any = None) -> tuple[Array, ...]:
-        return (scatter(gys[0], self.slices, self.inputs[0].shape, self.was_images, out and out[0]),)
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Array, ...], out: Any = None) -> tuple[Any, ...]:
+        node, gy, slices = self.inputs[0], gys[0], self.slices
+        pending = slice_gradient(node, gy, slices, self.was_images)
+        return (pending or scatter(gy, slices, node.shape, self.was_images, out and out[0]),)
 
 
 class Scatter(FunctionNode):

@@ -14,7 +14,7 @@ import numpy as np
 from dbrdist.core.array.backend import copy_as_it_lies
 from dbrdist.core.array.current_device import Visitor
 from dbrdist.core.tape import deferred, ops
-from dbrdist.core.tape.deferred import Deferred, Gradient, plain
+from dbrdist.core.tape.deferred import Deferred, Gradient, SliceGradient, plain
 from dbrdist.core.tape.node import VariableNode, assignments
 from dbrdist.core.tape.variable import Variable
 
@@ -81,6 +81,10 @@ class Walk(Visitor):
 class PlainWalk(Walk):
     """A first-order pass to the leaves to which nobody listens."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_slices: dict[VariableNode, SliceGradient] = {}  # the first of each leaf
+
     def run(self, seeds: Seeds) -> None:
         """Walk until nothing is pending."""
         if len(seeds) == 1:
@@ -98,8 +102,10 @@ class PlainWalk(Walk):
     def settle(self, node: VariableNode, g: Any) -> None:
         is_new = self.is_new
         if type(g) is not _ndarray:
+            if type(g) is SliceGradient and self._settle_slice(node, g):
+                return
             self.visit((g,))
-            g, is_new = plain(g), False
+            g, is_new = plain(g), type(g) is SliceGradient
         old = node.gradient
         if isinstance(old, Variable):
             old = old.array
@@ -122,6 +128,17 @@ class PlainWalk(Walk):
             node.gradient = np.asarray(total) if isinstance(total, np.generic) else total
         else:  # rules hand gradients on and return views; a leaf owns its own, so that hooks may change it in place
             node.gradient = copy_as_it_lies(g)
+
+    def _settle_slice(self, node: VariableNode, g: SliceGradient) -> bool:
+        """Whether the gradient of a slice is settled: the first of a leaf, or one that its array takes."""
+        if type(self) is not PlainWalk or node.view is not None:  # a hook may keep the gradient as it is now
+            return False
+        if node.gradient is None:
+            node.gradient = g.force()
+            self.of_slices[node] = g
+            return True
+        first = self.of_slices.get(node)
+        return first is not None and first.total is node.gradient and first.add(g)
 
 
 def _run_chain(walk: Any, function: Any, gys: tuple[Gradient, ...]) -> None:

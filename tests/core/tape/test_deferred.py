@@ -162,3 +162,78 @@ def test_threads_write_their_own():
     assert other == 2 and mine == 0
     deferred.write_all()
     assert mine == 1
+
+
+# ---- gradients of slices
+
+
+def slices_of(x, indices, values):
+    """The gradient of x after a pass through slices whose gradients repeat ``values``."""
+    parts = [x[i] for i in indices]
+    dbrdist.backward(parts, [np.resize(np.array(v, x.dtype), p.shape) for v, p in zip(values, parts)])
+    return x.grad
+
+
+SLICES = {
+    "rows": [0, 1, 2, 0],
+    "columns": [(slice(None), i) for i in (3, 4, 3)],
+    "one over the other": [slice(0, 9), slice(5, 20), (Ellipsis, slice(2, 7))],
+    "among each other": [(slice(None), slice(0, None, 2)), (slice(None), slice(1, None, 2)), slice(None, None, -1)],
+    "numbers": [(2, 3), (2, 4), (2, 3), 2],
+    "a number later": [0, 1, (0, 3), (5, 5)],
+    "new axes": [(None, 3), (4, None), (slice(None), None, 5)],
+    "an array of indices": [0, np.array([1, 1, 0]), 1],
+    "nothing": [slice(0, 0), 1, slice(0, 0), 1],
+}
+
+
+@pytest.mark.parametrize("dtype", ["f", "d", "e"])
+@pytest.mark.parametrize("name", SLICES)
+def test_gradients_of_slices_have_the_bits_of_a_sum_of_arrays(name, dtype):
+    """Zeros have their signs: a sum is -0 only where all that is added is."""
+    x, values = dbrdist.Variable(np.ones((100, 90), dtype)), [(-0.0, 1.0, -3.0), (-0.0, 2.0), (4.0, -0.0), (-0.0,)]
+    found = slices_of(x, SLICES[name], values)
+    wanted = np.full(x.shape, -0.0, dtype)
+    for index, value in zip(SLICES[name], values):
+        placed = np.zeros(x.shape, dtype)
+        np.add.at(placed, index, np.resize(np.array(value, dtype), placed[index].shape))
+        if not isinstance(index, np.ndarray):
+            placed[index] = np.resize(np.array(value, dtype), placed[index].shape)  # which keeps a -0
+        wanted += placed
+    assert found.dtype == wanted.dtype and found.tobytes() == wanted.tobytes()
+
+
+def test_gradients_of_slices_are_added_in_one_array(monkeypatch):
+    made, place = [], deferred.scattered
+    monkeypatch.setattr(deferred, "scattered", lambda *args: made.append(args[1]) or place(*args))
+    x = dbrdist.Variable(np.ones((128, 128), "f"))
+    slices_of(x, [(slice(None), i) for i in range(128)], [(i,) for i in range(128)])
+    assert len(made) == 1
+    assert (x.grad == np.arange(128)).all()
+
+
+def test_a_gradient_from_before_the_pass_is_left_as_it_is():
+    x = dbrdist.Variable(np.ones((100, 100), "f"))
+    before = slices_of(x, [0, 1], [(1.0,), (2.0,)])
+    after = slices_of(x, [1, 2, 3], [(4.0,), (8.0,), (16.0,)])
+    assert before[:4, 0].tolist() == [1, 2, 0, 0] and after[:4, 0].tolist() == [1, 6, 8, 16]
+
+
+def test_a_gradient_that_a_hook_keeps_is_left_as_it_is():
+    x, kept = dbrdist.Variable(np.ones((100, 100), "f")), []
+
+    class Keeps(dbrdist.FunctionHook):
+        def backward_preprocess(self, function, in_data, out_grad):
+            if x.grad is not None:
+                kept.append((x.grad, x.grad.copy()))
+
+    with Keeps():
+        slices_of(x, [0, 1, 2], [(1.0,), (2.0,), (4.0,)])
+    assert len(kept) == 2 and all((now == then).all() for now, then in kept)
+    assert x.grad[:4, 0].tolist() == [1, 2, 4, 0]
+
+
+def test_the_gradient_of_a_slice_by_a_pass_to_chosen_variables():
+    x = dbrdist.Variable(np.ones((100, 100), "f"))
+    (gx,) = dbrdist.grad([F.sum(x[0] * 2.0) + F.sum(x[1] * 3.0)], [x])
+    assert x.grad is None and gx.array[:3, 0].tolist() == [2, 3, 0]
