@@ -106,7 +106,7 @@ class BatchNormalization(Normalization):
     See :class:`SharedBatchNormalization` for the same in parts.
     """
 
-    writes = True
+    writes = gives_new = True
     mean: Array
     var: Array
     moving: Any = None  # on a device: running statistics, their decay and the weights of this batch

@@ -88,7 +88,7 @@ def test_functions_say_whether_they_are_linear(cases):
 
 # Beside those of one formula, which say so by their derivatives.
 SAID_TO_BE_NEW = {
-    "AveragePooling2D", "CReLU", "Cast", "Col2Im", "Concat", "Convolution2D", "ConvolutionData",
+    "AveragePooling2D", "BatchNormalization", "CReLU", "Cast", "Col2Im", "Concat", "Convolution2D", "ConvolutionData",
     "FixedBatchNormalization", "FoldedFrame", "GetItem", "Im2Col", "Interpolation", "LargestAlong",
     "LayerNormalization", "LogSoftmax", "LogSumExp", "MatMul", "MaxPooling2D", "Mixed", "PadWithElements",
     "Permutation", "PixelProducts", "Product",
