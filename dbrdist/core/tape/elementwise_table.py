@@ -22,6 +22,7 @@ import numpy as np
 from dbrdist.core.array.backend import Array, is_floating
 from dbrdist.core.array.chainer_mode import as_chainer, labels
 from dbrdist.core.array.elementwise import KERNEL_ELEMENTS, at_once, elementwise, fused, kernels
+from dbrdist.core.array.sums import product_sum
 from dbrdist.core.array.types import Number
 from dbrdist.core.tape.checks import ArgumentError, Operands
 from dbrdist.core.tape.elementwise_examples import EXAMPLES
@@ -135,6 +136,7 @@ class Row:
         self.keep_out = (0,) if "y" in needed - set(args) else ()
         self.kept_names = tuple(a for a in args if a in needed) + ("y",) * len(self.keep_out)
         self.runs_at_once = isinstance(formula, np.ufunc) and not numbers
+        self.is_product = formula is np.multiply
         self.has_steps = not self.runs_at_once if has_steps is None else has_steps
         gives_new = all(p.rule != 1 for p in self.partials)  # else gy itself is handed on
         contents = {"row": self, "operands": self.operands, "gives_new": gives_new, "__doc__": doc}
@@ -201,7 +203,16 @@ class Elementwise(FunctionNode):
         if self.row.of_difference and len(wanted) == 2:
             gx = self.pulled(0, gy)
             return operators.sum_to(gx, nodes[0].shape), operators.sum_to(operators.neg(gx), nodes[1].shape)
+        if self.row.is_product and type(gy) is np.ndarray and gy.size >= KERNEL_ELEMENTS and not self._on_variables:
+            return tuple([self._pulled_product(i, gy) for i in wanted])
         return tuple([operators.sum_to(self.pulled(i, gy), nodes[i].shape) for i in wanted])
+
+    def _pulled_product(self, i: int, gy: Array) -> Array:
+        """The gradient of a factor; of a column beside a matrix it is sums of products, which need not be kept."""
+        shape, other = self.inputs[i].shape, self.retained_inputs()[1 - i]
+        if shape == (len(gy), 1) and other.shape == gy.shape != shape and gy.dtype == other.dtype == np.float32:
+            return product_sum(gy, other, (1,), True)
+        return operators.sum_to(self.pulled(i, gy), shape)
 
     def _pulled_at_once(self, gy: Operand) -> tuple[Array, ...] | None:
         """The gradients of all operands by one loop; None where there is none, or operands are broadcast."""

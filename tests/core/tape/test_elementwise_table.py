@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dbrdist.functions as F
-from dbrdist import Variable
+from dbrdist import Variable, backward
 from dbrdist.core.tape import elementwise_table, gradient_check
 
 
@@ -192,3 +192,42 @@ def test_each_row_is_that_of_the_table():
     rows = elementwise_table.ROWS.values()
     ours = [row for row in rows if row.name in known or row.formula.__module__.startswith("dbrdist.")]
     assert sorted(map(told, ours)) == sorted(expected)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("shape", [(300, 250), (9000, 3), (1, 70_000), (90, 100)])
+def test_the_gradient_of_a_column_is_a_sum_of_products_that_are_not_kept(monkeypatch, shape, is_first):
+    summed = []
+    of_products = elementwise_table.product_sum
+    monkeypatch.setattr(elementwise_table, "product_sum", lambda *args: summed.append(args[2]) or of_products(*args))
+    x, gy = np.random.default_rng(0).standard_normal((2, *shape)).astype("f")
+    factors = [Variable(x), Variable(np.linspace(-1, 1, len(x), dtype="f")[:, None])]
+    y = factors[0] * factors[1] if is_first else factors[1] * factors[0]
+    backward([y], [gy])
+    gx, column = (v.grad for v in factors)
+    assert summed == [(1,)]
+    assert gx.tobytes() == (gy * factors[1].array).tobytes()
+    assert column.shape == (len(x), 1) and column.tobytes() == (gy * x).sum(1, keepdims=True).tobytes()
+    np.testing.assert_allclose(column[:, 0], (gy.astype("d") * x).sum(1), atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dtype"),
+    [
+        (((100, 100), (100, 1)), "d"),
+        (((100, 100), (100, 1)), "e"),
+        (((1, 100), (100, 1)), "f"),
+        (((9000, 1), (9000, 1)), "f"),
+        (((10, 30, 40), (10, 30, 1)), "f"),
+    ],
+)
+def test_the_gradients_of_other_factors_are_those_of_the_formula(monkeypatch, shapes, dtype):
+    monkeypatch.delattr(elementwise_table, "product_sum")
+    a, b = (Variable(np.random.default_rng(i).standard_normal(s).astype(dtype)) for i, s in enumerate(shapes))
+    y = a * b
+    gy = np.random.default_rng(2).standard_normal(y.shape).astype(dtype)
+    gy[0] = -0.0
+    backward([y], [gy])
+    product, axes = gy.astype("d") * a.array, tuple(k for k, n in enumerate(b.shape) if y.shape[k] != n)
+    assert b.grad.dtype == dtype
+    np.testing.assert_allclose(b.grad, product.sum(axes, keepdims=True), rtol=0, atol=0.05 if dtype == "e" else 1e-4)
