@@ -56,11 +56,11 @@ def test_a_loop_copies_what_is_repeated_for_each_row(shape, value, is_asked, mon
     np.testing.assert_array_equal(a, expected)
 
 
-@each(shape=[(1000, 300), (1 << 18,), (2, 40, 75, 50), (600, 1000)], dtype=["f", "d", "e", "i4"])
+@each(shape=[(1000, 300), (1 << 18,), (2, 40, 75, 50)], dtype=["f", "i2"])
 def test_a_single_value_is_stored_in_memory_of_any_kind(shape, dtype, monkeypatch):
     """Rows of it are copied to dense memory that a cache may hold; elsewhere NumPy stores it."""
     room = np.zeros((*shape[:-1], shape[-1] + 1), dtype)
-    for bound in (memory._CACHED_BYTES, 1 << 10):
+    for bound in (1 << 24, 1 << 10):
         monkeypatch.setattr(memory, "_CACHED_BYTES", bound)
         for value in (3, np.full((), 5, dtype), np.broadcast_to(np.array(7, dtype), shape), np.full(1, 9, dtype)):
             for a in (np.zeros(shape, dtype), memory.zeros(shape, dtype), room[..., 1:]):
@@ -123,6 +123,25 @@ def test_what_does_not_fit_is_refused_as_by_numpy(value):
     a.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
         memory.fill(a, 0)
+
+
+@each(
+    shape=[(20, 128, 128), (1, 2048, 130), (64, 1024, 4), (300, 34, 5, 10), (7, 20, 2000), (64, 4096, 1)],
+    dtype=["f", "d"],
+)
+def test_short_rows_that_follow_upon_themselves_are_copied_in_any_way(shape, dtype, monkeypatch):
+    """As they lie after a sum over the second axis, or reversed; together, or one by one to what no cache holds."""
+    rows = np.random.default_rng(0).standard_normal((shape[0], 1, *shape[2:])).astype(dtype)
+    for bound in (1 << 24, 1 << 10):
+        monkeypatch.setattr(memory, "_CACHED_BYTES", bound)
+        for source in (rows, rows[::-1], rows[..., ::-1].astype("e"), rows[:1]):
+            expected = np.broadcast_to(source, shape)
+            a = memory.aligned(expected.size, np.dtype(dtype)).reshape(shape)
+            memory.fill(a, expected)
+            np.testing.assert_array_equal(a, expected)
+        turned = np.zeros((shape[-1], *shape[:-1]), dtype).transpose(*range(1, len(shape)), 0)
+        memory.fill(turned, expected)
+        np.testing.assert_array_equal(turned, expected)
 
 
 def images(*shape):
