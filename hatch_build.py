@@ -20,8 +20,12 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 # alone, and classes say themselves how they are copied and pickled. The lines of Python as comments in C would be a
 # twentieth of the compilation.
 DIRECTIVES = {
-    "language_level": 3, "annotation_typing": False, "infer_types": False, "auto_pickle": False, "emit_code_comments": False,
-}  # fmt: skip
+    "language_level": 3,
+    "annotation_typing": False,
+    "infer_types": False,
+    "auto_pickle": False,
+    "emit_code_comments": False,
+}
 
 
 # Instructions of a step of the tiny MLP in benchmarks/overhead.py when flags were compared: interpreted 494,000;
