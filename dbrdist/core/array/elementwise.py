@@ -83,7 +83,8 @@ _LONG = 64  # elements of a row from which on
 def _with_vector(name: str, a: Array, b: Array) -> Array | None:
     """What an operation makes of large ``a`` and a vector along its first or last axes; None where no loop does."""
     if a.ndim != 4 or not lies_as_images(a):
-        return _of_rows(name, a, b)
+        decides_layout = b.ndim == a.ndim == 4 and lies_as_images(b)
+        return None if decides_layout else _of_rows(name, a, b)
     made = _of_rows(name, _nhwc(a), _nhwc(b))
     return None if made is None else made.transpose(0, 3, 1, 2)
 

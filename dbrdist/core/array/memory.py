@@ -295,14 +295,15 @@ _ROW_BYTES = 1 << 14
 def _is_copied_by_rows(a: HostArray, value: Array | Number) -> bool:
     """A single value: zero by the C library, in half of the time of storing it, and others to what a cache may hold by
     rows, in 0.6 of that."""
-    if type(value) is np.ndarray and value.ndim:
-        if value.shape != a.shape or any(value.strides):
+    if np.ndim(value):
+        if not isinstance(value, np.ndarray) or value.shape != a.shape or any(value.strides):
             return False
         value = value[(0,) * value.ndim]
     laid = a.transpose(0, 2, 3, 1) if a.ndim == 4 and not a.flags.c_contiguous else a
     if not laid.flags.c_contiguous or a.dtype.hasobject:
         return False
-    flat, row = laid.reshape(-1), np.full(_ROW_BYTES // a.itemsize, value, a.dtype)
+    flat, row = laid.reshape(-1), np.empty(_ROW_BYTES // a.itemsize, a.dtype)
+    row[...] = value  # np.full takes what an assignment refuses
     if not row[:1].view(np.uint8).any():
         flat.view(np.uint8).fill(0)
         return True

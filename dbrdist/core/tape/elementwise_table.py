@@ -210,7 +210,8 @@ class Elementwise(FunctionNode):
     def _pulled_product(self, i: int, gy: Array) -> Array:
         """The gradient of a factor; of a column beside a matrix it is sums of products, which need not be kept."""
         shape, other = self.inputs[i].shape, self.retained_inputs()[1 - i]
-        if shape == (len(gy), 1) and other.shape == gy.shape != shape and gy.dtype == other.dtype == np.float32:
+        is_column = gy.ndim == 2 and shape == (len(gy), 1) != gy.shape
+        if is_column and other.shape == gy.shape and gy.dtype == other.dtype == np.float32:
             return product_sum(gy, other, (1,), True)
         return operators.sum_to(self.pulled(i, gy), shape)
 

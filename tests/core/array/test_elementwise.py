@@ -370,3 +370,13 @@ def test_vectors_beside_rows_have_the_bits_of_numpys(operation, width):
                 found.view("i4")[~np.isnan(expected)], expected.view("i4")[~np.isnan(expected)]
             )
             np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+
+
+@each(operation=["add", "multiply"])
+def test_large_arrays_in_c_order_lie_as_the_image_beside_them(operation, monkeypatch):
+    monkeypatch.setitem(elementwise.kernels, "of_rows", lambda name, arrays, n: pytest.fail(name))
+    a = np.ones((8, 16, 24, 25), "f")
+    b = np.arange(a[0].size, dtype="f").reshape(1, 24, 25, 16).transpose(0, 3, 1, 2)
+    y = elementwise.elementwise(getattr(np, operation), a, b)
+    assert backend.is_channels_last(y)
+    np.testing.assert_array_equal(y, getattr(np, operation)(a, b))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -108,6 +110,26 @@ def test_one_number_is_in_all_elements_whatever_lies_how(shape, value, dtype, mo
     wide = np.full((*shape[:-1], shape[-1] + 1), 77, dtype)
     memory.fill(wide[..., :-1], value)
     assert (wide[..., -1] == np.full((), 77, dtype)).all() and set(wide[..., :-1].tobytes()) == set(expected.tobytes())
+
+
+def test_values_of_another_class_are_copied_as_arrays():
+    class Own(np.ndarray):
+        pass
+
+    values = np.arange(1 << 18, dtype="f").reshape(512, 512)
+    for value in (values.view(Own), values[0].view(Own), np.broadcast_to(values[1, 1:2], values.shape).view(Own)):
+        a = np.zeros(values.shape, "f")
+        memory.fill(a, value)
+        np.testing.assert_array_equal(a, np.broadcast_to(value, a.shape))
+
+
+def test_a_number_that_the_type_does_not_have_is_refused_as_by_numpy():
+    for dtype, value in (("f", 1j), ("i4", np.nan), ("u1", 300)):
+        a = np.ones(1 << 18, dtype)
+        with pytest.raises((TypeError, ValueError, OverflowError)), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            memory.fill(a, value)
+        assert a.all()
 
 
 @each(value=[np.zeros(3), np.zeros((1 << 18, 1)), "no number", None])

@@ -219,6 +219,7 @@ def test_the_gradient_of_a_column_is_a_sum_of_products_that_are_not_kept(monkeyp
         (((1, 100), (100, 1)), "f"),
         (((9000, 1), (9000, 1)), "f"),
         (((10, 30, 40), (10, 30, 1)), "f"),
+        (((30, 30, 40), (30, 1)), "f"),  # beside as many matrices as there are rows
     ],
 )
 def test_the_gradients_of_other_factors_are_those_of_the_formula(monkeypatch, shapes, dtype):
@@ -228,6 +229,8 @@ def test_the_gradients_of_other_factors_are_those_of_the_formula(monkeypatch, sh
     gy = np.random.default_rng(2).standard_normal(y.shape).astype(dtype)
     gy[0] = -0.0
     backward([y], [gy])
-    product, axes = gy.astype("d") * a.array, tuple(k for k, n in enumerate(b.shape) if y.shape[k] != n)
-    assert b.grad.dtype == dtype
-    np.testing.assert_allclose(b.grad, product.sum(axes, keepdims=True), rtol=0, atol=0.05 if dtype == "e" else 1e-4)
+    laid = (1,) * (y.ndim - b.ndim) + b.shape
+    product, axes = gy.astype("d") * a.array, tuple(k for k, n in enumerate(laid) if y.shape[k] != n)
+    expected = product.sum(axes, keepdims=True).reshape(b.shape)
+    assert b.grad.dtype == dtype and b.grad.shape == b.shape
+    np.testing.assert_allclose(b.grad, expected, rtol=0, atol=0.05 if dtype == "e" else 1e-4)
