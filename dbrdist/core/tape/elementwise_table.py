@@ -139,7 +139,7 @@ class Row:
         self.is_product = formula is np.multiply
         self.has_steps = not self.runs_at_once if has_steps is None else has_steps
         gives_new = all(p.rule != 1 for p in self.partials)  # else gy itself is handed on
-        contents = {"row": self, "operands": self.operands, "gives_new": gives_new, "__doc__": doc}
+        contents = {"row": self, "operands": self.operands, "gives_new": gives_new, "hands_on": True, "__doc__": doc}
         self.node = type(name, (Elementwise,), contents)
 
     def compute(self, xs: tuple[Array, ...], values: tuple[float, ...]) -> Array:

@@ -142,6 +142,7 @@ class FunctionNode(Call):
     writes: bool = False
     is_linear: bool = False
     gives_new: bool = False  # each gradient of a first-order pass is a new array
+    hands_on: bool = False  # each that is none is the very gradient of the only output
     # (a, b, whether nobody else has b) to a sum of gradients of the output that the rule completes, or None to add them
     defer_sum: ClassVar[Callable[[Array, Array, bool], Array | Deferred | None] | None] = None
 
@@ -161,7 +162,7 @@ class FunctionNode(Call):
         if cls.derive is not FunctionNode.derive and _comes_first("backward", "derive", cls):
             cls._inherited = cls.derive, cls.writes
             cls.derive = FunctionNode.derive  # type: ignore[method-assign]
-            cls.writes = cls.is_linear = cls.gives_new = False
+            cls.writes = cls.is_linear = cls.gives_new = cls.hands_on = False
             cls.defer_sum = None
 
     # ---- to be overridden -------------------------------------------------------------------------------------------

@@ -180,7 +180,8 @@ def _run_chain(walk: Any, function: Any, gys: tuple[Gradient, ...]) -> None:
                 gx = fitted(function, i, gx)
             creator = node.creator_node
             if creator is None:
-                if node.view is None and node.gradient is None and type(gx) is _ndarray and function.gives_new:
+                is_taken = node.view is None and node.gradient is None and type(gx) is _ndarray
+                if is_taken and (function.gives_new or (function.hands_on and gx is not gys[0])):
                     node.gradient = gx  # nobody else has it: the leaf takes it as its own
                     continue
             elif (

@@ -115,6 +115,7 @@ def test_gradients_that_are_said_to_be_new_are_nobody_elses(cases):
                 if isinstance(gx, np.ndarray) and gx.size:
                     is_new = gx.flags.writeable and not any(np.shares_memory(gx, a) for a in others)
                     assert is_new or not function.gives_new, name
+                    assert is_new or not function.hands_on or gx is gys[0], name
                     if function.gives_new and not isinstance(function, Elementwise):
                         said.add(name)
                     others.append(gx)

@@ -347,3 +347,16 @@ def test_a_leaf_takes_the_gradient_of_a_layer_normalization_as_its_own(monkeypat
     dbrdist.backward([F.layer_normalization(x, gamma, beta)], [np.ones((6, 9), "f")])
     assert all(v.grad is g for v, g in zip((x, gamma, beta), made[0]))
     assert not np.shares_memory(gamma.grad, beta.grad)
+
+
+def test_a_leaf_takes_what_a_difference_does_not_hand_on():
+    a, b, gy = (Variable(drawn(i, (30, 40, 2, 2))) for i in range(3))
+    negated = []
+    y = a - b
+    rule = y.creator_node.derive
+    y.creator_node.derive = lambda *words: negated.append(rule(*words)) or negated[-1]
+    dbrdist.backward([y], [gy.array])
+    assert b.grad is negated[0][1] and negated[0][0] is gy.array
+    assert not np.shares_memory(a.grad, gy.array)
+    np.testing.assert_array_equal(a.grad, gy.array)
+    np.testing.assert_array_equal(b.grad, -gy.array)
