@@ -2,7 +2,8 @@
 
 ResNet-18 on made-up images of 64 pixels, a few for each rank, with and without virtual workers, on one host and on two.
 The speed of a rank is what a rehearsal measures here, right before each job, by as many processes at the same time as
-the job has ranks. Two hosts are namespaces joined by a cable of 1 Gbit/s (two_hosts.py: Linux, root).
+the job has ranks, or as there are cores: a rehearsal supposes one for each rank, so that more ranks are taken to take
+turns. Two hosts are namespaces joined by a cable of 1 Gbit/s (two_hosts.py: Linux, root).
 Times are medians of steps; bytes are those that the first host's interface counts in the last steps; memory is what the
 largest resident memory of a rank grows by with the batch. Goal: each within 25 % of the prediction. It takes two
 minutes; more ranks with --ranks.
@@ -105,6 +106,10 @@ def compare(place: Place, ranks: int, is_virtual: bool) -> dict[str, dict[str, f
     words = batch_of(ranks, is_virtual)
     config, origin = load.load(place.folder / "c.yaml", [words])
     measured = rehearsal.measure(config, origin, rehearsal.TargetJob(ranks, ranks))  # the cores of both hosts are these
+    turns = max(ranks / len(os.sched_getaffinity(0)), 1.0)
+    measured = measured._replace(
+        seconds_per_example=measured.seconds_per_example * turns, update_seconds=measured.update_seconds * turns
+    )
     job = rehearsal.TargetJob(ranks, ranks if place.hosts is None else ranks // 2, GIGABITS, MICROSECONDS)
     seconds, num_bytes = place.run(ranks, words, NUM_STEPS)
     found = {"seconds": {"measured": seconds, "predicted": rehearsal.predict(config, job, measured).step}}
@@ -163,7 +168,7 @@ def main() -> None:
         for place_name, place in found_places.items():
             for ranks in args.ranks if place.hosts is None else [n for n in args.ranks if n % 2 == 0]:
                 for kind in ("plain", "virtual workers"):
-                    key = f"{place_name}, {ranks} ranks, {kind}"
+                    key = f"{place_name}, {ranks} rank{'s' * (ranks > 1)}, {kind}"
                     found = compare(place, ranks, kind != "plain")
                     note(key, found["seconds"], "s ", 1)
                     if "bytes" in found:
