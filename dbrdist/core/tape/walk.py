@@ -81,9 +81,7 @@ class Walk(Visitor):
 class PlainWalk(Walk):
     """A first-order pass to the leaves to which nobody listens."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.of_slices: dict[VariableNode, SliceGradient] = {}  # the first of each leaf
+    of_slices: dict[VariableNode, SliceGradient] | None = None  # the first of each leaf, once there is one
 
     def run(self, seeds: Seeds) -> None:
         """Walk until nothing is pending."""
@@ -135,9 +133,11 @@ class PlainWalk(Walk):
             return False
         if node.gradient is None:
             node.gradient = g.force()
+            if self.of_slices is None:
+                self.of_slices = {}
             self.of_slices[node] = g
             return True
-        first = self.of_slices.get(node)
+        first = self.of_slices.get(node) if self.of_slices else None
         return first is not None and first.total is node.gradient and first.add(g)
 
 
