@@ -2,8 +2,9 @@
 
 ResNet-18 on made-up images of 64 pixels, a few for each rank, with and without virtual workers, on one host and on two.
 The speed of a rank is what a rehearsal measures here, right before each job, by as many processes at the same time as
-the job has ranks, or as there are cores: a rehearsal supposes one for each rank, so that more ranks are taken to take
-turns. Two hosts are namespaces joined by a cable of 1 Gbit/s (two_hosts.py: Linux, root).
+the job has ranks, but no more than there are cores. A rehearsal supposes a core for each rank; where there are fewer,
+the prediction is multiplied by ranks per core. Two hosts are namespaces joined by a cable of 1 Gbit/s (two_hosts.py:
+Linux, root).
 Times are medians of steps; bytes are those that the first host's interface counts in the last steps; memory is what the
 largest resident memory of a rank grows by with the batch. Goal: each within 25 % of the prediction. It takes two
 minutes; more ranks with --ranks.

@@ -158,6 +158,20 @@ def check_gradients_of_both_orders(comm):
                 np.testing.assert_allclose(g, r, rtol=1e-12, err_msg=f"{name}, root {root}, second order")
 
 
+def check_vectors_have_a_number_for_each_rank(comm):
+    """Arrays and Variables alike, from every rank and from the root alone."""
+    n, rank = comm.size, comm.rank
+    for give in (lambda x: x, list, Variable):
+        xs = give(np.arange(n, dtype=np.float32) + 10 * rank)
+        summed = C.reduce_scatter(comm, xs)
+        exchanged = C.alltoall(comm, xs)
+        scattered = C.scatter(comm, xs if rank == n - 1 else None, n - 1)
+        assert all(type(y) is Variable and y.shape == () for y in (summed, *exchanged, scattered))
+        assert summed.array == n * rank + 5 * n * (n - 1)
+        assert [y.array for y in exchanged] == [10 * other + rank for other in range(n)]
+        assert scattered.array == 10 * (n - 1) + rank
+
+
 def check_every_type(comm):
     """Gradients have the type of their inputs; sums of 16-bit types run in float32."""
     for dtype in ("float16", "float32", "float64"):

@@ -16,6 +16,7 @@ from dbrdist.core.array.backend import (
     channels_last,
     empty,
     empty_as,
+    fill,
     get_array_module,
     lies_as_images,
     zeros,
@@ -176,7 +177,7 @@ def scattered(x: Array, slices: Index, shape: tuple[int, ...], to_images: bool, 
     if out is not None and out.dtype == dtype:
         y = out
         if not is_whole:
-            y[...] = 0
+            fill(y, 0)
     elif is_whole:
         y = empty(shape, dtype, x) if to_images else empty_as(x, shape, dtype)
     else:

@@ -78,10 +78,14 @@ def hand_down_kernel(formula: Hashable, kernel: Callable[..., object]) -> None:
 _BESIDE: dict[Any, str] = {np.add: "add", np.multiply: "mul"}
 _MANY = 1 << 16  # elements from which on
 _LONG = 64  # elements of a row from which on
+_QUIET = {"warn", "ignore"}
 
 
 def _with_vector(name: str, a: Array, b: Array) -> Array | None:
-    """What an operation makes of large ``a`` and a vector along its first or last axes; None where no loop does."""
+    """What an operation makes of large ``a`` and a vector along its first or last axes; None where no loop does, and
+    where a program has NumPy raise an error, or call something, when a result overflows: loops do neither."""
+    if not _QUIET.issuperset(np.geterr().values()):
+        return None
     if a.ndim != 4 or not lies_as_images(a):
         decides_layout = b.ndim == a.ndim == 4 and lies_as_images(b)
         return None if decides_layout else _of_rows(name, a, b)

@@ -380,3 +380,16 @@ def test_large_arrays_in_c_order_lie_as_the_image_beside_them(operation, monkeyp
     y = elementwise.elementwise(getattr(np, operation), a, b)
     assert backend.is_channels_last(y)
     np.testing.assert_array_equal(y, getattr(np, operation)(a, b))
+
+
+@each(operation=["add", "multiply"])
+def test_an_overflow_beside_a_vector_is_raised_where_a_program_asks_for_it(operation, monkeypatch):
+    ufunc, rows = getattr(np, operation), np.full((300, 250), 3e38, np.float32)
+    monkeypatch.setitem(elementwise.kernels, "of_rows", lambda name, arrays, n: pytest.fail(name))
+    for vector in (rows[0], rows[:, :1]):
+        with np.errstate(over="raise"), pytest.raises(FloatingPointError, match="overflow"):
+            elementwise.elementwise(ufunc, rows, vector)
+        heard = []
+        with np.errstate(over="call", call=lambda *words, heard=heard: heard.append(words)):
+            assert np.isinf(elementwise.elementwise(ufunc, rows, vector)).all()
+        assert heard
