@@ -10,13 +10,12 @@ if __name__ == "__main__":  # before the imports below, which take their time
 import os
 import sys
 import time
-from typing import Any
 
 import click
 import numpy as np
 from dbrdist_launch import entry
 
-from dbrdist.cli.output.interrupts import Group, Interrupted
+from dbrdist.cli.output.interrupts import Group, call
 from dbrdist.cli.output.refuse import WRONG
 from dbrdist.cli.output.words import said
 from dbrdist.core.array import thread_pools
@@ -206,14 +205,14 @@ class _Progress:
 def run(arguments: list[str] | None = None) -> int:
     """Run the command; the exit code. What a user can mend is one sentence and code 2."""
     try:
-        code: Any = command.main(arguments, prog_name="dbrdist-data", standalone_mode=False)
-    except (Interrupted, click.Abort, KeyboardInterrupt):
+        code = call(command, arguments, prog_name="dbrdist-data")
+    except (click.Abort, KeyboardInterrupt):
         print("dbrdist-data: interrupted", file=sys.stderr)
         return entry.INTERRUPTED
     except click.ClickException as error:
         error.show()
         return WRONG
-    except (DbrdistError, OSError, ValueError) as error:
+    except (DbrdistError, OSError, ValueError, EOFError) as error:
         print(f"dbrdist-data: {said(error)}", file=sys.stderr)
         return WRONG
     return code if isinstance(code, int) else 0

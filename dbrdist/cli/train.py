@@ -27,7 +27,7 @@ from dbrdist.cli.inspection import commands, gpu_check
 from dbrdist.cli.inspection import schedule as schedules
 from dbrdist.cli.output.console import Console
 from dbrdist.cli.output.folder import CONFIG
-from dbrdist.cli.output.interrupts import Command, Interrupted
+from dbrdist.cli.output.interrupts import Command, call
 from dbrdist.cli.output.refuse import WRONG, Refused, RefusedHere, code_of, refusal
 from dbrdist.cli.output.warned import Warned
 from dbrdist.cli.output.words import columns_of, folded, said
@@ -369,8 +369,8 @@ def _refuse_before_mpi(words: str, code: int) -> int:
 def _main() -> int:
     try:
         with Warned(environment.launched()[1], Console()).listening():
-            code: Any = command.main(standalone_mode=False)
-    except (Interrupted, click.Abort, KeyboardInterrupt):
+            code = call(command)
+    except (click.Abort, KeyboardInterrupt):
         if mpi.started() is None and environment.launched()[0] > 1:  # the others will not come to a meeting
             entry.interrupted("dbrdist-train")
         raise KeyboardInterrupt from None
@@ -391,7 +391,7 @@ def _main() -> int:
 _ENTRIES = {
     "batch_size": "batch", "bs": "batch", "b": "batch", "lr": "optimizer.lr", "learning_rate": "optimizer.lr",
     "epoch": "epochs", "output": "out", "output_dir": "out", "out_dir": "out", "model_name": "model", "arch": "model",
-    "workers": "loader.workers", "num_workers": "loader.workers", "momentum": "optimizer.momentum", "dataset": "data",
+    "num_workers": "workers", "momentum": "optimizer.momentum", "dataset": "data",
     "optim": "optimizer",
 }  # fmt: skip
 

@@ -286,6 +286,7 @@ def test_all_that_imagenet_says(monkeypatch, capsys):
         (KeyboardInterrupt(), 130, "dbrdist-data: interrupted\n"),
         (PermissionError(13, "Permission denied", "x.tar"), 2, "dbrdist-data: x.tar: Permission denied\n"),
         (ValueError("no images"), 2, "dbrdist-data: no images\n"),
+        (EOFError("no end"), 2, "dbrdist-data: no end\n"),
     ],
 )  # fmt: skip
 def test_how_the_program_ends(monkeypatch, capsys, ends, code, words):
@@ -301,6 +302,22 @@ def test_how_the_program_ends(monkeypatch, capsys, ends, code, words):
     with pytest.raises(SystemExit) as ended:
         data.main()
     assert (ended.value.code, capsys.readouterr().err, protected) == (code, words, [1])
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(EOFError("no end-of-stream marker"), "no end-of-stream marker"), (BrokenPipeError(32, "gone"), "gone")],
+)
+def test_files_and_connections_that_end_early_are_said(monkeypatch, capsys, error, words):
+    def fails(root):
+        raise error
+
+    monkeypatch.setattr(data, "open_images", fails)
+    assert (data.run(["check", "root"]), capsys.readouterr().err) == (2, f"dbrdist-data: {words}\n")
+
+
+def test_help_of_a_command_is_no_error(capsys):
+    assert data.run(["check", "--help"]) == 0 and "Decode all images" in capsys.readouterr().out
 
 
 def test_names_of_other_encodings_are_printed(capsys):

@@ -144,9 +144,9 @@ def test_options_that_do_not_go_together(asked, capfd, words, message):
         "option, entry": [
             ("--batch-size", "batch"), ("--bs", "batch"), ("-b", "batch"), ("--lr", "optimizer.lr"),
             ("--learning-rate", "optimizer.lr"), ("--epoch", "epochs"), ("--output", "out"), ("--output-dir", "out"),
-            ("--out_dir", "out"), ("--model-name", "model"), ("--arch", "model"), ("--workers", None),
-            ("--momentum", "optimizer.momentum"), ("--dataset", "data"), ("--optim", "optimizer"),
-            ("--seed", "seed"), ("--nonsense", None),
+            ("--out_dir", "out"), ("--model-name", "model"), ("--arch", "model"), ("--workers", "workers"),
+            ("--num-workers", "workers"), ("--momentum", "optimizer.momentum"), ("--dataset", "data"),
+            ("--optim", "optimizer"), ("--seed", "seed"), ("--nonsense", None),
         ]
     }
 )  # fmt: skip
@@ -193,12 +193,12 @@ def test_only_rank_0_prints(run, monkeypatch):
     }
 )  # fmt: skip
 def test_codes_of_mistakes(monkeypatch, capfd, error, code, words):
-    def fail(standalone_mode):
+    def fail(arguments, standalone_mode):
         assert not standalone_mode
         raise error
 
     monkeypatch.setattr(train.command, "main", fail)
     assert train._main() == code and capfd.readouterr().err == f"{words}\n"
     for result, expected in ((None, 0), (0, 0), (75, 75)):
-        monkeypatch.setattr(train.command, "main", lambda standalone_mode, result=result: result)
+        monkeypatch.setattr(train.command, "main", lambda arguments, standalone_mode, result=result: result)
         assert train._main() == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pty
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import click
 import numpy as np
 import pytest
 
@@ -133,6 +135,22 @@ def test_an_interrupt_stays_one(run, monkeypatch):
     monkeypatch.setattr("dbrdist.cli.configuration.load.load", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run("run.yaml")
+
+
+@pytest.mark.parametrize(
+    "error", [EOFError("Ran out of input"), BrokenPipeError(errno.EPIPE, "Broken pipe"), click.exceptions.Exit(0)]
+)
+def test_what_click_takes_for_its_own_stays_an_error(run, monkeypatch, error):
+    """A cut-off file of data is no Ctrl-C, a lost connection has a reason, and no failed run ends with code 0."""
+    reason = KeyError("why")
+
+    def fails(*_):
+        raise error from reason
+
+    monkeypatch.setattr(train, "_run", fails)
+    with pytest.raises(type(error)) as raised:
+        run("run.yaml")
+    assert raised.value is error and error.__cause__ is reason
 
 
 @pytest.mark.parametrize("stop", [1, 4])

@@ -351,7 +351,7 @@ class TrainingRun:
         tracer = trace.Trace(self.comm) if traces else None
         if tracer is not None:
             tracer.start()
-        began, ending, code = time.monotonic(), ("failed", "the run did not finish"), 0
+        began, ending, code, process = time.monotonic(), ("failed", "the run did not finish"), 0, os.getpid()
         try:
             # what overflows shows in the loss, which is looked at after each step; a warning would not say more
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -373,7 +373,7 @@ class TrainingRun:
                 memory.note_batch(error, self.need, self.config, self.comm.size, self.free_on_gpu)
                 raise as_ending(error, self.folder, self.config.snapshot.background and self.comm.rank == 0) from error
         finally:
-            if ending[0] == "failed":
+            if ending[0] == "failed" and os.getpid() == process:  # not in a child that somebody's code has forked
                 if tracer is not None:
                     tracer.stop()
                 self.warned.say_own()

@@ -70,7 +70,7 @@ def guard(main: Callable[[], int | None]) -> NoReturn:
         text = traceback.format_exc()
     if text:
         report(text)
-    if code != 0:
+    if code != 0 and _installed_in == os.getpid():  # a child that main forked, and that comes out here, is no rank
         _fail(code, text)
     sys.exit(code)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -26,6 +27,9 @@ from tests.cli.cli_helpers import MEASURED, lines
 
 BASE = "model: mlp\ndata: digits\nbatch: 100\nepochs: 10\n"
 OWN = """
+import json
+import os
+
 import dbrdist
 from dbrdist.training import StandardUpdater, make_extension
 
@@ -85,6 +89,22 @@ class Twice(StandardUpdater):
 
 def nothing(*args):
     return 5
+
+
+found = []
+
+
+def forks():
+    @make_extension(trigger=(1, "iteration"))
+    def fork(trainer):
+        child = os.fork()
+        if child == 0:
+            raise SystemExit(3)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        with open("result/summary.json") as file:
+            found.append((code, json.load(file)["status"], os.path.exists("result/run.lock")))
+
+    return fork
 """
 
 
@@ -229,6 +249,17 @@ def test_an_own_schedule_that_fails_during_the_run(run, own, name, words):
     assert f"optimizer.schedule: over:{name}: calling it for epoch " in err and f"failed: {words} (" in err
     assert "over.py:" in err and "Traceback" not in err
     assert json.loads(Path("result/summary.json").read_text())["status"] == "failed"
+
+
+def test_a_child_that_own_code_forks_does_not_end_the_run(run, own):
+    process = os.getpid()
+    try:
+        code, _, err = run("run.yaml", "extensions=[{name: 'over:forks'}]", "iterations=2")
+    except SystemExit:  # in a child, which has come out here
+        os._exit(7 if os.getpid() != process else 8)
+    assert code == 0, err
+    assert sys.modules["over"].found == [(7, "running", True)] * 2
+    assert json.loads(Path("result/summary.json").read_text())["status"] == "finished"
 
 
 def test_an_own_updater(run, own):

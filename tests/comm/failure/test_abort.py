@@ -435,6 +435,18 @@ def test_a_guarded_main_in_one_process(rank_1, installed, capfd, main, code, end
     installed.clear()
 
 
+@each(error=[SystemExit(3), KeyError(5)])
+def test_a_child_that_a_guarded_main_forked_ends_no_job(rank_1, installed, monkeypatch, error):
+    def main():
+        monkeypatch.setattr(abort, "_installed_in", os.getpid() + 1)  # as it is in a child
+        raise error
+
+    with pytest.raises(SystemExit) as caught:
+        abort.guard(main)
+    assert caught.value.code == (3 if isinstance(error, SystemExit) else 1)
+    assert rank_1.met == [] and rank_1.told == 0
+
+
 @each(
     **{
         "world, launched, front": [
