@@ -28,6 +28,9 @@ from dbrdist.kernels.reference.numpy_ import plain_empty
 
 _POINTWISE = ConvGeometry()
 _FEW_FORWARD, _FEW_FOR_DATA, _FEW_POINTWISE = 16, 48, 64  # channels of images that a convolution with strides sees
+_FEW, _FEW_MADE = 32, 16  # channels of a 3x3 convolution without a stride
+_ONE_BLOCK, _MOST_COLUMNS = 28, 64  # columns of its images that forward's loop holds in registers; that data's takes
+_SOME_PIXELS = 1 << 12  # of all its images
 _GROWING_FROM, _GROWING_TO = range(128, 257), range(512, 1025)  # channels of a 1x1 convolution
 _LARGE_WEIGHTS, _BYTES = 1 << 20, np.dtype(np.uint8)
 _LANES = 16  # channels that a vector holds
@@ -102,9 +105,43 @@ def _fastest(direction: str, x_shape: Shape, W_shape: Shape, g: ConvGeometry) ->
     if max(g.sh, g.sw) > 1:
         limit = _FEW_FOR_DATA if direction == "data" else _FEW_POINTWISE if is_pointwise else _FEW_FORWARD
         return "jit:avx512_core" if channels <= limit else None
+    if _is_narrow(direction, x_shape, W_shape, g):
+        return "jit:avx512_core"
     given, made = (W_shape[0], channels) if direction == "data" else (channels, W_shape[0])
     grows = given in _GROWING_FROM and made in _GROWING_TO
     return "jit_1x1:avx512_core" if is_pointwise and g == _POINTWISE and grows else None
+
+
+def _is_narrow(direction: str, x_shape: Shape, W_shape: Shape, g: ConvGeometry) -> bool:
+    """Is this a 3x3 convolution with so few channels that what the library's first choice does around its products
+    counts?
+
+    Measured on an EPYC with AVX-512: up to 16 channels that are made the other one takes 0.55 to 0.95 of the time, up
+    to 32 of them 0.8 to 1.0; with more columns than here up to 1.4 (forward) and 1.2 (data).
+    """
+    if W_shape[2:] != (3, 3) or g != ConvGeometry(1, 1, g.ph, g.pw):
+        return False
+    _, channels, _, columns = x_shape
+    given, made = (W_shape[0], channels) if direction == "data" else (channels, W_shape[0])
+    if columns <= _ONE_BLOCK:
+        return max(given, made) <= _FEW
+    return direction == "data" and given <= _FEW and made <= _FEW_MADE and columns <= _MOST_COLUMNS
+
+
+def _is_faster_turned(x: HostArray, W: HostArray, g: ConvGeometry) -> bool:
+    """Does the kernel for the gradient of images, with turned weights, make these images in 0.65 to 0.95 of the time?
+
+    A convolution without a stride and the gradient of one are the same sums.
+    """
+    is_measured = W.dtype == x.dtype == np.float32 and x[:, 0].size >= _SOME_PIXELS and onednn.has_avx512()
+    are_wide = x.shape[3] > _ONE_BLOCK and (g.ph, g.pw) == (1, 1) and is_channels_last(x)
+    made = (x.shape[0], W.shape[0], *x.shape[2:])
+    return is_measured and are_wide and _is_narrow("data", made, _turned(W).shape, g)
+
+
+def _turned(W: HostArray) -> HostArray:
+    """Weights of the convolution whose gradient for its images is that with W."""
+    return W.transpose(1, 0, 2, 3)[:, :, ::-1, ::-1]
 
 
 def _readable(W: HostArray) -> HostArray:
@@ -201,6 +238,9 @@ def _plan_forward(
 ) -> Any:  # fmt: skip
     _require(W.shape, x)
     y_shape = (x.shape[0], W.shape[0], *geometry.out_hw(*x.shape[2:], *W.shape[2:]))
+    if b is None and made is None and _is_faster_turned(x, W, geometry):
+        inner = _plan_backward_data(x, _turned(W), y_shape, geometry)
+        return lambda x, W, b, geometry: inner(x, _turned(W), y_shape, geometry)
     new = backend.allocator(y_shape, x.dtype if made is None else made)
     if is_small_product(x, W, geometry):
         primitive = build(_rows(channels_last(x)), W.reshape(W.shape[:2]).T, _rows(new()), b is not None)

@@ -18,7 +18,7 @@ except onednn.Unavailable:
     pytest.skip("oneDNN is not installed", allow_module_level=True)
 
 
-STRIDED, POINTWISE = ConvGeometry(2, 2, 1, 1), ConvGeometry()
+STRIDED, POINTWISE, SAME = ConvGeometry(2, 2, 1, 1), ConvGeometry(), ConvGeometry(1, 1, 1, 1)
 # direction, images, weights, geometry, and the implementation that is the fastest with AVX-512
 CHOSEN = [
     ("forward", (2, 16, 9, 8), (32, 16, 3, 3), STRIDED, "jit:avx512_core"),
@@ -38,6 +38,33 @@ CHOSEN = [
     ("forward", (2, 128, 14, 14), (512, 128, 3, 3), ConvGeometry(1, 1, 1, 1), None),
     ("forward", (2, 128, 14, 14), (512, 128, 1, 1), ConvGeometry(1, 1, 1, 1), None),
     ("forward", (2, 16, 9, 8), (32, 8, 3, 3), STRIDED._replace(groups=2), None),
+    ("forward", (2, 32, 5, 28), (32, 32, 3, 3), SAME, "jit:avx512_core"),
+    ("forward", (2, 32, 5, 29), (16, 32, 3, 3), SAME, None),
+    ("forward", (2, 33, 5, 28), (16, 33, 3, 3), SAME, None),
+    ("forward", (2, 32, 5, 28), (33, 32, 3, 3), SAME, None),
+    ("forward", (2, 3, 5, 9), (8, 3, 3, 3), ConvGeometry(1, 1, 0, 2), "jit:avx512_core"),
+    ("forward", (2, 3, 5, 9), (8, 3, 3, 3), ConvGeometry(1, 1, 2, 2, 2, 2), None),
+    ("forward", (2, 3, 5, 9), (8, 3, 5, 5), SAME, None),
+    ("data", (2, 32, 5, 28), (32, 32, 3, 3), SAME, "jit:avx512_core"),
+    ("data", (2, 33, 5, 28), (32, 33, 3, 3), SAME, None),
+    ("data", (2, 32, 5, 28), (33, 32, 3, 3), SAME, None),
+    ("data", (2, 16, 5, 64), (32, 16, 3, 3), SAME, "jit:avx512_core"),
+    ("data", (2, 16, 5, 65), (32, 16, 3, 3), SAME, None),
+    ("data", (2, 16, 5, 64), (33, 16, 3, 3), SAME, None),
+    ("data", (2, 17, 5, 64), (32, 17, 3, 3), SAME, None),
+]
+# images, weights and geometry of a forward convolution, and whether the kernel for data takes less time
+NARROW = [
+    ((2, 16, 64, 32), (12, 16, 3, 3), SAME, True),
+    ((1, 32, 142, 29), (16, 32, 3, 3), SAME, True),
+    ((1, 32, 64, 64), (3, 32, 3, 3), SAME, True),
+    ((1, 32, 64, 65), (16, 32, 3, 3), SAME, False),
+    ((1, 32, 147, 28), (16, 32, 3, 3), SAME, False),
+    ((1, 32, 127, 32), (16, 32, 3, 3), SAME, False),
+    ((1, 33, 128, 32), (16, 33, 3, 3), SAME, False),
+    ((1, 32, 128, 32), (17, 32, 3, 3), SAME, False),
+    ((1, 16, 128, 32), (16, 16, 3, 3), ConvGeometry(1, 1, 0, 0), False),
+    ((1, 16, 128, 32), (16, 8, 3, 3), SAME._replace(groups=2), False),
 ]
 
 
@@ -84,6 +111,38 @@ def test_what_is_not_finite_goes_where_the_definition_takes_it(
     with kernels.use("onednn"), np.errstate(invalid="ignore"):
         actual, expected = results(direction, x, gy, W, geometry)
     np.testing.assert_array_equal(np.isfinite(actual), np.isfinite(expected))
+
+
+@each(**{"x_shape, W_shape, geometry, is_turned": NARROW}, has_bias=[False, True])
+def test_the_kernel_for_data_makes_images_where_it_is_faster(
+    x_shape, W_shape, geometry, is_turned, has_bias, monkeypatch
+):  # fmt: skip
+    x, _, W = arrays(x_shape, W_shape, geometry)
+    b = np.arange(W_shape[0], dtype=np.float32) if has_bias else None
+    directions, build = [], onednn_convolution._build
+    monkeypatch.setattr(
+        onednn_convolution, "_build", lambda d, *rest, **how: directions.append(d) or build(d, *rest, **how)
+    )
+    monkeypatch.setattr(onednn, "has_avx512", lambda: True)
+    with kernels.use("onednn"):
+        actual = onednn_convolution._plan_forward(x, W, b, geometry)(x, W, b, geometry)
+    assert directions == ["data" if is_turned and not has_bias else "forward"]
+    expected = numpy_.conv_forward(*wide(x, W), None if b is None else b.astype("d"), geometry)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4)
+    assert backend.is_channels_last(actual) and actual.dtype == np.float32
+    x[0, 1, 2, 3] = np.nan
+    with np.errstate(invalid="ignore"):
+        actual = onednn_convolution._plan_forward(x, W, b, geometry)(x, W, b, geometry)
+        expected = numpy_.conv_forward(*wide(x, W), b, geometry)
+    np.testing.assert_array_equal(np.isnan(actual), np.isnan(expected))
+
+
+def test_without_avx512_images_are_made_forward(monkeypatch):
+    x, _, W = arrays(*NARROW[0][:3])
+    assert not onednn_convolution._is_faster_turned(x, W.astype("d"), SAME)
+    assert not onednn_convolution._is_faster_turned(np.ascontiguousarray(x), W, SAME)
+    monkeypatch.setattr(onednn, "has_avx512", lambda: False)
+    assert not onednn_convolution._is_faster_turned(x, W, SAME)
 
 
 def test_an_implementation_that_is_not_offered_leaves_the_first_choice():
