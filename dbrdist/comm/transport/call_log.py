@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 LENGTH = 1000  # verbs that are kept
 _OURS, _OF_THE_ROOM = ("dbrdist.", "contextlib", "click."), ("dbrdist.comm.", "contextlib")
 _NO_PLACE = ("an unknown place", 0)
-_depths: dict[str, int] = {}  # of modules: 0 outside this package, 1 in it, 2 in this room
+# of modules: 0 outside this package, 1 in it, 2 in this room, 3 what has started a command, behind which is no program
+_depths = {"dbrdist_launch.entry": 3}
 _last_place: tuple[CodeType | None, int, tuple[str, int]] = (
     None,
     0,
@@ -130,6 +131,8 @@ def place_of(frame: FrameType | None) -> tuple[str, int]:
             depth = _depths[module] = str(module).startswith(_OURS) + str(module).startswith(_OF_THE_ROOM)
         if depth == 0:
             return _line(frame)
+        if depth == 3:
+            break
         if depth == 1 and inside is None:
             inside = frame
         frame = frame.f_back

@@ -78,6 +78,10 @@ def test_a_call_within_the_package_alone_is_that_of_another_room():
     )
     assert place_of(Frame("dbrdist.comm.protocol.gate", 9, None)) == ("an unknown place", 0)
     assert place_of(None) == ("an unknown place", 0)  # a thread that does but this
+    # what starts a command is no program of somebody's, nor is the script before it
+    command = Frame("dbrdist.cli.train", 7, Frame("dbrdist_launch.entry", 53, Frame("__main__", 8, None)))
+    assert place_of(Frame("dbrdist.comm.protocol.gate", 9, command)) == ("dbrdist.cli.train", 7)
+    assert place_of(Frame("dbrdist.comm.protocol.gate", 9, Frame("mine", 5, command))) == ("mine", 5)
 
 
 def test_counts_of_several_things_in_any_order():
