@@ -15,7 +15,7 @@ import numpy as np
 
 from dbrdist.core.array import random
 from dbrdist.core.files.serializer import SUBJECT, AbstractSerializer, is_about, loads, saved_entry
-from dbrdist.core.model.reporter import Reporter, as_number
+from dbrdist.core.model.reporter import Reporter, as_number, is_number
 from dbrdist.core.usage.foreign_names import refuse_unknown
 from dbrdist.core.usage.mistakes import given_a_class
 from dbrdist.training.extension import Extension, as_extension, class_of, subject_of, what_is_called
@@ -278,7 +278,7 @@ class Trainer:
         state = serializer("random_state", np.array(random.get_state(), np.uint64))
         elapsed = serializer("_snapshot_elapsed_time", self._earlier_seconds if fresh else self.elapsed_time)
         # The stop trigger has not seen the last step yet when a snapshot is taken: it asks first after a resume.
-        observed = {k: float(as_number(v)) for k, v in self.observation.items() if getattr(v, "ndim", 0) == 0}
+        observed = {k: as_number(v) for k, v in self.observation.items() if is_number(v)}
         observed = json.loads(str(serializer("observation", json.dumps(observed))))
         if serializer.is_loading:
             self.observation = observed

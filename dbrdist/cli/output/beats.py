@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dbrdist_launch import heartbeat
 
-from dbrdist.core.model.reporter import as_number
+from dbrdist.core.model.reporter import as_number, is_number
 from dbrdist.training import Extension
 from dbrdist.training.extensions.snapshots import PRIORITY_SNAPSHOT
 
@@ -33,7 +33,7 @@ class ProgressBeat(Extension):
         if heartbeat.active():
             updater = trainer.updater
             loss = trainer.observation.get("main/loss")
-            told = {"loss": as_number(loss)} if loss is not None else {}
+            told = {"loss": as_number(loss)} if is_number(loss) else {}
             heartbeat.beat(updater.iteration, epoch=round(updater.epoch_detail, 2), **told)
             heartbeat.pause()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.protocol import agree
-from dbrdist.core.model.reporter import DictSummary, as_number
+from dbrdist.core.model.reporter import DictSummary, as_number, is_number
 
 if TYPE_CHECKING:
     from dbrdist.training.extensions.evaluator import Evaluator
@@ -36,7 +36,7 @@ def _entries(evaluator: Evaluator) -> Iterator[Entry]:
         for worker, batch in zip(workers, batches):
             if len(batch):
                 observed = evaluator.observe(batch)
-                numbers = {k: as_number(v) for k, v in observed.items() if getattr(v, "ndim", 0) == 0}
+                numbers = {k: as_number(v) for k, v in observed.items() if is_number(v)}
                 yield number, worker, len(batch), numbers
 
 

@@ -24,7 +24,7 @@ from dbrdist.comm.run.checkpoints import multi_node_snapshot as multi_node_snaps
 from dbrdist.comm.run.snapshots import AllreducePersistent as AllreducePersistent
 from dbrdist.core.array.types import Array
 from dbrdist.core.files.serializer import AbstractSerializer, is_about
-from dbrdist.core.model.reporter import as_number
+from dbrdist.core.model.reporter import as_number, is_number
 from dbrdist.core.names.missing_names import explained as _explained
 from dbrdist.errors import NonFiniteLossError, StopRequested
 from dbrdist.training.extension import PRIORITY_EDITOR, Extension
@@ -80,7 +80,7 @@ class StepAgreement(Extension):
         numbers: dict[str, float] = {}
         is_finite = True  # every loss
         for key, value in observation.items():
-            if type(value) is float or getattr(value, "ndim", 0) == 0:
+            if is_number(value):
                 numbers[key] = number = as_number(value)
                 if not isfinite(number) and is_loss(key):
                     is_finite = False
@@ -113,10 +113,10 @@ class StepAgreement(Extension):
 def _become_numbers(observation: dict[str, Reported]) -> bool:
     """Make floats of the values that are numbers, in place; False where a loss is none that is finite."""
     for key, value in observation.items():
-        if type(value) is np.ndarray and not value.ndim:
+        if type(value) is np.ndarray and not value.ndim and value.dtype.kind == "f":
             observation[key] = value = float(value)
         elif type(value) is not float:
-            if getattr(value, "ndim", 0):
+            if not is_number(value):
                 if is_loss(key):
                     return False
                 continue

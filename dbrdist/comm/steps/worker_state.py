@@ -14,7 +14,7 @@ from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.transport import message
 from dbrdist.core.array.backend import is_array, is_floating, to_cpu
 from dbrdist.core.array.types import Array, FloatArray
-from dbrdist.core.model.reporter import as_number
+from dbrdist.core.model.reporter import as_number, is_number
 from dbrdist.datasets.loading.base import block_bounds
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Values:
 
     def add(self, observed: Mapping[str, Array], num_samples: int) -> None:
         """What the next worker of this rank has observed, as means over so many examples; only numbers count."""
-        self._mine.append(({k: as_number(v) for k, v in observed.items() if _is_scalar(v)}, num_samples))
+        self._mine.append(({k: as_number(v) for k, v in observed.items() if is_number(v)}, num_samples))
 
     @property
     def has_new(self) -> bool:
@@ -160,7 +160,3 @@ class Values:
     def _row(self, numbers: dict[str, float], num_samples: int) -> list[float]:
         values = [numbers[key] * num_samples if key in numbers else 0.0 for key in self._keys]
         return [*values, *(float(num_samples if key in numbers else 0) for key in self._keys)]
-
-
-def _is_scalar(value: Array) -> bool:
-    return isinstance(value, (int, float)) or getattr(value, "ndim", None) == 0

@@ -192,15 +192,27 @@ def report_scope(observation: dict[str, Any]) -> Iterator[None]:
         current.observation = old
 
 
+_NO_NUMBERS = frozenset("cSUmMO")  # kinds of types of NumPy of which there are no means
+
+
+def is_number(value: object) -> bool:
+    """Whether a reported value has a mean: a number, or an array or a Variable without axes."""
+    if type(value) is float:
+        return True
+    if getattr(value, "ndim", 0) or not hasattr(value, "__float__"):
+        return False
+    return getattr(getattr(value, "dtype", None), "kind", "") not in _NO_NUMBERS
+
+
 def as_number(value: Any) -> float:
-    """A reported value as a Python float."""
+    """A number, or an array or a Variable of one element, as a Python float."""
     if type(value) is float:
         return value
     if type(value) is np.ndarray:
-        return float(value)
+        return float(value.item())
     if isinstance(value, Variable):
         value = value.array
-    return float(to_cpu(value)) if hasattr(value, "dtype") else float(value)
+    return float(to_cpu(value).item()) if hasattr(value, "dtype") else float(value)
 
 
 class Summary:
@@ -305,13 +317,10 @@ def warn_of_no_numbers(observation: Mapping[str, Reported]) -> None:
         if type(value) is float:
             continue
         value = value[0] if isinstance(value, tuple) and value else value
-        if not _is_number(value):
-            what = f"an array of shape {value.shape}" if hasattr(value, "shape") else f"of type {type(value).__name__}"
+        if not is_number(value):
+            shape = getattr(value, "shape", ())
+            what = f"an array of shape {shape}" if shape else f"of type {type(value).__name__}"
             warn(f"report: {key!r} is {what} and has no mean, so logs leave it out; report a number, such as its mean")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, np.number)) or getattr(value, "ndim", None) == 0
 
 
 class DictSummary:
@@ -355,7 +364,7 @@ class DictSummary:
                     raise ValueError(f"{key}: expected a number as the weight, got an array of shape {weight.shape}")
             if isinstance(value, Variable):
                 value = value.array
-            if _is_number(value):
+            if is_number(value):
                 summaries.setdefault(key, Summary()).add(value, as_number(weight))
 
     def summaries(self) -> dict[str, Summary]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dbrdist.core.array.backend import on
-from dbrdist.core.model.reporter import as_number
+from dbrdist.core.array.backend import is_array, on
+from dbrdist.core.model.reporter import as_number, is_number
 from dbrdist.core.tape.variable import Variable
 from dbrdist.errors import NonFiniteLossError
 from dbrdist.training.extension import PRIORITY_WRITER, Extension, make_extension
@@ -94,8 +94,8 @@ class FailOnNonNumber(Extension):
         """
         bad = []
         for key, value in trainer.observation.items():
-            if is_loss(key) and not math.isfinite(number := as_number(value)):
-                bad.append(f"{key} is {number}")
+            if is_loss(key) and (words := _not_finite(value)):
+                bad.append(f"{key} is {words}")
         if not bad and not check_parameters:
             return None
         parameter = _first_bad_parameter(trainer)
@@ -111,6 +111,18 @@ class FailOnNonNumber(Extension):
 def is_loss(key: str) -> bool:
     """Whether a value is observed as somebody's loss."""
     return key == "loss" or key.endswith("/loss")
+
+
+def _not_finite(value: object) -> str:
+    """What a reported value is instead of finite numbers, in words; nothing for what is of another kind."""
+    if is_number(value):
+        number = as_number(value)
+        return "" if math.isfinite(number) else str(number)
+    array = value.array if isinstance(value, Variable) else value
+    if not is_array(array) or array.dtype.kind not in "fV":
+        return ""
+    with on(array):
+        return "" if bool(np.isfinite(array).all()) else f"an array of shape {array.shape} with nan or inf in it"
 
 
 def _first_bad_parameter(trainer: Trainer) -> str | None:

@@ -34,6 +34,14 @@ def test_step_and_loss_travel_and_the_long_part_is_a_pause(page):
     assert not heartbeat.read(page.read_bytes()).paused
 
 
+@pytest.mark.parametrize("loss", [None, "none", np.ones(2)])
+def test_a_loss_that_is_no_number_does_not_travel(page, loss):
+    given = trainer(7)
+    given.observation["main/loss"] = loss
+    beats.ProgressBeat()(given)
+    assert heartbeat.read(page.read_bytes()).fields == {"epoch": 0.7}
+
+
 def test_evaluation_and_snapshots_lie_within_the_pause():
     assert beats.ProgressBeat.priority > 300 > PRIORITY_SNAPSHOT > beats.Resume.priority
 

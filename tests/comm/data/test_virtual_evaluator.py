@@ -49,7 +49,7 @@ def test_virtual_workers_evaluate_in_the_order_of_batches_and_workers(has_hook):
         eval_hook=hooked.append if has_hook else None,
         get_iterator=lambda name: SimpleNamespace(workers=[4, 2]),
         one_pass=lambda: [[[1, 2], [3]], [[], [5, 6, 7]]],
-        observe=lambda batch: {"m": np.float64(sum(batch)), "array": np.ones(2), "n": 3},
+        observe=lambda batch: {"m": np.float64(sum(batch)), "array": np.ones(2), "n": 3, "word": "on", "none": None},
     )
     entries = list(virtual_evaluator._entries(evaluator))
     assert hooked == [evaluator] * has_hook

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from dbrdist.comm import create_communicator
 from dbrdist.comm.steps import worker_state
 from dbrdist.links import Linear
 
@@ -27,3 +28,10 @@ def test_statistics_of_a_network_are_one_vector():
     assert (link.f, link.g, link.h.tolist(), link.i.tolist()) == (True, "text", [True], ["x"])
     one.restore()
     assert one.read().tolist() == numbers and (link.c, link.d) == (3, 0.5)
+
+
+def test_only_numbers_of_what_virtual_workers_report_are_averaged():
+    values = worker_state.Values(create_communicator("single"), 1)
+    values.begin()
+    values.add({"loss": np.float32(0.5), "word": "on", "none": None, "many": np.ones(2), "day": np.datetime64("now")}, 4)
+    assert values.has_new and values.average(None, True) == {"loss": 0.5}

@@ -6,6 +6,8 @@ import gc
 import math
 import threading
 import weakref
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -215,6 +217,15 @@ def test_means_of_numbers_whose_differences_are_too_large(values, first):
             (("x", 2), "of type str"),
             ((), "of type tuple"),
             (None, "of type NoneType"),
+            (np.datetime64("2026-11-30"), "of type datetime64"),
+            (1j, "of type complex"),
+            (np.complex64(1), "of type complex64"),
+            (np.array("x"), "of type ndarray"),
+            (Fraction(1, 3), None),
+            (Decimal("1.5"), None),
+            (True, None),
+            (Variable(np.array(2.0)), None),
+            (Variable(np.ones(2, np.float32)), "an array of shape (2,)"),
             ((2, np.zeros(3)), None),
             (np.float32(3), None),
             (np.zeros(()), None),
@@ -232,3 +243,23 @@ def test_what_has_no_mean_is_named(value, words, monkeypatch):
             : words is not None
         ]
     )
+
+
+@each(
+    value=[3, 3.0, np.float32(3), np.array(3), np.array([3.0]), np.full((1, 1), 3, np.float16), Fraction(3), True + 2]
+)
+def test_a_number_or_an_array_of_one_element_is_a_float(value):
+    for given in (value, Variable(value)) if isinstance(value, np.ndarray) and value.dtype.kind == "f" else (value,):
+        found = reporter.as_number(given)
+        assert type(found) is float and found == 3.0
+    summary = Summary()
+    summary.add(value)
+    assert summary.compute_mean() == 3.0
+
+
+def test_what_has_no_mean_is_left_out_of_means():
+    summary = reporter.DictSummary()
+    summary.add(
+        {"a": 1.0, "day": np.datetime64("2026-11-30"), "word": np.str_("x"), "none": None, "z": np.complex64(1)}
+    )
+    assert summary.compute_mean() == {"a": 1.0}

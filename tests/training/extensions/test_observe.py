@@ -52,6 +52,12 @@ def test_a_bad_loss_is_named_without_looking_at_parameters(tmp_path):
     words = extensions.FailOnNonNumber().complaint(trainer)
     assert "main/loss is inf" in words
     assert "accuracy" not in words
+    trainer.observation = {"main/loss": np.array([1, np.nan], np.float32)}
+    words = extensions.FailOnNonNumber().complaint(trainer)
+    assert "main/loss is an array of shape (2,) with nan or inf in it" in words
+    for good in (1.0, np.ones(1, np.float32), np.ones((2, 3)), Parameter(np.ones(1)), np.arange(3), "none", None, {}):
+        trainer.observation = {"main/loss": good}
+        assert extensions.FailOnNonNumber().complaint(trainer) is None
     trainer.observation = {"main/loss": 1.0}
     assert extensions.FailOnNonNumber().complaint(trainer) is None
 
