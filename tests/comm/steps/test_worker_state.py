@@ -33,5 +33,7 @@ def test_statistics_of_a_network_are_one_vector():
 def test_only_numbers_of_what_virtual_workers_report_are_averaged():
     values = worker_state.Values(create_communicator("single"), 1)
     values.begin()
-    values.add({"loss": np.float32(0.5), "word": "on", "none": None, "many": np.ones(2), "day": np.datetime64("now")}, 4)
+    values.add(
+        {"loss": np.float32(0.5), "word": "on", "none": None, "many": np.ones(2), "day": np.datetime64("now")}, 4
+    )
     assert values.has_new and values.average(None, True) == {"loss": 0.5}
