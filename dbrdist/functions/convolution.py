@@ -352,11 +352,13 @@ def deconvolution_2d(
     return ConvolutionData(geometry, shape).apply(arguments)[0]
 
 
-def pair(value: Any) -> tuple[int, int]:
-    """A number for both rows and columns, or two."""
-    if hasattr(value, "__getitem__") and not isinstance(value, np.generic):  # NumPy's numbers have it
-        if len(value) != 2:
-            raise ValueError(f"expected a number, or one for rows and one for columns, got {value!r}")
+def pair(value: Any, where: str = "", name: str = "") -> tuple[int, int]:
+    """A number for both rows and columns, or two; where it is neither, the error says which argument it is."""
+    has_several = hasattr(value, "__getitem__") and getattr(value, "ndim", 1) > 0  # NumPy's numbers have it, too
+    if value is None or (has_several and len(value) != 2):
+        words = "a number, or one for rows and one for columns"
+        raise expected(where, name, words, repr(value)) if name else ValueError(f"expected {words}, got {value!r}")
+    if has_several:
         first, second = value
         return operator.index(first), operator.index(second)
     return (n := operator.index(value)), n

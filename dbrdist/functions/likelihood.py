@@ -15,7 +15,7 @@ from dbrdist.core.tape.checks import one_of
 from dbrdist.core.tape.elementwise_table import row, together
 from dbrdist.core.tape.variable import Operand, Variable, as_array
 from dbrdist.core.usage.mistakes import warn
-from dbrdist.functions.loss import bernoulli, same_shapes
+from dbrdist.functions.loss import bernoulli, mean_of_losses, same_shapes
 from dbrdist.functions.scores import see_scores, see_targets
 
 _normal_loss = row(
@@ -48,9 +48,9 @@ def _sign_of_difference(a: Operand, b: Operand) -> Array:
 
 
 def _reduced(function: str, losses: Variable, reduce: str, choices: tuple[str, ...]) -> Variable:
-    """``losses`` as they are ('no'), or their 'sum' or 'mean'."""
+    """``losses`` as they are ('no'), or their 'sum' or 'mean', which of nothing is 0."""
     one_of(function, "reduce", choices, reduce)
-    return losses if reduce == "no" else losses.sum() if reduce == "sum" else losses.mean()
+    return losses if reduce == "no" else losses.sum() if reduce == "sum" else mean_of_losses(losses)
 
 
 def _see_order(x: Operand, y: Operand) -> None:

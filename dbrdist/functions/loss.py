@@ -51,6 +51,11 @@ def same_shapes(function: str, **xs: Any) -> tuple[Variable, ...]:
     return variables
 
 
+def mean_of_losses(losses: Variable) -> Variable:
+    """The mean of all elements; of nothing it is 0, since a rank's block of the last batch may be empty."""
+    return losses.mean() if losses.size else losses.sum()
+
+
 class MeanSquaredError(FunctionNode):
     """y = mean of (a - b)^2; ga = 2 (a - b) gy / size, gb = -ga."""
 
@@ -83,7 +88,7 @@ def mean_squared_error(x0: Operand, x1: Operand) -> Variable:
 
 
 def mean_absolute_error(x0: Operand, x1: Operand) -> Variable:
-    """The mean of |x0 - x1| over all elements, 0-d; equal shapes.
+    """The mean of |x0 - x1| over all elements, 0-d; equal shapes. Of nothing it is 0.
 
     Args:
         x0: array or Variable of a floating type.
@@ -94,7 +99,7 @@ def mean_absolute_error(x0: Operand, x1: Operand) -> Variable:
         array(2.)
     """
     a, b = same_shapes("mean_absolute_error", x0=x0, x1=x1)
-    return _distance(a, b).mean()
+    return mean_of_losses(_distance(a, b))
 
 
 def squared_error(x0: Operand, x1: Operand) -> Variable:

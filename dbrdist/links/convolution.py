@@ -28,6 +28,11 @@ def see_channels_first(where: str, x: Any) -> None:
         )
 
 
+def pairs(link: Link, **sizes: Any) -> list[tuple[int, int]]:
+    """Each argument as numbers for rows and columns."""
+    return [pair(value, type(link).__name__, name) for name, value in sizes.items()]
+
+
 class Convolution2D(Link):
     """Two-dimensional convolution with its filters W (out_channels, in_channels/groups, kh, kw) and bias b.
 
@@ -53,8 +58,8 @@ class Convolution2D(Link):
         super().__init__()
         if ksize is None:
             out_channels, ksize, in_channels = in_channels, out_channels, None
-        self.ksize, self.stride, self.pad = ksize, pair(stride), pair(pad)
-        self.dilate, self.groups, self.out_channels = pair(dilate), groups, out_channels
+        self.ksize, self.groups, self.out_channels = ksize, groups, out_channels
+        _, self.stride, self.pad, self.dilate = pairs(self, ksize=ksize, stride=stride, pad=pad, dilate=dilate)
         if not isinstance(out_channels, (int, np.integer)):
             raise expected(type(self).__name__, "out_channels", "an integer", out_channels)
         if out_channels % self.groups:
@@ -139,8 +144,8 @@ class Deconvolution2D(Link):
         super().__init__()
         if ksize is None:
             out_channels, ksize, in_channels = in_channels, out_channels, None
-        self.ksize, self.stride, self.pad, self.outsize = ksize, pair(stride), pair(pad), outsize
-        self.dilate, self.groups, self.out_channels = pair(dilate), groups, out_channels
+        self.ksize, self.outsize, self.groups, self.out_channels = ksize, outsize, groups, out_channels
+        _, self.stride, self.pad, self.dilate = pairs(self, ksize=ksize, stride=stride, pad=pad, dilate=dilate)
         if not isinstance(out_channels, (int, np.integer)):
             raise expected(type(self).__name__, "out_channels", "an integer", out_channels)
         if out_channels % self.groups:

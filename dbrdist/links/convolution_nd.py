@@ -19,7 +19,7 @@ from dbrdist.core.tape.variable import Operand, as_array
 from dbrdist.functions.convolution import pair
 from dbrdist.functions.convolution_nd import each_axis
 from dbrdist.links.connection import see_biases
-from dbrdist.links.convolution import Convolution2D
+from dbrdist.links.convolution import Convolution2D, pairs
 from dbrdist.links.initializers import Constant, InitialValue, get_initializer
 
 
@@ -343,7 +343,8 @@ class DepthwiseConvolution2D(Link):
     ) -> None:  # fmt: skip
         super().__init__()
         self.channel_multiplier = channel_multiplier
-        self.ksize, self.stride, self.pad = ksize, pair(stride), pair(pad)
+        self.ksize = ksize
+        _, self.stride, self.pad = pairs(self, ksize=ksize, stride=stride, pad=pad)
         with self.init_scope():
             self.W = Parameter(get_initializer(initialW))
             self.b = None if nobias else Parameter(get_initializer(initial_bias, Constant(0)))

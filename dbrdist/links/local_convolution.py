@@ -13,7 +13,7 @@ from dbrdist.core.names.constructors import explain_constructors
 from dbrdist.core.names.limits import Sizes
 from dbrdist.core.tape.checks import expected
 from dbrdist.functions.convolution import pair
-from dbrdist.links.convolution import Convolution2D
+from dbrdist.links.convolution import Convolution2D, pairs
 from dbrdist.links.initializers import Constant, Initializer, InitialValue, Normal, get_initializer
 
 if TYPE_CHECKING:
@@ -51,12 +51,13 @@ class LocalConvolution2D(Link):
         super().__init__()
         if ksize is None:
             raise expected("LocalConvolution2D", "ksize", "a number or a pair", "None")
-        self.ksize, self.stride, self.out_channels = pair(ksize), pair(stride), out_channels
+        self.ksize, self.stride = pairs(self, ksize=ksize, stride=stride)
+        self.out_channels = out_channels
         with self.init_scope():
             self.W = Parameter(get_initializer(initialW, _OfOnePlace()))
             self.b = None if nobias else Parameter(get_initializer(initial_bias, Constant(0)))
         if in_channels is not None and in_size is not None:
-            self._initialize_params(in_channels, pair(in_size))
+            self._initialize_params(in_channels, *pairs(self, in_size=in_size))
 
     def _initialize_params(self, in_channels: int, in_size: tuple[int, int]) -> None:
         ksize = pair(self.ksize)  # Chainer pickled a number
@@ -99,7 +100,7 @@ class DeformableConvolution2D(Chain):
         deform_initial_bias: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        kh, kw = pair(ksize)
+        ((kh, kw),) = pairs(self, ksize=ksize)
         offset_initialW = Constant(0) if offset_initialW is None else offset_initialW
         with self.init_scope():
             self.offset_conv = Convolution2D(

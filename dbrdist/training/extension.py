@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -149,9 +150,25 @@ def _refuse_what_makes_one(part: Any) -> None:
         raise TypeError(f"expected an extension, got a trigger, {type(part).__name__}; {words}")
 
 
+def see_function_of_trainer(where: str, function: Callable[..., object]) -> None:
+    """Refuse a function that cannot be called with the trainer alone, before the training begins."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some builtins have none
+        return
+    try:
+        signature.bind(None)
+    except TypeError as e:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise TypeError(
+            f"{where}: expected a function of the trainer, such as lambda trainer: ..., got {name}{signature}: {e}"
+        ) from None
+
+
 def as_extension(extension: Callable[[Trainer], object]) -> Extension:
     """The extension with everything that the trainer reads from it, for one that may be a bare function."""
     if isinstance(extension, Extension):
+        see_function_of_trainer("extend", extension)
         return extension
     if isinstance(extension, type):
         raise TypeError(f"expected an extension, got the class {extension.__name__}; write {extension.__name__}()")
@@ -159,6 +176,7 @@ def as_extension(extension: Callable[[Trainer], object]) -> Extension:
         raise TypeError(f"expected an extension or a function of the trainer, got {type(extension).__name__}")
     if str(getattr(extension, "__module__", "")).startswith("dbrdist.training."):
         _refuse_what_makes_one(extension)
+    see_function_of_trainer("extend", extension)
     wrapped = _FunctionExtension(extension)
     for attribute in ("trigger", "priority", "name", "initialize", "finalize", "on_error", "serialize"):
         value = getattr(extension, attribute, None)

@@ -169,7 +169,7 @@ def test_defaults_are_those_of_chainer():
 
 
 def test_nobias_is_a_switch():
-    words = r"nobias: expected True or False, got .*; the values of b are initial_bias"
+    words = r"nobias: expected True or False, got .*; the values of W are initialW, those of b are initial_bias"
     for nobias in (np.zeros(2, "f"), dbrdist.Variable(np.zeros(2, "f")), "False"):
         for cls, args in ((L.Linear, (3, 2)), (L.Convolution2D, (3, 2, 3)), (L.Deconvolution1D, (3, 2, 3))):
             with pytest.raises(TypeError, match=words):

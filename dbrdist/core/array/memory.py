@@ -21,6 +21,8 @@ import numpy as np
 
 from dbrdist.core.array.current_device import on
 from dbrdist.core.array.pages import own_pages
+from dbrdist.core.array.user_line import warn_user
+from dbrdist.errors import UsageWarning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
@@ -139,6 +141,8 @@ def as_dtype(dtype: DTypeLike) -> DType:
         import ml_dtypes
 
         return np.dtype(ml_dtypes.bfloat16)
+    if isinstance(dtype, str) and dtype == "f16":
+        warn_user("'f16' is NumPy's name of a type of 16 bytes, float128; write 'float16', or 'f2'", UsageWarning)
     return np.dtype(dtype)
 
 

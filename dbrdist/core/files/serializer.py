@@ -245,9 +245,13 @@ class NpzDeserializer(Deserializer):
 
 def missing(key: str, saved: Iterable[str]) -> str:
     """What is wrong where the names ``saved`` have no entry ``key``."""
-    saved, hint = list(saved), "belongs to another architecture, or load it with strict=False"
+    saved = list(saved)
+    names = ", ".join(map(repr, saved[:3])) + (", ..." if len(saved) > 3 else "") if saved else "no entries"
+    hint = f"has {names}: it belongs to another architecture, or load it with strict=False"
     if (rest := key.partition("/")[2]) in saved:
         hint = f"has {rest!r}: load it into the part {key[: -len(rest) - 1]!r} alone"
+    for name in [name for name in saved if key and name != key and name.replace("/", "") == key.replace("/", "")][:1]:
+        hint = f"has {name!r}: a path ends with a slash, such as path='predictor/'"
     for name in [name for name in saved if name.endswith("/" + key)][:1]:
         hint = f"has {name!r}: load it with path={name[: -len(key)]!r}"
     return f"{key}: expected this entry in the saved state, but it is not there; the state {hint}"

@@ -120,6 +120,7 @@ class Chain(_Container):
     """A link whose children are attributes, assigned within ``with self.init_scope():`` or given as keywords.
 
     Args:
+        unnamed: none; for a link without a name the error says what to write.
         links: the children by name.
 
     Raises:
@@ -138,7 +139,10 @@ class Chain(_Container):
         (2, 10)
     """
 
-    def __init__(self, **links: Link) -> None:
+    def __init__(self, *unnamed: object, **links: Link) -> None:
+        if unnamed:
+            words = "links are given by names, such as Chain(l1=link); without names take a Sequential or ChainList"
+            raise TypeError(f"{type(self).__name__}: {words}")
         super().__init__()
         self._children: list[str] = []
         for name, link in links.items():
@@ -360,9 +364,9 @@ class Sequential(ChainList):
         self._layers.insert(i, layer)
         self._renew()
 
-    def extend(self, sequential: Sequential) -> None:
-        """Add the layers of another ``sequential`` at the end; links are shared, not copied."""
-        for layer in sequential._layers:
+    def extend(self, sequential: Iterable[Any]) -> None:
+        """Add the layers of another ``sequential``, or of a list, at the end; links are shared, not copied."""
+        for layer in list(sequential):
             self.append(layer)
 
     def forward(self, *x: Operand | Number) -> Variable | tuple[Variable, ...]:

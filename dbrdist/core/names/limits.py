@@ -103,12 +103,12 @@ class Limit:
 
 
 class Switch(Limit):
-    """True or False, or what Python takes for one of them; texts and arrays of several elements are mistakes."""
+    """True or False, or 1, 0 or None for them; anything else was meant for another argument."""
 
     def refusal(self, where: str, name: str, value: Any) -> ArgumentError | None:
-        if isinstance(value, str) or getattr(value, "size", 1) != 1:
-            return OperandTypeError(where, name, self.words, _shown(value), self.hint)
-        return None
+        if value is None or _number(value) in (0, 1):
+            return None
+        return OperandTypeError(where, name, self.words, _shown(value), self.hint)
 
 
 class OrAll(Limit):
@@ -167,10 +167,22 @@ _OF_FLOATS = {
     "dropout": fraction,
     **dict.fromkeys(("c_ratio", "h_ratio"), share),
     "decay": share,
+    "rmax": Limit("a number of 1 or more", ge=1, may_be_infinite=True),
+    "dmax": threshold,
 }  # fmt: skip
+_SWITCH = Switch("True or False")
+# Arguments that are switches wherever a constructor has them: a number there is most probably one of something else.
+_SWITCHES = {
+    "repeat": _SWITCH.but(hint="processes are n_processes=..., and a trainer's trigger says how many epochs"),
+    "shuffle": _SWITCH.but(hint="a seed is seed=..."),
+}
+_LEVELS = frozenset({"verbose"})  # how much is said is a number elsewhere
 _COUNTED = frozenset(name for name, least in _LEAST.items() if not least) - {"pad"}
 _BY_NAME: dict[tuple[str, str], Limit] = {
-    ("bool", "nobias"): Switch("True or False", hint="the values of b are initial_bias"),
+    **dict.fromkeys(
+        (("bool", "nobias"), ("bool", "offset_nobias"), ("bool", "deform_nobias")),
+        _SWITCH.but(hint="the values of W are initialW, those of b are initial_bias"),
+    ),
     **{(kind, name): _at_least(n, limit) for kind, limit in _BY_ANNOTATION.items() for name, n in _LEAST.items()},
     **{("float", name): limit for name, limit in _OF_FLOATS.items()},
 }
@@ -220,9 +232,11 @@ def limits_of(function: Callable[..., object]) -> tuple[Declared, ...]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         limit, description = _declared(parameter.name, parameter.annotation, inspect.unwrap(function))
+        kind = str(parameter.annotation).removeprefix("Annotated[").partition(",")[0]
+        if limit is None and kind in ("bool", "bool | None") and parameter.name not in _LEVELS:
+            limit = _SWITCHES.get(parameter.name, _SWITCH)
         if limit is not None:
             at = -1 if parameter.kind is parameter.KEYWORD_ONLY else place
-            kind = str(parameter.annotation).removeprefix("Annotated[").partition(",")[0]
             is_optional = parameter.default is None or kind.endswith(" | None") or kind in ("Whole", "Sizes")
             found.append(Declared(parameter.name, at, limit, is_optional, description))
     return tuple(found)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Annotated, Any
 
 from dbrdist.core.array import backend, thread_pools
 from dbrdist.core.names.constructors import explain_constructors
+from dbrdist.core.names.limits import not_negative
 from dbrdist.datasets.loading.memory import Canvas, reused
 from dbrdist.datasets.loading.order import OrderSampler, State, Step
 from dbrdist.datasets.loading.serial import SerialIterator, put_together, read_parts
@@ -243,7 +244,7 @@ class MultiprocessIterator(PrefetchIterator):
         n_prefetch: int = 1,
         shared_mem: int | None = None,
         order_sampler: Any = None,
-        dataset_timeout: float | None = 30.0,
+        dataset_timeout: Annotated[float | None, not_negative] = 30.0,
         maxtasksperchild: int | None = None,
         *,
         seed: int | None = None,

@@ -126,7 +126,7 @@ def split_dataset_n(dataset: Dataset, n: int, order: Array | None = None) -> lis
         >>> [part[:] for part in datasets.split_dataset_n([10, 11, 12, 13, 14], 2)]
         [[10, 11], [12, 13]]
     """
-    _check_parts(dataset, n)
+    _check_parts("n", dataset, n)
     size = len(dataset) // n
     return [SubDataset(dataset, size * k, size * (k + 1), order) for k in range(n)]
 
@@ -173,11 +173,13 @@ def get_cross_validation_datasets(
         raise TypeError(f"get_cross_validation_datasets got unknown arguments {sorted(kwargs)}")
     if n_folds is None:
         raise TypeError("expected the number of folds, n_folds=...")
-    _check_parts(dataset, n_folds)
+    _check_parts("n_folds", dataset, n_folds)
     if n_folds == 1:
         warn("get_cross_validation_datasets: with one fold all examples are for tests and none are left to train on")
     n = len(dataset)
     positions = np.arange(n) if order is None else np.asarray(order)
+    if positions.shape != (n,):
+        raise ValueError(f"order: expected a permutation of {n} indices, got {order!r:.40}")
     folds = []
     bounds = [n * k // n_folds for k in range(n_folds + 1)]
     for start, end in reversed(list(itertools.pairwise(bounds))):
@@ -211,6 +213,8 @@ def _random_order(n: int, seed: int | None) -> Array:
     return generator(seed or 0, "split").permutation(n)
 
 
-def _check_parts(dataset: Dataset, n: int) -> None:
+def _check_parts(name: str, dataset: Dataset, n: int) -> None:
+    if not isinstance(n, (int, np.integer)):
+        raise TypeError(f"{name}: expected an integer, got {type(n).__name__} {n!r:.40}")
     if not 1 <= n <= len(dataset):
         raise ValueError(f"expected from 1 to {len(dataset)} parts, the number of examples, got {n}")

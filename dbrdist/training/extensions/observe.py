@@ -12,7 +12,7 @@ from dbrdist.core.array.backend import is_array, on
 from dbrdist.core.model.reporter import as_number, is_number
 from dbrdist.core.tape.variable import Variable
 from dbrdist.errors import NonFiniteLossError
-from dbrdist.training.extension import PRIORITY_WRITER, Extension, make_extension
+from dbrdist.training.extension import PRIORITY_WRITER, Extension, make_extension, see_function_of_trainer
 
 if TYPE_CHECKING:
     from dbrdist.training.trainer import Trainer
@@ -32,6 +32,7 @@ def observe_value(observation_key: str, target_func: Callable[[Any], Any]) -> Ca
         raise TypeError(
             f"observe_value: target_func: expected a function of the trainer, got {type(target_func).__name__}"
         )
+    see_function_of_trainer("observe_value", target_func)
 
     @make_extension(trigger=(1, "epoch"), priority=PRIORITY_WRITER)
     def observe_value(trainer: Trainer) -> None:

@@ -9,13 +9,13 @@ import numpy as np
 
 from dbrdist.core.array.backend import get_array_module, is_array, on
 from dbrdist.core.array.types import Array
+from dbrdist.core.model.link import Link
 from dbrdist.core.model.reporter import DictSummary, report
 from dbrdist.training.extension import PRIORITY_WRITER, Extension
 from dbrdist.training.triggers import get_trigger
 
 if TYPE_CHECKING:
     from dbrdist.core.files.serializer import AbstractSerializer
-    from dbrdist.core.model.link import Link
     from dbrdist.training.trainer import Trainer
 
 PERCENTILES = (0.13, 2.28, 15.87, 50, 84.13, 97.72, 99.87)  # -3 to 3 standard deviations of a normal distribution
@@ -77,6 +77,9 @@ class ParameterStatistics(Extension):
         skip_nan_params: bool = False,
     ):
         self._links = tuple(links) if isinstance(links, list | tuple) else (links,)
+        for link in self._links:
+            if not isinstance(link, Link):
+                raise TypeError(f"ParameterStatistics: links: expected a link or several, got {type(link).__name__}")
         if isinstance(statistics, str):
             if statistics != "default":
                 raise ValueError(

@@ -220,6 +220,8 @@ def _check_format(filename: str) -> None:
         if field is not None and not field.startswith((".", "0.", "[", "0[")) and field not in ("", "0"):
             words = f"expected attributes of the trainer, such as {{.updater.iteration}}, got {{{field}}}"
             raise ValueError(f"snapshot: filename: {words}")
+        if field in (".epoch", ".iteration"):
+            raise ValueError(f"snapshot: filename: a trainer has no {field[1:]}; write {{.updater{field}}}")
     if re.search(r"%0?\d*d", filename):
         warn(f"snapshot: filename: {filename!r} is not formatted with %; write {{.updater.iteration}} for the number")
 

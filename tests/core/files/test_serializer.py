@@ -385,7 +385,11 @@ def test_loading_asks_an_object_once():
 def test_weights_of_a_part_are_loaded_into_that_part():
     words = missing("predictor/l1/W", iter(["l1/W", "l1/b"]))
     assert "the state has 'l1/W': load it into the part 'predictor' alone" in words
-    assert "the state belongs to another architecture" in missing("l3/W", iter(["l1/W", "l1/b"]))
+    names = ["l1/W", "l1/b", "l2/W", "l2/b"]
+    assert "the state has 'l1/W', 'l1/b', 'l2/W', ...: it belongs to another arch" in missing("l3/W", iter(names))
+    assert "the state has 'l1/W', 'l1/b': it belongs to another architecture" in missing("t", names[:2])
+    assert "the state has no entries: it belongs" in missing("W", [])
+    assert "the state has 'l2/W': a path ends with a slash, such as path='predictor/'" in missing("l2W", names)
     assert "load it with path='predictor/'" in missing("l1/W", iter(["predictor/l1/W"]))
 
 

@@ -13,8 +13,8 @@ import pytest
 from pydantic import Field, TypeAdapter, ValidationError
 
 from dbrdist import functions as F
+from dbrdist import iterators, optimizers
 from dbrdist import links as L
-from dbrdist import optimizers
 from dbrdist.cli.configuration import updates
 from dbrdist.cli.configuration.derived import made_by
 from dbrdist.core.names import limits
@@ -22,14 +22,14 @@ from dbrdist.core.names.limits import Declared, limits_of, within_limits
 from dbrdist.core.usage import mistakes
 from dbrdist.errors import UsageWarning
 from dbrdist.optimizers import schedules
-from dbrdist.training import extensions, goals
+from dbrdist.training import extensions, goals, triggers
 from tests.each import each
 
 REQUIRED = {"rate": 1.0, "threshold": 1.0, "lower_bound": 0.0, "upper_bound": 1.0, "eta": 1.0, "initial_lr": 1.0}
 
 
 def declared_by(cls):
-    return {d.name: d for d in limits_of(cls.__init__)}
+    return {d.name: d for d in limits_of(cls.__init__) if not isinstance(d.limit, limits.Switch)}
 
 
 def settings_of_optimizers():
@@ -185,7 +185,7 @@ def test_losses_check_their_settings(name, is_chainers, monkeypatch):
     function, arguments = getattr(F, name), LOSSES[name]
     place = {p: i for i, p in enumerate(inspect.signature(function).parameters)}
     function(*arguments)
-    for one in (d for d in limits_of(function) if d.description):
+    for one in (d for d in limits_of(function) if d.description and not isinstance(d.limit, limits.Switch)):
         before, after = list(place)[: place[one.name]], list(place)[place[one.name] + 1 :]
         rest = dict(zip(after, arguments[len(before) + 1 :], strict=False))
         for wrong in [0, 1.5] if one.limit.is_whole else [float("nan"), *[-0.5] * bool(one.limit.bounds())]:
@@ -324,11 +324,42 @@ def test_what_a_configuration_may_hold_is_within_other_bounds(name):
     assert [configured.holds(value) for value in (*fitting, *others)] == [True] * len(fitting) + [False] * len(others)
 
 
-@each(value=["yes", np.zeros(2), True, 0, np.ones(1), None])
-def test_a_switch_is_no_text_and_no_array(value):
+@each(value=[True, False, 1, 0, 1.0, None, np.bool_(True), np.float32(0), np.ones(1), np.array(False)])
+def test_a_switch_is_true_or_false(value):
+    assert limits.Switch("True or False").refusal("Where", "name", value) is None
+
+
+@each(value=["yes", "1", np.zeros(2), 4, 0.5, -1, float("nan"), [1], (), print, np.float32])
+def test_a_switch_is_nothing_else(value):
     error = limits.Switch("True or False", hint="a hint").refusal("Where", "name", value)
-    if not isinstance(value, str) and getattr(value, "size", 1) == 1:
-        assert error is None
-        return
     assert isinstance(error, TypeError)
     assert str(error).startswith("Where: name: expected True or False, got ") and "a hint" in str(error)
+
+
+PLACED = {
+    "processes": (
+        lambda: iterators.MultiprocessIterator(DATA, 2, 4),
+        "repeat: .* got int 4; processes are n_processes",
+    ),
+    "a seed": (lambda: iterators.SerialIterator(DATA, 2, True, 42), "shuffle: .* got int 42; a seed is seed="),
+    "an initializer": (
+        lambda: L.Linear(4, 3, L.Linear),
+        "nobias: .* got the class Linear; the values of W are initialW",
+    ),
+    "a decay": (lambda: optimizers.Adam(1e-3, 0.9, 0.999, 1e-8, 1.0, 0.0, 0.1), "amsgrad: .* got float 0.1"),
+    "a start value": (lambda: L.BatchNormalization(4, 0.9, 2e-5, None, 0.5), "use_gamma: .* got float 0.5"),
+    "statistics": (lambda: extensions.ParameterStatistics([], None, "mean"), "report_params: .* got str 'mean'"),
+    "of a setting": (lambda: optimizers.LARS(skip_vectors="no"), "skip_vectors: .* got str 'no'"),
+}
+DATA = [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_what_takes_the_place_of_a_switch_is_refused(name):
+    make, words = PLACED[name]
+    with pytest.raises(TypeError, match=words):
+        make()
+
+
+def test_how_much_is_said_may_be_a_number():
+    triggers.EarlyStoppingTrigger(verbose=2)
