@@ -13,8 +13,9 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-# what the process has open already, such as `/dev/stdin` and the `<(...)` of a shell: whoever opened it writes to it
-_ALREADY_OPEN = re.compile(r"/dev/(stdin|fd/\d+)|/proc/(self|\d+)/fd/\d+")
+# what the process has open already, such as `/dev/stdin` and the `<(...)` of a shell: whoever opened it writes to it,
+# or reads it
+_ALREADY_OPEN = re.compile(r"/dev/(stdin|stdout|stderr|fd/\d+)|/proc/(self|\d+)/fd/\d+")
 
 
 def regular(path: str | bytes | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
@@ -26,6 +27,15 @@ def regular(path: str | bytes | os.PathLike[str], flags: int = os.O_RDONLY) -> i
     if not flags & os.O_CREAT or os.path.exists(path):
         require_regular(path)
     return os.open(path, flags, 0o666)
+
+
+def is_device(path: str | os.PathLike[str]) -> bool:
+    """Whether ``path`` names a device, or what the process has open already, such as ``/dev/stdout``."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or _ALREADY_OPEN.fullmatch(os.fspath(path)) is not None
 
 
 def require_regular(path: str | bytes | os.PathLike[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import io
 import math
 import os
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dbrdist.core.array.types import Module
+from dbrdist.core.files.serializer import write_atomically
 from dbrdist.errors import StopRequested
 from dbrdist.training.extension import Extension
 from dbrdist.training.extensions.log_report import LogReport
@@ -140,12 +142,11 @@ class CSVLogger(MetricsLogger):
         return bool(new)
 
     def _write(self) -> None:
-        beside = f"{self._path}.new"
-        with open(beside, "w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, self._columns, restval="")
-            writer.writeheader()
-            writer.writerows(self._rows)
-        os.replace(beside, self._path)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns, restval="")
+        writer.writeheader()
+        writer.writerows(self._rows)
+        write_atomically(self._path, lambda file: file.write(text.getvalue().encode()))
 
 
 class WandbLogger(MetricsLogger):

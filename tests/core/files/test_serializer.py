@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -193,6 +194,34 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path):
     link = Inner(0.0)
     load_npz(path, link)
     assert (link.W.array == 5.0).all()
+
+
+def test_a_device_gets_the_bytes_and_is_not_replaced(tmp_path, monkeypatch):
+    """As root, a rename would make a file of /dev/null; here it would of a link to it."""
+    place = tmp_path / "null"
+    place.symlink_to(os.devnull)
+    save_npz(place, Inner())
+    assert place.is_symlink() and os.listdir(tmp_path) == ["null"] and Path(os.devnull).is_char_device()
+    full = tmp_path / "full"
+    full.symlink_to("/dev/full")
+    if full.exists():
+        with pytest.raises(OSError, match="No space left"):
+            save_npz(full, Inner())
+        assert full.is_symlink() and full.is_char_device()
+
+
+def test_what_is_open_already_gets_the_bytes(tmp_path):
+    """As in `save_npz("/dev/stdout", ...)`, whatever stands behind it."""
+    with open(tmp_path / "m.npz", "w+b") as file:
+        save_npz(f"/dev/fd/{file.fileno()}", Inner(5.0))
+        link = Inner(0.0)
+        load_npz(tmp_path / "m.npz", link)
+        assert (link.W.array == 5.0).all()
+    reader, writer = os.pipe()
+    write_atomically(f"/proc/self/fd/{writer}", lambda file: file.write(b"bytes"))
+    assert os.read(reader, 9) == b"bytes"
+    os.close(reader), os.close(writer)
+    assert os.listdir(tmp_path) == ["m.npz"]
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
