@@ -170,7 +170,10 @@ def protect_streams() -> None:
 
 def say_what_was_lost(program: str) -> None:
     """A full disk below the standard output, at the end: nothing else would tell."""
-    sys.stdout.flush()
+    try:
+        sys.stdout.flush()
+    except Exception:  # what the program has put there instead, or closed, makes no failure of a run that is over
+        pass
     error = _raw["stdout"].error if _raw else None
     if error is not None and error.errno not in _GONE:
         print(f"{program}: the standard output is incomplete: {error.strerror}", file=sys.stderr)

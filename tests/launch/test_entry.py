@@ -149,6 +149,12 @@ def test_what_the_standard_output_has_lost_is_said_at_the_end(monkeypatch, capsy
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("stream", [None, object()])
+def test_streams_of_the_program_that_cannot_be_flushed_make_no_failure(monkeypatch, stream):
+    monkeypatch.setattr(entry.sys, "stdout", stream)
+    entry.say_what_was_lost("p")
+
+
 def test_closed_standard_files_are_opened_again():
     def act():
         for number in (0, 1, 2):

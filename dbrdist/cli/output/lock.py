@@ -58,10 +58,11 @@ class Lock:
         self._ended.set()
         if self._descriptor < 0:
             return
-        if _is_at(self.path, self._descriptor):
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the file is gone, or the program has closed all descriptors
+            if _is_at(self.path, self._descriptor):
                 os.remove(self.path)
-        os.close(self._descriptor)
+        with contextlib.suppress(OSError):
+            os.close(self._descriptor)
         self._descriptor = -1
 
     def _touch(self) -> None:

@@ -284,7 +284,9 @@ class TrainingRun:
             on_root(self.comm, lambda: self._describe_run(known, path))
         except (DbrdistError, OSError) as error:
             self.folder.close()
-            raise Refused(told(error), code_of(error)) from error
+            nameless = isinstance(error, OSError) and error.filename is None  # of a full disk
+            words = f"{self.folder.path}: {said(error)}" if nameless else None
+            raise Refused(told(error, words), code_of(error)) from error
         except BaseException:
             self.folder.close()
             raise

@@ -1,4 +1,7 @@
-"""Files read by name must be regular ones: a named pipe would keep its reader waiting for a writer forever."""
+"""Files read by name must be regular ones: a named pipe would keep its reader waiting for a writer forever.
+
+Devices are written to, never replaced.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import errno
 import os
 import re
 import stat
+from collections.abc import Callable
 
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
@@ -36,6 +40,18 @@ def is_device(path: str | os.PathLike[str]) -> bool:
     except OSError:
         return False
     return stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or _ALREADY_OPEN.fullmatch(os.fspath(path)) is not None
+
+
+def send_to_device(path: str, make: Callable[[str], None]) -> None:
+    """Let ``make(temporary)`` write a file elsewhere, and copy its bytes to a device."""
+    import shutil  # for devices alone
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        temporary = os.path.join(folder, "file")
+        make(temporary)
+        with open(temporary, "rb") as source, open(path, "wb") as target:
+            shutil.copyfileobj(source, target)
 
 
 def require_regular(path: str | bytes | os.PathLike[str]) -> None:

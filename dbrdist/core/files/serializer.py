@@ -24,7 +24,7 @@ from dbrdist.core.array.backend import as_dtype, is_array, to_cpu
 from dbrdist.core.array.chainer_mode import as_chainer, loading
 from dbrdist.core.array.types import Array, HostArray
 from dbrdist.core.files.filled import fill_entry
-from dbrdist.core.files.regular_file import is_device, regular
+from dbrdist.core.files.regular_file import is_device, regular, send_to_device
 from dbrdist.core.usage.mistakes import given_a_class, warn
 from dbrdist.errors import CheckpointError, MissingEntryError
 
@@ -337,7 +337,7 @@ def replace_atomically(path: str | os.PathLike[str], make: Callable[[str], None]
     """
     target = os.fspath(path)
     if is_device(target):
-        _send(target, make)
+        send_to_device(target, make)
         return
     temporary = f"{target}.tmp-{os.getpid()}-{threading.get_ident()}"
     try:
@@ -352,17 +352,6 @@ def replace_atomically(path: str | os.PathLike[str], make: Callable[[str], None]
         raise
     with contextlib.suppress(OSError):  # some file systems cannot flush a folder; the file itself is there
         _flush(os.path.dirname(target) or ".")
-
-
-def _send(path: str, make: Callable[[str], None]) -> None:
-    import shutil  # for devices alone
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        temporary = os.path.join(folder, "file")
-        make(temporary)
-        with open(temporary, "rb") as source, open(path, "wb") as target:
-            shutil.copyfileobj(source, target)
 
 
 def _flush(path: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -229,9 +230,10 @@ def check_same_classes(first: Sequence[str], second: Sequence[str], first_name: 
     """
     only_first, only_second = sorted(set(first) - set(second)), sorted(set(second) - set(first))
     if only_first or only_second:
+        escaped = not set(map(_seen, only_first)).isdisjoint(map(_seen, only_second))
         raise ValueError(
             f"expected the same class folders in {first_name} and in {second_name}; "
-            f"only in the first: {_some(only_first)}; only in the second: {_some(only_second)}; "
+            f"only in the first: {_some(only_first, escaped)}; only in the second: {_some(only_second, escaped)}; "
             "labels are numbered by sorted folder names, so both must have the same"
         )
     moved = [f"{a!r} and {b!r}" for a, b in zip(first, second) if a != b]
@@ -242,8 +244,13 @@ def check_same_classes(first: Sequence[str], second: Sequence[str], first_name: 
         )
 
 
-def _some(names: list[str], limit: int = 10) -> str:
-    shown = ", ".join(names[:limit]) or "none"
+def _seen(name: str) -> str:
+    """What of a name can be seen: neither how accents are encoded, in which systems differ, nor blanks at its ends."""
+    return unicodedata.normalize("NFC", name).strip()
+
+
+def _some(names: list[str], is_escaped: bool, limit: int = 10) -> str:
+    shown = ", ".join(ascii(name) if is_escaped else name for name in names[:limit]) or "none"
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
 

@@ -84,9 +84,21 @@ def _run(command: list[str], environment: dict[str, str], directory: str | None,
             os.execve("/bin/sh", ["/bin/sh", *command], environment)  # it names no interpreter: as execvp(3) of C does
     except OSError as error:
         subject = error.filename if error.filename is not None else command[0]
+        if error.errno == errno.ENOENT and (interpreter := _interpreter(command[0])):
+            subject = interpreter  # with a carriage return where the script has the line ends of Windows
         print(f"cannot run {command[0]!r}: {error.strerror}: {subject!r}", file=sys.stderr, flush=True)
         found = isinstance(error, PermissionError)
         os._exit(codes.COMMAND_NOT_RUNNABLE if found else codes.COMMAND_NOT_FOUND)
+
+
+def _interpreter(path: str) -> str:
+    """What the first line of a script names to run it; empty where the file is no script, or is not there."""
+    try:
+        with open(path, "rb") as file:
+            line = file.readline(256)
+    except OSError:
+        return ""
+    return os.fsdecode(line[2:].rstrip(b"\n").strip(b" \t").partition(b" ")[0]) if line.startswith(b"#!") else ""
 
 
 def _is_binary(path: str) -> bool:

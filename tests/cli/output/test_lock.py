@@ -111,6 +111,17 @@ def test_a_holder_on_another_host_is_looked_for(tmp_path, clock, capfd):
     assert path.exists()
 
 
+def test_a_lock_whose_descriptor_the_program_closed_is_given_back(tmp_path):
+    """As code does that makes a daemon of itself: `os.closerange(3, 256)`."""
+    path = str(tmp_path / "run.lock")
+    lock = Lock(path)
+    lock.acquire()
+    (own,) = (number for number, name in open_files() if name == path)
+    os.close(own)
+    lock.release()
+    lock.release()
+
+
 def test_a_file_system_without_locks(tmp_path, clock, monkeypatch):
     def unsupported(*_):
         raise OSError(95, "Operation not supported")

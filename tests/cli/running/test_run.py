@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -249,6 +250,15 @@ def test_an_own_schedule_that_fails_during_the_run(run, own, name, words):
     assert f"optimizer.schedule: over:{name}: calling it for epoch " in err and f"failed: {words} (" in err
     assert "over.py:" in err and "Traceback" not in err
     assert json.loads(Path("result/summary.json").read_text())["status"] == "failed"
+
+
+def test_a_folder_that_takes_no_file_is_named(run, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(runs, "write_json", full)
+    code, _, err = run("run.yaml", "model=mlp", "transforms.train=[]")
+    assert (code, err) == (2, "dbrdist-train: result: No space left on device\n")
 
 
 def test_a_child_that_own_code_forks_does_not_end_the_run(run, own):

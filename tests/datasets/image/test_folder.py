@@ -279,6 +279,18 @@ def test_ten_classes_are_named_at_most(n):
         folder.check_same_classes(["a"], ["other", "a"], "one", "two")
 
 
+def test_classes_that_look_alike_are_told_apart():
+    """A macOS writes accents as characters of their own; a blank at an end comes from a script."""
+    for first, second, words in (
+        ("caf\xe9", "cafe\u0301", r"only in the first: 'caf\xe9'; only in the second: 'cafe\u0301';"),
+        ("red", "red ", "only in the first: 'red'; only in the second: 'red ';"),
+        ("red", "Red", "only in the first: red; only in the second: Red;"),
+    ):
+        with pytest.raises(ValueError, match="the same class folders") as caught:
+            folder.check_same_classes([first, "both"], ["both", second], "one", "two")
+        assert words in str(caught.value)
+
+
 def test_an_image_of_another_size_is_named_with_the_first():
     cache = _ImageCache(5)
     cache.put(3, np.ones((2, 4, 3), np.uint8), "image {}".format)

@@ -45,6 +45,25 @@ def test_a_program_that_cannot_start_says_why(monkeypatch, capsys, error, code, 
         assert capsys.readouterr().err == f"cannot run {said}\n"
 
 
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (b"#!/no/such/sh\r\necho\n", "/no/such/sh\\r"), (b"#! /no/such/sh -e\n", "/no/such/sh"), (b"#!/no", "/no"),
+        (b"echo\n", None), (b"", None),
+    ],
+)  # fmt: skip
+def test_an_interpreter_that_is_not_there_is_named(monkeypatch, tmp_path, capsys, content, named):
+    def cannot(*args):
+        raise FileNotFoundError(2, "No such file or directory", args[0])
+
+    monkeypatch.setattr(child.os, "execve", cannot)
+    monkeypatch.setattr(child.os, "_exit", lambda status: None)
+    path = tmp_path / "script"
+    path.write_bytes(content)
+    child._run([str(path)], {}, None, SimpleNamespace(hand_on=lambda: None))
+    assert capsys.readouterr().err == f"cannot run '{path}': No such file or directory: '{named or path}'\n"
+
+
 def test_a_zero_among_the_first_kibibyte_makes_a_binary(tmp_path):
     for content, is_binary in (
         (b"x" * 1023 + b"\0", True), (b"x" * 1024 + b"\0", False), (b"\0", True), (b"echo hi\n", False), (b"", False)
