@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import numpy as np
@@ -434,6 +435,7 @@ def maxout(x: Operand, pool_size: int, axis: int = 1) -> Variable:
     floating("maxout", x=x)
     x = as_variable(x)
     axis = _axis_of("maxout", x, axis)
+    pool_size = operator.index(pool_size)
     if pool_size <= 0 or x.shape[axis] % pool_size:
         raise expected("maxout", "pool_size", f"a divisor of the {x.shape[axis]} elements along axis {axis}", pool_size)
     split = (*x.shape[:axis], x.shape[axis] // pool_size, pool_size, *x.shape[axis + 1 :])

@@ -279,7 +279,7 @@ def tile(x: Operand, reps: tuple[int, ...]) -> Variable:
         array([1., 2., 1., 2.])
     """
     x = as_variable(x)
-    reps = (reps,) if isinstance(reps, (int, np.integer)) else tuple(reps)
+    reps = tuple(map(operator.index, (reps,) if isinstance(reps, (int, np.integer)) else reps))
     if any(r < 0 for r in reps):
         raise expected("tile", "reps", "numbers from 0 on", reps)
     ndim = max(x.ndim, len(reps))

@@ -245,7 +245,7 @@ def convolution_2d(
         >>> F.convolution_2d(np.ones((1, 3, 8, 8)), np.ones((16, 3, 3, 3)), stride=2, pad=1).shape
         (1, 16, 4, 4)
     """
-    window = _hashable(stride), _hashable(pad), _hashable(dilate), groups, cover_all
+    window = _hashable(stride), _hashable(pad), _hashable(dilate), operator.index(groups), cover_all
     x = activation(x)
     arguments = (x, W) if b is None else (x, W, b)
     node = Convolution2D(geometry_of("convolution_2d", window, *map(form, arguments)))
@@ -276,7 +276,7 @@ def convolution_bn_2d(
     if type(W) is not Parameter or not _are_at_hand(W._array, x, added, b, *vectors):
         return None
     x, added, b, *vectors = map(as_array, (x, added, b, *vectors))
-    window = _hashable(stride), _hashable(pad), _hashable(dilate), groups, False
+    window = _hashable(stride), _hashable(pad), _hashable(dilate), operator.index(groups), False
     try:
         geometry = geometry_of("convolution_2d", window, form(x), form(W))
     except ArgumentError:
@@ -334,7 +334,7 @@ def deconvolution_2d(
         >>> F.deconvolution_2d(np.ones((1, 16, 4, 4)), np.ones((16, 3, 4, 4)), stride=2, pad=1).shape
         (1, 3, 8, 8)
     """
-    window = _hashable(stride), _hashable(pad), _hashable(dilate), groups, False
+    window = _hashable(stride), _hashable(pad), _hashable(dilate), operator.index(groups), False
     x = activation(x)
     arguments = (x, W) if b is None else (x, W, b)
     g = geometry_of("deconvolution_2d", window, *map(form, arguments))
@@ -348,7 +348,7 @@ def deconvolution_2d(
         what = f"what a convolution with {g} and kernel {kh} x {kw} takes to {h} x {w}"
         raise expected("deconvolution_2d", "outsize", what, str(tuple(outsize)))
     geometry = g._replace(cover_all=g.out_hw(*outsize, kh, kw) != (h, w))
-    shape = (x.shape[0], W.shape[1] * groups, *outsize)
+    shape = (x.shape[0], W.shape[1] * g.groups, *outsize)
     return ConvolutionData(geometry, shape).apply(arguments)[0]
 
 

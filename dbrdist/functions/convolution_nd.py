@@ -146,6 +146,7 @@ def _convolution(
     x, W, b = _operands(function, ndim, x, W, b)
     ndim = x.ndim - 2
     s, p, d = _geometry(function, stride, pad, dilate, ndim)
+    groups = operator.index(groups)
     _check_channels(function, x, W, b, groups, outputs=0)
     sizes = [out_size(n, k, *rest, cover_all) for n, k, *rest in zip(x.shape[2:], W.shape[2:], s, p, d)]
     if min(sizes) < 1:
@@ -274,6 +275,7 @@ def _deconvolution(
     x, W, b = _operands(function, ndim, x, W, b)
     ndim = x.ndim - 2
     s, p, d = _geometry(function, stride, pad, dilate, ndim)
+    groups = operator.index(groups)
     _check_channels(function, x, W, b, groups, outputs=1)
     k, sizes = W.shape[2:], x.shape[2:]
     smallest = [s_ * (n - 1) + d_ * (k_ - 1) + 1 - 2 * p_ for n, k_, s_, p_, d_ in zip(sizes, k, s, p, d)]

@@ -194,7 +194,7 @@ def group_normalization(x: Operand, groups: int, gamma: Operand, beta: Operand, 
     shape = tuple(x.shape)
     if len(shape) < 2:
         raise expected(name, "x", "at least 2 axes", x)
-    if not isinstance(groups, int) or groups < 1 or shape[1] % groups:
+    if not isinstance(groups, (int, np.integer)) or groups < 1 or shape[1] % (groups := int(groups)):
         raise expected(name, "groups", f"a divisor of the {shape[1]} channels of x", groups)
     for what, a in (("gamma", gamma), ("beta", beta)):
         if tuple(a.shape) != shape[1:2]:

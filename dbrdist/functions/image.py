@@ -101,7 +101,7 @@ def depth2space(X: Operand, r: int) -> Variable:
         >>> F.depth2space(np.ones((1, 8, 3, 3)), 2).shape
         (1, 2, 6, 6)
     """
-    X = _images("depth2space", X, "X")
+    X, r = _images("depth2space", X, "X"), operator.index(r)
     if r < 1 or X.shape[1] % (r * r):
         raise expected("depth2space", "X", f"a multiple of r r = {r * r} channels", X)
     return Rearranged(r, True).apply((X,))[0]
@@ -118,7 +118,7 @@ def space2depth(X: Operand, r: int) -> Variable:
         >>> F.space2depth(np.ones((1, 2, 6, 6)), 2).shape
         (1, 8, 3, 3)
     """
-    X = _images("space2depth", X, "X")
+    X, r = _images("space2depth", X, "X"), operator.index(r)
     if r < 1 or X.shape[2] % r or X.shape[3] % r:
         raise expected("space2depth", "X", f"rows and columns that r = {r} divides", X)
     return Rearranged(r, False).apply((X,))[0]

@@ -364,7 +364,7 @@ class Sequential(ChainList):
         self._layers.insert(i, layer)
         self._renew()
 
-    def extend(self, sequential: Iterable[Any]) -> None:
+    def extend(self, sequential: Iterable[Layer]) -> None:
         """Add the layers of another ``sequential``, or of a list, at the end; links are shared, not copied."""
         for layer in list(sequential):
             self.append(layer)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import FunctionType
 from typing import Any
 
-from dbrdist.core.names.limits import check, limits_of
+from dbrdist.core.names.limits import check, limits_of, make_integers_plain
 from dbrdist.core.usage.foreign_names import UnknownArgumentError, explained_arguments
 
 
@@ -28,9 +28,11 @@ def explain_constructors(namespace: Mapping[str, Any]) -> None:
 def _explaining(original: FunctionType) -> Any:
     @functools.wraps(original)
     def __init__(self: object, *args: object, **kwargs: object) -> None:
-        check(limits_of(original), type(self).__name__, (self, *args), kwargs)
+        declared, given = limits_of(original), [self, *args]
+        check(declared, type(self).__name__, given, kwargs)
+        make_integers_plain(declared, given, kwargs)
         try:
-            original(self, *args, **kwargs)
+            original(*given, **kwargs)
         except TypeError as error:
             words = explained_arguments(type(self).__name__, original, error, kwargs)
             if words is None:

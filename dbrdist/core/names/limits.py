@@ -294,7 +294,7 @@ def _counts_in_chainer(value: object) -> bool:
     return type(value) is tuple or (isinstance(value, (float, np.floating)) and float(value).is_integer())
 
 
-def check(declared: tuple[Declared, ...], where: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+def check(declared: tuple[Declared, ...], where: str, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
     """Refuse arguments outside their limits.
 
     What must be an integer and is none is refused under ``dbrdist.compat`` too, as Chainer did; but for quotients such
@@ -317,6 +317,26 @@ def check(declared: tuple[Declared, ...], where: str, args: tuple[object, ...], 
         if limit.is_of_chainer or (limit.is_whole and isinstance(error, TypeError) and not _counts_in_chainer(value)):
             raise error
         refuse(error)
+
+
+def make_integers_plain(declared: tuple[Declared, ...], args: list[Any], kwargs: dict[str, Any]) -> None:
+    """Put Python's integers into the places of NumPy's: sums and products of these wrap around in 8 or 16 bits."""
+    for name, place, limit, _, _ in declared:
+        if limit.is_whole and name in kwargs:
+            kwargs[name] = _plain(kwargs[name])
+        elif limit.is_whole and 0 <= place < len(args):
+            args[place] = _plain(args[place])
+
+
+def _plain(value: object) -> object:
+    if type(value) is int or value is None:
+        return value
+    if type(value) is tuple or type(value) is list:
+        plain = [_plain(n) for n in value]
+        return tuple(plain) if type(value) is tuple else plain
+    if isinstance(value, np.ndarray) and not value.ndim and value.dtype.kind in "iu":
+        return int(value)
+    return int(value) if isinstance(value, np.integer) else value
 
 
 @functools.cache

@@ -90,6 +90,7 @@ def split_dataset(dataset: Dataset, split_at: int, order: Array | None = None) -
         is_share = isinstance(split_at, float) and 0 < split_at < 1
         hint = f"; for a share write int({split_at} * len(dataset))" if is_share else ""
         raise TypeError(f"expected an integer split_at, got {split_at!r}{hint}")
+    split_at = int(split_at)
     if not 0 <= split_at <= len(dataset):
         raise ValueError(f"expected split_at from 0 to {len(dataset)}, the number of examples, got {split_at}")
     return SubDataset(dataset, 0, split_at, order), SubDataset(dataset, split_at, len(dataset), order)
@@ -126,7 +127,7 @@ def split_dataset_n(dataset: Dataset, n: int, order: Array | None = None) -> lis
         >>> [part[:] for part in datasets.split_dataset_n([10, 11, 12, 13, 14], 2)]
         [[10, 11], [12, 13]]
     """
-    _check_parts("n", dataset, n)
+    n = _parts("n", dataset, n)
     size = len(dataset) // n
     return [SubDataset(dataset, size * k, size * (k + 1), order) for k in range(n)]
 
@@ -173,7 +174,7 @@ def get_cross_validation_datasets(
         raise TypeError(f"get_cross_validation_datasets got unknown arguments {sorted(kwargs)}")
     if n_folds is None:
         raise TypeError("expected the number of folds, n_folds=...")
-    _check_parts("n_folds", dataset, n_folds)
+    n_folds = _parts("n_folds", dataset, n_folds)
     if n_folds == 1:
         warn("get_cross_validation_datasets: with one fold all examples are for tests and none are left to train on")
     n = len(dataset)
@@ -213,8 +214,10 @@ def _random_order(n: int, seed: int | None) -> Array:
     return generator(seed or 0, "split").permutation(n)
 
 
-def _check_parts(name: str, dataset: Dataset, n: int) -> None:
+def _parts(name: str, dataset: Dataset, n: int) -> int:
     if not isinstance(n, (int, np.integer)):
         raise TypeError(f"{name}: expected an integer, got {type(n).__name__} {n!r:.40}")
+    n = int(n)  # of NumPy's 8 bits it could not be compared
     if not 1 <= n <= len(dataset):
         raise ValueError(f"expected from 1 to {len(dataset)} parts, the number of examples, got {n}")
+    return n
