@@ -199,7 +199,7 @@ class _ImageCache:
         return _ImageCache, (self.num_images,)
 
     def get(self, i: int) -> Any:
-        return self.pixels[i] if self.is_filled[i] else None
+        return self.pixels[i].copy() if self.is_filled[i] else None  # a transform may change its image in place
 
     def put(self, i: int, image: images.Image, path: Callable[[int], str]) -> None:
         with self._lock:  # two threads must not both make the array

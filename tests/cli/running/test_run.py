@@ -92,6 +92,17 @@ def nothing(*args):
     return 5
 
 
+def doubled(inside):
+    def change(example, rng):
+        x, t = example
+        if not inside:
+            return 2 * x, t
+        x *= 2
+        return x, t
+
+    return change
+
+
 found = []
 
 
@@ -259,6 +270,14 @@ def test_a_folder_that_takes_no_file_is_named(run, monkeypatch):
     monkeypatch.setattr(runs, "write_json", full)
     code, _, err = run("run.yaml", "model=mlp", "transforms.train=[]")
     assert (code, err) == (2, "dbrdist-train: result: No space left on device\n")
+
+
+def test_an_own_transform_that_changes_examples_in_place_leaves_the_data_as_they_are(run, own):
+    for inside in ("true", "false"):
+        change = f"transforms.train=[{{name: 'over:doubled', args: {{inside: {inside}}}}}]"
+        words = ("batch=500", "epochs=3", "iterations=null", "model=mlp", "log.every=1 iteration", f"out={inside}")
+        assert run("run.yaml", change, *words)[0] == 0
+    same_numbers("true", "false")
 
 
 def test_a_child_that_own_code_forks_does_not_end_the_run(run, own):

@@ -71,6 +71,18 @@ def test_the_cache_changes_nothing(root, cache):
         assert y.tolist() == [0, 0, 0, 1, 1]
 
 
+@pytest.mark.parametrize("cache", [False, True])
+def test_a_transform_that_changes_its_image_in_place_changes_no_other_epoch(root, cache):
+    def invert(example, rng):
+        image, label = example
+        np.subtract(255, image, out=image)
+        return image, label
+
+    data, plain = ImageFolder(root, invert, cache=cache), ImageFolder(root, lambda example, rng: example)
+    for epoch in range(3):
+        np.testing.assert_array_equal(data.example_at(0, 0, epoch)[0], 255 - plain[0][0])
+
+
 def test_the_cache_decodes_once(root):
     data = ImageFolder(root, cache=True)
     list(SerialIterator(data, 5, repeat=False))
