@@ -26,7 +26,7 @@ from dbrdist.core.tape.function_node import FunctionNode
 from dbrdist.core.tape.node import Value, VariableNode
 from dbrdist.core.tape.variable import Operand, Variable, as_variable
 from dbrdist.core.usage.mistakes import refuse, warn
-from dbrdist.kernels.small_arrays.small import add_to_rows
+from dbrdist.kernels.small_arrays.small import rows_times, times, turned_times, weighted_rows
 
 # From this many multiplications on, the call of the fastest kernel pays.
 _LARGE_PRODUCT = 1 << 19
@@ -131,16 +131,11 @@ def _small_product(call: FunctionNode, xs: tuple[Array, ...]) -> Array | None:
         plan = _plan(plans, shapes[0], shapes[1], dtype)
         if plan is None:
             return None
-    if len(xs) == 3:
-        b = xs[2]
-        if b.shape != plan[2]:
-            return None
-        y = x.dot(W.T)
-        add_to_rows(y, b, plan[0])
-    else:
-        y = x.dot(W.T)
+    b = xs[2] if len(xs) == 3 else None
+    if b is not None and b.shape != plan[2]:
+        return None
     call._for_rule = plan
-    return y
+    return rows_times(x, W, b, plan[0])
 
 
 def _plan(plans: dict[Any, Any], shape: tuple[int, ...], sizes: tuple[int, ...], dtype: DType) -> Any:
@@ -171,14 +166,16 @@ def _small_gradients(
     grads: list[Any] = []
     for k, i in enumerate(wanted):
         if i == 0:
-            grads.append(gy.dot(W))
+            grads.append(times(gy, W))
             continue
         target = None if out is None else out[k]
         if i == 1:
-            grads.append(gy.T.dot(x, target))
+            grads.append(turned_times(gy, x, target))
             continue
         b = call.inputs[2]
-        grads.append(plan[1].dot(gy, target) if b.dtype is dtype else _in_type(_row_sum(gy, b, target), b.dtype))
+        grads.append(
+            weighted_rows(plan[1], gy, target) if b.dtype is dtype else _in_type(_row_sum(gy, b, target), b.dtype)
+        )
     return tuple(grads)
 
 
@@ -199,7 +196,8 @@ def activation(x: Operand) -> Operand:
     """A 16-bit array as a Variable: it decides the type of the computation, as float32 weights beside it do not."""
     if isinstance(x, Value):
         return x
-    return as_variable(x) if is_array(x) and x.dtype.itemsize == 2 else x
+    dtype = getattr(x, "dtype", None)
+    return as_variable(x) if getattr(dtype, "itemsize", 0) == 2 and is_array(x) else x
 
 
 def linear(x: Operand, W: Operand, b: Operand | None = None, n_batch_axes: int = 1) -> Variable:

@@ -8,13 +8,16 @@ try:
 except ImportError:
     from dbrdist.kernels.small_arrays import small_numpy as _found
 
-add_to_rows = _found.add_to_rows
 are_classes = _found.are_classes
 below_largest = _found.below_largest
 cross_entropy_gradient = _found.cross_entropy_gradient
-divide_rows = _found.divide_rows
+divide_by_sums = _found.divide_by_sums
 masked = _found.masked
 masked_images = _found.masked_images
 mean_cross_entropy = _found.mean_cross_entropy
 momentum_sgd = _found.momentum_sgd
+rows_times = _found.rows_times
 scale_sum = _found.scale_sum
+times = _found.times
+turned_times = _found.turned_times
+weighted_rows = _found.weighted_rows

@@ -15,6 +15,7 @@ from dbrdist.core.array.types import Array
 
 # by name: to find them in NumPy again takes a tenth of their time on a small batch; and operators take more than these
 _add, _divide, _multiply, _subtract, _where = np.add, np.divide, np.multiply, np.subtract, np.where
+_sum = np.add.reduce
 _float32 = np.dtype(np.float32)
 _zero = number(0.0, _float32)
 SMALL_LOSS = 0.125  # in float32 it has 6 digits, the logarithm of a sum less than one more
@@ -22,9 +23,22 @@ THIRD, FIFTH, SEVENTH = 1 / 3, 1 / 5, 1 / 7
 _SMALL = 1024  # elements for which new memory takes less time than finding some
 
 
-def add_to_rows(y: Array, b: Array, spread: Array | slice) -> None:
-    """y (N, K) becomes y + b (K,)."""
-    _add(y, b[spread], y)
+def rows_times(x: Array, W: Array, b: Array | None, spread: Array | slice) -> Array:
+    """x W^T + b of x (N, I), W (K, I) and b (K,), or without b."""
+    y: Array = x.dot(W.T)
+    if b is not None:
+        _add(y, b[spread], y)
+    return y
+
+
+def turned_times(a: Array, b: Array, out: Array | None = None) -> Array:
+    """a^T b of a (N, K) and b (N, M), in ``out`` where that is given."""
+    y: Array = a.T.dot(b, out)
+    return y
+
+
+times = np.ndarray.dot  # a b of a (N, K) and b (K, M)
+weighted_rows = np.ndarray.dot  # the sum of the rows of b (N, K), each times its element of a (N,); in a third argument
 
 
 def masked(y: Array, gy: Array) -> Array:
@@ -69,9 +83,11 @@ def below_largest(
     return below, at, below.take(at)
 
 
-def divide_rows(p: Array, total: Array, spread: Array | tuple[slice | None, ...]) -> None:
-    """p (N, K) becomes p over total (N,)."""
+def divide_by_sums(p: Array, spread: Array | tuple[slice | None, ...]) -> Array:
+    """p (N, K) becomes p over the sums of its rows (N,), which are returned; one does not depend on other rows."""
+    total: Array = _sum(p, 1)
     _divide(p, total[spread], p)
+    return total
 
 
 def mean_cross_entropy(logs: Array, below: Array, p: Array, weights: Array) -> Array:

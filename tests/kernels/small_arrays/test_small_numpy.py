@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -28,14 +30,17 @@ def arrays(rng, shape):
     return [x, x.astype(np.float64), np.asfortranarray(x), wide[..., ::2], swapped, x.view(np.matrix)]
 
 
-@each(shape=[(1, 1), (4, 7), (4, 8), (3, 33), (70, 70)])
-def test_a_vector_is_added_to_each_row(shape):
+def product(x, W):
+    """x W^T without biases."""
+    return small.rows_times(x, W, None, slice(None))
+
+
+@each(shape=[(1, 1), (4, 7), (4, 8), (3, 33), (70, 70)], num_inputs=[1, 2, 8])
+def test_biases_are_added_to_each_row_of_a_product(shape, num_inputs):
     rng = np.random.default_rng(0)
-    for y in arrays(rng, shape)[:-1]:
-        b = rng.standard_normal(shape[1]).astype(y.dtype)
-        want = np.array([[p + q for p, q in zip(row, b)] for row in y], y.dtype)
-        small.add_to_rows(y, b, slice(None))
-        same(np.asarray(y), want)
+    for x, W, b in zip(*(arrays(rng, s)[:-1] for s in ((shape[0], num_inputs), (shape[1], num_inputs), shape[1:]))):
+        want = np.array([[p + q for p, q in zip(row, b)] for row in x.dot(W.T)], np.result_type(x, W))
+        same(small.rows_times(x, W, b, slice(None)), want)
 
 
 @each(shape=[(1, 1), (4, 8), (33, 9), (70, 70)])
@@ -116,14 +121,97 @@ def test_labels_that_changed_after_the_check_are_refused():
         small.below_largest(x, np.array([1, 70]), row_starts(2, 3), per_row(2, 3))
 
 
-@each(shape=[(1, 1), (4, 8), (5, 17), (70, 70)])
-def test_rows_are_divided(shape):
+@each(shape=[(1, 1), (4, 7), (5, 8), (3, 17), (2, 128), (2, 129), (1, 137), (2, 300), (1, 2047), (70, 70)])
+def test_rows_are_divided_by_their_sums(shape):
     rng = np.random.default_rng(3)
     for p in arrays(rng, shape)[:-1]:
-        total = rng.uniform(0.5, 2, shape[0]).astype(p.dtype)
-        want = np.array([[v / s for v in row] for row, s in zip(p, total)], p.dtype)
-        small.divide_rows(p, total, (slice(None), None))
-        same(np.asarray(p), want)
+        np.square(p, p)  # probabilities are not negative
+        p[-1, -1] = 1.0
+        sums = np.array([row.sum() for row in np.ascontiguousarray(p)])
+        want = np.array([[v / s for v in row] for row, s in zip(p, sums)], p.dtype)
+        exact = [math.fsum(map(float, row)) for row in p]
+        total = small.divide_by_sums(p, (slice(None), None))
+        np.testing.assert_allclose(total, exact, rtol=1e-6)
+        if p.flags.c_contiguous and p.dtype.isnative:  # others NumPy adds up in another order
+            same(total, sums)
+            same(np.asarray(p), want)
+
+
+def test_one_row_that_is_not_finite_leaves_the_others():
+    p = np.ones((3, 9), np.float32)
+    p[1, 4] = np.nan
+    total = small.divide_by_sums(p, (slice(None), None))
+    assert np.isnan(total[1]) and total[0] == total[2] == 9
+    assert np.isnan(p[1]).all() and (p[[0, 2]] == np.float32(1 / 9)).all()
+
+
+# each product, that of NumPy, its formula, the shapes of its operands, and whether it takes memory for the result
+PRODUCTS = [
+    (product, lambda a, b: a.dot(b.T), "ik,jk->ij", lambda m, n, k: ((m, k), (n, k)), False),
+    (small.times, lambda a, b: a.dot(b), "ik,kj->ij", lambda m, n, k: ((m, k), (k, n)), False),
+    (small.turned_times, lambda a, b: a.T.dot(b), "ki,kj->ij", lambda m, n, k: ((k, m), (k, n)), True),
+    (small.weighted_rows, lambda a, b: a.dot(b), "k,kj->j", lambda m, n, k: ((k,), (k, n)), True),
+]
+
+
+@each(**{"of_ours, of_numpy, formula, shapes, takes_memory": PRODUCTS}, m=[1, 8, 33], n=[1, 2, 65], k=[1, 2, 8, 65])
+def test_products_are_those_of_numpy(of_ours, of_numpy, formula, shapes, takes_memory, m, n, k):
+    rng = np.random.default_rng(4)
+    for a, b in zip(*(arrays(rng, shape) for shape in shapes(m, n, k))):
+        if type(a) is np.matrix and len(shapes(m, n, k)[0]) == 1:
+            continue
+        exact = np.einsum(formula, *(np.asarray(v).astype("d") for v in (a, b)))
+        want = of_numpy(a, b)
+        same(of_ours(a, b), want)
+        np.testing.assert_allclose(np.asarray(want).astype("d"), exact, rtol=1e-5, atol=1e-4)
+        if takes_memory and want.dtype.isnative:
+            out = np.full_like(want, np.nan, order="C")
+            assert of_ours(a, b, out) is out
+            same(out, want)
+        a = a.copy("K")  # some arrays are views of others
+        a.flat[-1] = np.inf if m == 8 else np.nan
+        with np.errstate(invalid="ignore"):
+            same(of_ours(a, b), of_numpy(a, b))
+
+
+def test_a_product_that_is_not_finite_warns_as_numpys_does():
+    a, b = np.full((8, 8), 1e30, np.float32), np.zeros((8, 8), np.float32)
+    a[0, 0], b[0] = np.inf, 1e30
+    for of_ours, of_numpy, *_ in PRODUCTS[:3]:
+        for state in ({"invalid": "raise", "over": "ignore"}, {"over": "raise", "invalid": "ignore"}):
+            with np.errstate(**state):
+                try:
+                    want = of_numpy(a, b)
+                except FloatingPointError as error:
+                    with pytest.raises(FloatingPointError, match=str(error)):
+                        of_ours(a, b)
+                else:
+                    same(of_ours(a, b), want)
+
+
+@each(size=[1, 2, 3, 16])
+def test_products_of_an_array_with_itself_are_those_of_numpy(size):
+    a = np.random.default_rng(5).standard_normal((7, size)).astype(np.float32)
+    same(product(a, a), a.dot(a.T))
+    same(small.turned_times(a, a), a.T.dot(a))
+
+
+def test_products_refuse_what_numpy_refuses_and_take_memory_that_overlaps():
+    a, b = np.ones((4, 8), np.float32), np.ones((4, 7), np.float32)
+    for function in (product, small.times):
+        with pytest.raises(ValueError, match="align"):
+            function(a, b)
+    with pytest.raises(ValueError, match="align"):
+        small.turned_times(a, b[:3])
+    with pytest.raises(ValueError, match="align"):
+        small.weighted_rows(a[0], a)
+    for out in (np.empty((8, 6), np.float32), np.empty((8, 7)), np.empty((7, 8), np.float32).T):
+        with pytest.raises(ValueError, match="output array"):
+            small.turned_times(a, b, out)
+    both = np.arange(32, dtype=np.float32)
+    x, out = both[:16].reshape(4, 4), both[8:24].reshape(4, 4)
+    want = x.T.dot(x.copy())
+    same(small.turned_times(x, x.copy(), out), want)
 
 
 @each(dtype=[np.float32, np.float64])
@@ -224,9 +312,7 @@ def test_memory_that_is_read_only_stays():
     y = np.zeros((2, 3), np.float32)
     y.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
-        small.add_to_rows(y, np.ones(3, np.float32), slice(None))
-    with pytest.raises(ValueError, match="read-only"):
-        small.divide_rows(y, np.ones(2, np.float32), (slice(None), None))
+        small.divide_by_sums(y, (slice(None), None))
     with pytest.raises(ValueError, match="read-only"):
         small.momentum_sgd(*[y.ravel()[:3] if i else y[0] for i in range(3)], np.empty_like, 0.1, 0.9)
     with pytest.raises(ValueError, match="read-only"):
@@ -236,9 +322,7 @@ def test_memory_that_is_read_only_stays():
 def test_vectors_of_another_length_are_refused_as_numpy_does():
     y = np.zeros((2, 3), np.float32)
     with pytest.raises(ValueError, match="broadcast"):
-        small.add_to_rows(y, np.ones(2, np.float32), slice(None))
-    with pytest.raises(ValueError, match="broadcast"):
-        small.divide_rows(y, np.ones(3, np.float32), (slice(None), None))
+        small.rows_times(y, y, np.ones(3, np.float32), slice(None))
     with pytest.raises(ValueError, match="broadcast"):
         small.mean_cross_entropy(np.ones(2, np.float32), np.ones(3, np.float32), y, np.ones(2, np.float32))
     with pytest.raises(ValueError, match="broadcast"):
