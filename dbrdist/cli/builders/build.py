@@ -198,8 +198,7 @@ def _transformed(
     settings = getattr(config.transforms, part)
     if dataset is None or not (settings or _are_whole_numbers(dataset)):
         return dataset
-    first = [_Copied()] if any(isinstance(s, Custom) for s in settings) else []
-    return datasets.AugmentedDataset(dataset, T.Compose([*first, _ToHWC(), *transforms(settings, part, origin)]))
+    return datasets.AugmentedDataset(dataset, T.Compose([_ToHWC(), *transforms(settings, part, origin)]))
 
 
 def _are_whole_numbers(dataset: Any) -> bool:
@@ -210,19 +209,6 @@ def _are_whole_numbers(dataset: Any) -> bool:
 
 def _are_images_of_integers(x: Any) -> bool:
     return getattr(x, "ndim", 0) >= 4 and x.dtype.kind in "biu"
-
-
-class _Copied:
-    """Copies of examples for own transforms, which may change them in place: those in memory are the dataset's."""
-
-    def __call__(self, example: Any, rng: np.random.Generator | None = None) -> Any:
-        if isinstance(example, dict):
-            return {name: _copied(part) for name, part in example.items()}
-        return type(example)(map(_copied, example)) if type(example) in (tuple, list) else _copied(example)
-
-
-def _copied(part: Any) -> Any:
-    return part.copy() if isinstance(part, np.ndarray) else part
 
 
 class _ToHWC(T.Transform):

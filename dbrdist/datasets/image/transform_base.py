@@ -114,6 +114,15 @@ class ByEpoch(Transform):
         return self.at_epoch(0)(example, rng)
 
 
+def leaves_examples(transform: Any) -> bool:
+    """Whether a transform changes no example in place: those of this package do not, a callable of the user's may."""
+    if isinstance(transform, Compose):
+        return all(map(leaves_examples, transform.transforms))
+    if isinstance(transform, ByEpoch):
+        return all(map(leaves_examples, transform.stages.values()))
+    return isinstance(transform, Transform) and type(transform).__module__.startswith("dbrdist.")
+
+
 def needs(rng: np.random.Generator | None, transform: Any) -> np.random.Generator:
     """``rng``, or a TypeError where a random transform was called without."""
     if rng is None:

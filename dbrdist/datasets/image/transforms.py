@@ -38,6 +38,7 @@ from dbrdist.datasets.image.transform_base import ByEpoch as ByEpoch
 from dbrdist.datasets.image.transform_base import Compose as Compose
 from dbrdist.datasets.image.transform_base import Transform as Transform
 from dbrdist.datasets.image.transform_base import at_epoch as at_epoch
+from dbrdist.datasets.image.transform_base import leaves_examples as leaves_examples
 from dbrdist.datasets.image.transform_base import needs as needs
 from dbrdist.datasets.loading.base import Batch, SkipExample
 from dbrdist.datasets.loading.memory import reused

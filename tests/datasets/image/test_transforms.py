@@ -664,3 +664,25 @@ def test_the_middle_of_a_tiny_image_has_a_pixel_at_least():
             image = numbered(h, w, 3)
             part = RandomResizedCrop(4, ratio=ratio)(image, rng())
             assert part.shape == (4, 4, 3) and np.isin(part, np.arange(image.min(), image.max() + 1)).all()
+
+
+class OwnFlip(RandomHorizontalFlip):
+    """Of a program: it may do anything to its image."""
+
+
+def test_transforms_of_the_package_change_no_image_in_place():
+    """They get images of a dataset in memory as they are; transforms of a program get copies."""
+    image = np.random.default_rng(0).integers(0, 256, (20, 24, 3), np.uint8)
+    image.setflags(write=False)
+    made = [
+        RandomCrop(16), RandomCrop(16, 4), CenterCrop(16), CenterResizedCrop(16), RandomHorizontalFlip(0.5), Resize(16),
+        Resize(20), RandomResizedCrop(16), Normalize([0.5] * 3, [0.5] * 3), ToCHW(), datasets.ColorJitter(hue=0.1),
+        datasets.PCALighting(), datasets.RandomErasing(1.0), datasets.RandAugment(), datasets.TrivialAugment(),
+    ]  # fmt: skip
+    for transform in made:
+        for seed in range(10):
+            transform((image, 0), np.random.default_rng(seed))
+    assert transforms.leaves_examples(Compose([*made, ByEpoch({0: made[0], 3: Compose(made)})]))
+    for other in (lambda example, rng: example, OwnFlip(0.5)):
+        for chain in (other, Compose([made[0], other]), ByEpoch({0: made[0], 1: other})):
+            assert not transforms.leaves_examples(chain)

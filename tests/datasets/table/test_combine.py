@@ -123,3 +123,30 @@ def test_wrappers_pass_seed_and_epoch_on_with_the_index_below():
     assert [x.tolist() for x in get_batch(wrapped, np.array([1, 3, 5]), 7, 4, [])] == [[7, 4, 1], [7, 4, 2], [7, 4, 4]]
     both = TupleDataset(noisy, Numbers(8))
     assert get_batch(both, np.array([5]), 7, 4, [])[0][0][0].tolist() == [7, 4, 5]
+
+
+def _in_place(example, rng):
+    if isinstance(example, dict):
+        for part in example.values():
+            part *= 2
+        return example
+    (x, z), y = example
+    x *= 2
+    z[0] += 1
+    y *= 2
+    return (x, z), y
+
+
+def test_a_transform_that_works_in_place_gets_copies_of_examples():
+    """Otherwise what is seen in an epoch would depend on how often an example was read before, and by which process."""
+    x, z, y = np.arange(1.0, 7).reshape(3, 2), [[1], [2], [3]], np.arange(1, 4)
+    data = AugmentedDataset([((x[i], z[i]), y[i : i + 1]) for i in range(3)], _in_place)
+    for _ in range(2):
+        (first, second), third = data[1]
+        assert (first.tolist(), second, third.tolist()) == ([6, 8], [3], [4])
+        ((first, second), third), _ = get_batch(data, np.array([2, 0]), 0, 0, [])
+        assert (first.tolist(), second, third.tolist()) == ([10, 12], [4], [6])
+    assert (x.sum(), z, y.tolist()) == (21, [[1], [2], [3]], [1, 2, 3])
+    named = {"x": np.ones(2)}
+    data = AugmentedDataset([named], _in_place)
+    assert [data[0]["x"].tolist() for _ in range(2)] == [[2, 2]] * 2 and named["x"].tolist() == [1, 1]
