@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dbrdist import functions as F
-from dbrdist.core.array.backend import as_dtype
+from dbrdist.core.array.backend import as_dtype, is_array
 from dbrdist.core.array.config import config
 from dbrdist.core.array.types import Array
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.reporter import report
-from dbrdist.core.tape.variable import as_array
+from dbrdist.core.tape.variable import Variable, as_array
 from dbrdist.functions.evaluation import hit_fraction
 from dbrdist.training.mirrored import mean_over_mirrored
 
@@ -69,8 +69,8 @@ class Task(Chain):
         are_classes = labels.dtype.kind in "iu"
         if (outputs.ndim == labels.ndim + 1) if are_classes else self._has_weights(outputs, labels):
             observed["accuracy"] = hit_fraction(as_array(outputs), as_array(labels))
-        if self.metrics:
-            observed |= {name: _reported(name, metric(outputs, labels)) for name, metric in self.metrics.items()}
+        for name, metric in self.metrics.items():
+            observed[name] = _reported(name, metric(_copied(outputs), _copied(labels)))
         report(observed, self)
         return loss
 
@@ -82,6 +82,15 @@ class Task(Chain):
         """Whether labels are weights of the classes for the cross entropy."""
         is_entropy = getattr(self.loss, "func", self.loss) in (F.softmax_cross_entropy, F.binary_cross_entropy)
         return is_entropy and outputs.shape == labels.shape
+
+
+def _copied(part: Any) -> Any:
+    """What a metric gets: it may change that in place, and the gradient is still to be computed."""
+    if isinstance(part, Variable):
+        return Variable(part.array.copy(), requires_grad=False)
+    if is_array(part):
+        return part.copy()
+    return type(part)(map(_copied, part)) if type(part) in (tuple, list) else part
 
 
 def _reported(name: str, value: Any) -> Any:

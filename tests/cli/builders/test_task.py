@@ -106,3 +106,32 @@ def test_mirrored_images_and_the_watcher_of_outputs_are_for_tests(monkeypatch, f
         own(x, t)
     is_mirrored = flips and not train
     assert called == ["mirrored"] * is_mirrored + [(x, x, t)] * (not train)
+
+
+@pytest.mark.parametrize("labels", [np.array([0, 2, 1, 2]), soft(4, 3)])
+def test_a_metric_that_works_in_place_changes_neither_gradients_nor_other_metrics(labels):
+    x = np.random.default_rng(0).normal(size=(4, 5)).astype("f4")
+    seen = []
+
+    def spoils(outputs, known):
+        seen.append((float(outputs.array.sum()), float(known.sum())))
+        outputs.array[...] = 0
+        known[...] = 0
+        return 1.0
+
+    loss = F.softmax_cross_entropy if labels.ndim == 1 else F.binary_cross_entropy
+    gradients = []
+    for metrics in ({}, {"first": spoils, "second": spoils}):
+        network, given = Linear(5, 3, initialW=np.arange(15.0).reshape(3, 5) / 15), labels.copy()
+        Task(network, loss, metrics)(x, given).backward()
+        gradients.append(network.W.grad)
+        np.testing.assert_array_equal(given, labels)
+    np.testing.assert_array_equal(*gradients)
+    assert seen[0] == seen[1] and seen[0][0] != 0
+
+
+def test_metrics_of_several_outputs_get_copies_of_each():
+    outputs = np.ones(2), [Variable(np.ones(3))], "name"
+    first, (second,), name = tasks._copied(outputs)
+    first[...] = second.array[...] = 5
+    assert outputs[0].sum() == 2 and outputs[1][0].array.sum() == 3 and name == "name"
