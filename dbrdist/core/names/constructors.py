@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import FunctionType
 from typing import Any
 
-from dbrdist.core.names.limits import check, limits_of, make_integers_plain
+from dbrdist.core.names.limits import check, limits_of, make_plain
 from dbrdist.core.usage.foreign_names import UnknownArgumentError, explained_arguments
 
 
@@ -30,7 +30,7 @@ def _explaining(original: FunctionType) -> Any:
     def __init__(self: object, *args: object, **kwargs: object) -> None:
         declared, given = limits_of(original), [self, *args]
         check(declared, type(self).__name__, given, kwargs)
-        make_integers_plain(declared, given, kwargs)
+        make_plain(declared, given, kwargs)
         try:
             original(*given, **kwargs)
         except TypeError as error:

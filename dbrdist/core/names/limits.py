@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import numpy as np
 
 from dbrdist.core.tape.checks import ArgumentError, OperandTypeError, expected
+from dbrdist.core.tape.variable import Variable
 from dbrdist.core.usage.mistakes import refuse, warn
 
 if TYPE_CHECKING:
@@ -319,13 +320,19 @@ def check(declared: tuple[Declared, ...], where: str, args: Sequence[object], kw
         refuse(error)
 
 
-def make_integers_plain(declared: tuple[Declared, ...], args: list[Any], kwargs: dict[str, Any]) -> None:
-    """Put Python's integers into the places of NumPy's: sums and products of these wrap around in 8 or 16 bits."""
+def make_plain(declared: tuple[Declared, ...], args: list[Any], kwargs: dict[str, Any]) -> None:
+    """Put Python's integers into the places of NumPy's, whose sums and products wrap around in 8 or 16 bits, and the
+    number of a Variable into its place: formulas of arrays would leave it out."""
     for name, place, limit, _, _ in declared:
-        if limit.is_whole and name in kwargs:
-            kwargs[name] = _plain(kwargs[name])
-        elif limit.is_whole and 0 <= place < len(args):
-            args[place] = _plain(args[place])
+        if name in kwargs:
+            kwargs[name] = _plain(kwargs[name]) if limit.is_whole else number_of(kwargs[name])
+        elif 0 <= place < len(args):
+            args[place] = _plain(args[place]) if limit.is_whole else number_of(args[place])
+
+
+def number_of(value: R) -> R | float:
+    """The number of a Variable that has one; anything else as it is."""
+    return value.array.item() if isinstance(value, Variable) and value.size == 1 else value
 
 
 def _plain(value: object) -> object:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from dbrdist.core.model.versions import note_change
-from dbrdist.core.names.limits import Limit, limits_of
+from dbrdist.core.names.limits import Limit, limits_of, number_of
 from dbrdist.core.usage.mistakes import refuse, warn
 from dbrdist.errors import CheckpointError
 
@@ -65,6 +65,8 @@ class Hyperparameter:
 
     def put(self, name: str, value: HyperparameterValue) -> None:
         """Set a value that was checked."""
+        if type(value) is not float:
+            value = number_of(value)
         self.__dict__[name] = value
         if isinstance(value, (np.ndarray, np.generic)):
             self.__dict__["_has_arrays"] = True

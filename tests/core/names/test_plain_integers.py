@@ -11,7 +11,7 @@ import pytest
 from dbrdist import functions as F
 from dbrdist import iterators
 from dbrdist import links as L
-from dbrdist.core.names.limits import limits_of, make_integers_plain
+from dbrdist.core.names.limits import limits_of, make_plain
 from dbrdist.datasets import get_cross_validation_datasets, split_dataset, split_dataset_n
 from dbrdist.optimizers import schedules
 
@@ -64,7 +64,7 @@ def test_arguments_become_integers_of_python():
         """What takes integers."""
 
     args, kwargs = [None, np.uint8(3), None], {"sizes": np.array(2), "rate": np.float32(1), "more": np.int8(1)}
-    make_integers_plain(limits_of(function), args, kwargs)
+    make_plain(limits_of(function), args, kwargs)
     assert [type(value) for value in (*args, *kwargs.values())] == [
         type(None),
         int,

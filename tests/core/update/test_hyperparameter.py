@@ -12,8 +12,9 @@ from dbrdist.optimizer import UpdateRule
 import dbrdist
 import dbrdist.functions as F
 import dbrdist.links as L
-from dbrdist import optimizers
+from dbrdist import Variable, optimizers
 from dbrdist.errors import UsageWarning
+from tests.each import each
 
 
 def set_up(optimizer):
@@ -115,3 +116,26 @@ def test_zero_is_no_rate_of_an_optimizer_that_divides_by_it(value, is_warned_of)
         :is_warned_of
     ]
     assert optimizer.alpha == value
+
+
+RATES = {
+    "SGD": "lr", "MomentumSGD": "momentum", "Adam": "beta1", "RMSprop": "lr", "AdaDelta": "rho", "LARS": "lr",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RATES)
+@each(kind=["assigned", "given", "of one parameter"])
+def test_the_number_of_a_variable_is_meant(name, kind):
+    """An array times a Variable wrote nothing into the array, so that SGD updated nothing and AdaDelta by 289."""
+    found = []
+    for value, rate in ((Variable(np.array(0.25, "f")), Variable(np.array([0.5]))), (0.25, 0.5)):
+        link = L.Linear(4, 3, initialW=np.ones((3, 4), "f"))
+        optimizer = getattr(optimizers, name)(**({RATES[name]: value} if kind == "given" else {})).setup(link)
+        if kind != "given":
+            owner = optimizer if kind == "assigned" else link.W.update_rule.hyperparam
+            setattr(owner, RATES[name], value)
+        optimizer.add_hook(optimizers.WeightDecay(rate))
+        for _ in range(2):
+            optimizer.update(lambda link=link: F.sum(link(np.ones((2, 4), "f"))))
+        found.append(link.W.array)
+    np.testing.assert_array_equal(*found)
