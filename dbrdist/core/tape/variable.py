@@ -98,6 +98,9 @@ class Variable(Arithmetic):
             raise TypeError(
                 f"numpy.{ufunc.__name__} takes arrays, got a Variable: use dbrdist.functions, or the Variable's array"
             )
+        if "out" in kwargs and kwargs["out"][0] is not inputs[0]:  # as it is in a *= x
+            words = "nothing is written into an array where an operand is a Variable; write out[...] = y.array"
+            raise TypeError(f"numpy.{ufunc.__name__}: out: {words}")
         return getattr(operators, name)(*inputs)
 
     def __init__(

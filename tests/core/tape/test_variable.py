@@ -356,3 +356,14 @@ def test_what_is_no_array_leaves_a_variable_as_it_is():
     with pytest.raises(TypeError, match="array: expected an array of NumPy or CuPy, got list; convert it first"):
         x.array = [1.0]
     assert x.array.tolist() == [1, 1]
+
+
+def test_numpy_writes_no_variable_into_an_array():
+    """It wrote nothing, silently; of ``a += x``, whose value is a Variable, the array stays as it is."""
+    array, x, out = np.ones(3), Variable(np.full(3, 2.0)), np.zeros(3)
+    for function in (np.add, np.multiply, np.matmul):
+        with pytest.raises(TypeError, match=f"numpy.{function.__name__}: out: .* write out.* = y.array"):
+            function(array, x, out=out)
+    total = array
+    total += x
+    assert isinstance(total, Variable) and (total.array == 3).all() and (array == 1).all()
