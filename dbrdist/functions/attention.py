@@ -26,7 +26,7 @@ from dbrdist.functions.transformer import heads_on_device, with_bias
 
 def scaled_dot_product_attention(
     query: Operand, key: Operand, value: Operand, mask: Operand | None = None, dropout_ratio: float = 0.0,
-    is_causal: bool = False, scale: float | None = None,
+    is_causal: bool = False, scale: float | Variable | None = None,
 ) -> Variable:  # fmt: skip
     """softmax(scale query key') value: for each query a weighted mean of the values, by how similar their keys are.
 
@@ -38,7 +38,7 @@ def scaled_dot_product_attention(
             added to the products, -inf for keys that it may not. A query that may see none gets zeros.
         dropout_ratio: the fraction of weights dropped in training; see :func:`dropout`.
         is_causal: let query i see keys 0 to i only, besides what ``mask`` says.
-        scale: factor of the products; None for 1 / sqrt(E).
+        scale: factor of the products; None for 1 / sqrt(E). A Variable gets its gradient.
 
     Returns (..., L, V).
 
@@ -60,6 +60,8 @@ def scaled_dot_product_attention(
         raise expected(name, "key", f"rows of {query.shape[-1]} numbers to match query {query.shape}", key)
     if value.shape[-2] != key.shape[-2]:
         raise expected(name, "value", f"{key.shape[-2]} rows, one for each key of {key.shape}", value)
+    if isinstance(scale, Variable):  # which may be learned
+        query, scale = ops.mul(query, ops.cast(scale, query.dtype)), 1.0
     scale = _scale(query.shape[-1]) if scale is None else float(scale)
     dtype = query.dtype
     if isinstance(query.array, np.ndarray) and dtype.itemsize == 2 and dtype == key.dtype == value.dtype:

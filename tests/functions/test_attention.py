@@ -77,3 +77,16 @@ def test_scores_of_16_bit_types_are_those_of_float32(dtype, num):
             np.testing.assert_allclose(found.astype(float), wanted, rtol=eps, atol=eps * np.abs(wanted).max() / 30)
     high = F.multi_head_attention(q[:, :5] * dtype.type(60), k[:, :5] * dtype.type(60), v[:, :5], 1)
     assert np.isfinite(high.array.astype(float)).all()
+
+
+@each(shape=[(), (3, 1, 1)])
+def test_a_scale_may_be_learned(shape):
+    """A Variable was taken for its number, and got no gradient."""
+    x = np.random.default_rng(1).standard_normal((3, 5, 4))
+    scale = Variable(np.full(shape, 0.7))
+    y = F.scaled_dot_product_attention(x, x[:, ::-1], x, is_causal=True, scale=scale)
+    np.testing.assert_allclose(y.array, F.scaled_dot_product_attention(x, x[:, ::-1], x, None, 0, True, 0.7).array)
+    F.sum(y * x).backward()
+    high, low = (F.scaled_dot_product_attention(x, x[:, ::-1], x, None, 0, True, 0.7 + d).array for d in (1e-6, -1e-6))
+    wanted = ((high - low) * x).sum((1, 2), keepdims=True) / 2e-6
+    np.testing.assert_allclose(scale.grad, wanted if shape else wanted.sum(), rtol=1e-6)
