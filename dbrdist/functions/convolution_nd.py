@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.array.backend import zeros_as
+from dbrdist.core.array.backend import accumulation_dtype, zeros_as
 from dbrdist.core.array.types import PerAxis
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating, wrong_shape
@@ -62,6 +62,16 @@ def _check_channels(function: str, x: Operand, W: Operand, b: Operand | None, gr
         raise expected(function, "W", f"shape {axes} for x of shape {x.shape} with groups={groups}", W)
     if b is not None and b.shape != (num_out,):
         raise expected(function, "b", f"shape ({num_out},) to match W", b)
+
+
+def _wide(x: Operand, W: Operand) -> tuple[Operand, Operand]:
+    """Operands for sums of several two-dimensional results, on the host: in 16 bits each would be rounded, and the sum
+    after each of them.
+    """
+    if x.ndim < 5 or x.dtype.itemsize != 2 or not isinstance(as_array(x), np.ndarray):
+        return x, W
+    dtype = accumulation_dtype(x.dtype)
+    return ops.cast(x, dtype), ops.cast(W, dtype)
 
 
 def _with_bias(y: Variable, b: Variable | None) -> Variable:
@@ -151,7 +161,8 @@ def _convolution(
     sizes = [out_size(n, k, *rest, cover_all) for n, k, *rest in zip(x.shape[2:], W.shape[2:], s, p, d)]
     if min(sizes) < 1:
         raise expected(function, "x", f"axes no smaller than the window {W.shape[2:]}", x, "pad it")
-    return _with_bias(_windows(x, W, s, p, d, cover_all, groups), b)
+    wide_x, wide_W = _wide(x, W)
+    return ops.cast(_with_bias(_windows(wide_x, wide_W, s, p, d, cover_all, groups), b), x.dtype)
 
 
 def _windows(
@@ -283,7 +294,8 @@ def _deconvolution(
     for n, k_, s_, p_, d_, o in zip(sizes, k, s, p, d, out):
         if o < 1 or n not in (out_size(o, k_, s_, p_, d_, False), out_size(o, k_, s_, p_, d_, True)):
             raise wrong_shape(function, "outsize", f"sizes whose convolution has the sizes {sizes} of x", str(out))
-    return _with_bias(_spread_windows(x, W, s, p, d, out, groups), b)
+    wide_x, wide_W = _wide(x, W)
+    return ops.cast(_with_bias(_spread_windows(wide_x, wide_W, s, p, d, out, groups), b), x.dtype)
 
 
 def _spread_windows(

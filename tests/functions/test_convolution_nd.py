@@ -5,6 +5,7 @@ import pytest
 
 from dbrdist import Variable, kernels
 from dbrdist import functions as F
+from dbrdist.core.array.backend import as_dtype
 from tests.each import each
 from tests.functions.image_helpers import draw
 
@@ -80,3 +81,16 @@ def test_16_bit_activations_beside_float32_weights_decide_the_type(shape, window
     assert F.convolution_nd(x, W, b).dtype == np.float16
     turned = Variable(np.ones((3, 4, *window[2:]), "f"))
     assert F.deconvolution_nd(x, turned, b).dtype == np.float16
+
+
+@each(dtype=["float16", "bfloat16"])
+def test_three_axes_in_16_bits_are_rounded_once(dtype):
+    rng = np.random.default_rng(0)
+    x, W = (rng.standard_normal(shape).astype(as_dtype(dtype)) for shape in ((1, 4, 9, 8, 8), (4, 4, 9, 3, 3)))
+    b = rng.standard_normal(4).astype(as_dtype(dtype))
+    for function in (F.convolution_3d, F.deconvolution_3d):
+        exact = function(*(a.astype(np.float64) for a in (x, W, b))).array
+        y = function(x, W, b)
+        assert y.dtype == as_dtype(dtype)
+        rounding = np.abs(exact.astype(as_dtype(dtype)).astype(np.float64) - exact).max()
+        assert np.abs(y.array.astype(np.float64) - exact).max() < 1.1 * rounding
