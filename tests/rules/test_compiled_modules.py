@@ -74,7 +74,10 @@ def test_long_modules_without_c_types_are_compiled_in_less_time(tmp_path, hook):
     assert (hook.flags(short), hook.flags(long)) == (hook.FLAGS, hook.LONG_FLAGS)
     long.with_suffix(".pxd").touch()
     assert hook.flags(long) == hook.FLAGS
-    assert hook.flags(tmp_path / "loops.pyx") == hook.LOOP_FLAGS
+    assert hook.flags(tmp_path / "vector_loops.pyx") == hook.LOOP_FLAGS
+    assert hook.flags(tmp_path / "small_loops.pyx") == hook.SMALL_LOOP_FLAGS
+    for flags in (hook.LOOP_FLAGS, hook.SMALL_LOOP_FLAGS):
+        assert "-ffp-contract=off" in flags and not [f for f in flags if "fast" in f]
 
 
 # Ends as Clang does where there is a flag that it does not know, and writes down how it was called.

@@ -84,7 +84,9 @@ _is_there = functools.partial(operator.is_not, None)
 def places_of(*arrays: Array | None) -> Hashable:
     """This thread's device where all arrays (or None) are there, which is asked for once; else the place of each."""
     cupy = sys.modules.get("cupy")
-    here = None if cupy is None else cupy.cuda.runtime.getDevice()
+    if cupy is None:
+        return None
+    here = cupy.cuda.runtime.getDevice()
     try:
         if {here}.issuperset(map(_number, filter(_is_there, arrays))):
             return here
