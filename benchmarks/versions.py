@@ -1,15 +1,16 @@
 """This installation of dbrdist against another one, such as that of an earlier version: is anything slower?
 
 Steps of one process (an MLP of three layers of 8 units, ResNet-20, ResNet-50), and of two ranks (a small step, a
-reduction of 25.6 M gradients), in turns; importing, and installing a wheel with pip. What counts is processor time; of
-two ranks that of the rank that takes more, in a job of its own for each sample, where a rank that waits takes time as
-well: only a quiet machine with a core for each tells anything. The small step has a process of its own for each sample,
-too: how attributes fall into Python's cache of them differs by 2 % between processes. The figure is the median of the
-ratios of pairs, with an interval of 95 % by resampling the pairs; goal: the interval ends below 1.03. Both
-installations are as users have them, compiled.
+reduction of 25.6 M gradients), in turns; importing, and installing a wheel or a source tree with pip. What counts is
+processor time; of two ranks that of the rank that takes more, in a job of its own for each sample, where a rank that
+waits takes time as well: only a quiet machine with a core for each tells anything. The small step has a process of its
+own for each sample, too: how attributes fall into Python's cache of them differs by 2 % between processes. The figure
+is the median of the ratios of pairs, with an interval of 95 % by resampling the pairs; goal: the interval ends below
+1.03. Both installations are as users have them, compiled.
 
     .venv-wheel/bin/python benchmarks/versions.py --against OTHER/bin/python --record
     .venv-wheel/bin/python benchmarks/versions.py --against OTHER/bin/python --wheels OWN.whl OTHER.whl --only install
+    .venv-wheel/bin/python benchmarks/versions.py --against OTHER/bin/python --trees OWN OTHER --only build
 
 Both ways to import are compared by ``imports.py --against``.
 """
@@ -107,10 +108,11 @@ def import_seconds(python: str) -> float:
     return imports.cpu_seconds(python, imports.STATEMENTS["dbrdist"])
 
 
-def install_seconds(wheel: str) -> float:
-    """Of the processor, for pip to install a wheel into an empty folder; by this interpreter's pip."""
+def install_seconds(path: str) -> float:
+    """Of the processor, for pip to install a wheel or a tree into an empty folder; by this interpreter's pip."""
+    offline = ["--no-index"] if path.endswith(".whl") else []  # a tree is built with what pip fetches for that
     with tempfile.TemporaryDirectory() as folder:
-        words = ["install", "--quiet", "--no-deps", "--no-index", "--target", folder, os.path.abspath(wheel)]
+        words = ["install", "--quiet", "--no-deps", *offline, "--target", folder, os.path.abspath(path)]
         before = _of_children()
         subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", *words], check=True)
         return _of_children() - before
@@ -132,12 +134,14 @@ def in_turns(take: Callable[[str], float], subjects: dict[str, str], num_rounds:
     return samples
 
 
-def measure(name: str, pythons: dict[str, str], wheels: dict[str, str], num_rounds: int) -> dict[str, list[float]]:
+def measure(
+    name: str, pythons: dict[str, str], paths: dict[str, dict[str, str]], num_rounds: int
+) -> dict[str, list[float]]:
     """The samples of a subject."""
     if name == "import":
         return in_turns(import_seconds, pythons, num_rounds)
-    if name == "install":
-        return in_turns(install_seconds, wheels, num_rounds)
+    if name in ("install", "build"):
+        return in_turns(install_seconds, paths[name], num_rounds)
     return (steps if name in STEPS else jobs)(name, pythons, num_rounds)
 
 
@@ -146,7 +150,8 @@ def main() -> None:
     parser.add_argument("--against", metavar="PYTHON", help="the interpreter of the other installation")
     parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--wheels", nargs=2, metavar=("OWN", "OTHER"), help="of both installations, to install")
-    subjects = [*STEPS, *OF_RANKS, "import", "install"]
+    parser.add_argument("--trees", nargs=2, metavar=("OWN", "OTHER"), help="source trees, to build and install")
+    subjects = [*STEPS, *OF_RANKS, "import", "install", "build"]
     parser.add_argument("--only", choices=subjects, action="append", help="these subjects; default all there is for")
     parser.add_argument("--record", action="store_true", help="write the result to benchmarks/records")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -161,13 +166,14 @@ def main() -> None:
         parser.error(
             "name the other installation by --against, and run this with an interpreter that has dbrdist installed"
         )
-    if args.only and "install" in args.only and not args.wheels:
-        parser.error("name the wheels of both installations by --wheels")
+    for name, option, given in (("install", "wheels", args.wheels), ("build", "trees", args.trees)):
+        if name in (args.only or ()) and not given:
+            parser.error(f"name the {option} of both installations by --{option}")
     pythons = {"own": sys.executable, "other": args.against}
-    wheels = dict(zip(pythons, args.wheels or ()))
+    paths = {"install": dict(zip(pythons, args.wheels or ())), "build": dict(zip(pythons, args.trees or ()))}
     results: dict[str, Any] = {}
-    for name in args.only or (subjects if wheels else subjects[:-1]):
-        samples = measure(name, pythons, wheels, args.rounds)
+    for name in args.only or [name for name in subjects if paths.get(name, pythons)]:
+        samples = measure(name, pythons, paths, args.rounds)
         found = harness.paired_ratio(samples["other"], samples["own"])
         results[name] = {**found, **{label: harness.summarize(s) for label, s in samples.items()}}
         times = [results[name][label]["median_seconds"] * 1e3 for label in ("own", "other")]
@@ -175,7 +181,7 @@ def main() -> None:
               f"{times[0]:.3f} and {times[1]:.3f} ms", flush=True)  # fmt: skip
     if args.record:
         settings = {"num_rounds": args.rounds, "num_threads": 1, "goal_ratio": GOAL_RATIO}
-        print(harness.record("versions", settings, results))
+        print(harness.record("-".join(["versions", *(args.only or ())]), settings, results))
 
 
 if __name__ == "__main__":
