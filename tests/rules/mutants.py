@@ -48,6 +48,8 @@ from pathlib import Path
 from reached import first_of, tests_of
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(1, str(ROOT))
+suites = importlib.import_module("tests.suites")
 SOURCES = ("dbrdist", "launch/dbrdist_launch")
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
 # All but those of programs, divided so that none of these commands comes near the limit.
@@ -56,10 +58,9 @@ PAGES = "tests/rules/test_api_pages.py"  # defaults of public names
 SIGNATURES = (PAGES, "tests/compat/test_defaults_of_chainer.py")  # read by these without a call
 GPU = ["tests/gpu", "--on", "stand-in"]
 AIMED = "conditions, defaults of parameters, constants in capitals and errors of all rooms"
-ON_HOST = [f"tests/gpu/test_{n}.py" for n in ("gpu_cudnn", "host_cudnn", "host_ops", "gpu_normalization", "gpu_sums")]
-HOST_CUDA = [*ON_HOST, "--on", "host-cuda"]  # kernels compiled for the host
-STEPS = [f"tests/gpu/test_gpu_{n}.py" for n in ("cli", "graphs", "joint_graphs", "block_states")]
-WHOLE = [*STEPS, "--on", "whole"]  # complete steps, also as CUDA graphs
+# As .ci/run has them: kernels compiled for the host; and complete steps, also as CUDA graphs.
+HOST_CUDA = [*(f"tests/gpu/test_{name}.py" for name in suites.ON_HOST), "--on", "host-cuda"]
+WHOLE = [*(f"tests/gpu/test_{name}.py" for name in suites.ON_WHOLE), "--on", "whole"]
 MPI = ["mpiexec", "-n", "3"]
 # The tests of each room, run before those of others; further suites between them.
 FIRST = {
@@ -82,7 +83,7 @@ FIRST = {
 }
 ON_GPU = {"core", "kernels", "functions", "optimizers", "links", "comm"}
 UNDER_MPI = {"comm", "cli"}
-IN_STEPS = {"training", "cli"}
+IN_STEPS = ON_GPU | {"training", "cli"}
 
 # ---- what can be changed --------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import re
 import sys
+import warnings
 from typing import Annotated
 
 import numpy as np
@@ -362,4 +363,6 @@ def test_what_takes_the_place_of_a_switch_is_refused(name):
 
 
 def test_how_much_is_said_may_be_a_number():
-    triggers.EarlyStoppingTrigger(verbose=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert triggers.EarlyStoppingTrigger(verbose=2) is not None
