@@ -41,7 +41,7 @@ INSIDE void take_larger(float *restrict y, float *restrict place, const float *r
     }
 }
 
-FLOAT_LOOP(largest_along, OUT(0, to) OUT(1, places) IN(2, from), WINDOWS, {
+LOOP_OF_8(largest_along, OUT(0, to) OUT(1, places) IN(2, from), WINDOWS, {
     if (are_pairs) {
         larger_of_pairs(to + i * n, places + i * n, from + i * whole, (stop - i) * n);
         i = stop - 1;
@@ -70,7 +70,7 @@ INSIDE void add_chosen(float *restrict y, const float *restrict place, const flo
 }
 
 /* The places in their order: where windows overlap, that of NumPy's sums. */
-FLOAT_LOOP(spread_along, OUT(0, to) IN(1, places) IN(2, from), WINDOWS, {
+LOOP_OF_8(spread_along, OUT(0, to) IN(1, places) IN(2, from), WINDOWS, {
     if (are_pairs) {
         spread_pairs(to + i * whole, places + i * n, from + i * n, (stop - i) * n);
         i = stop - 1;

@@ -253,7 +253,7 @@ INSIDE void fixed_rows(float *restrict gx, float *restrict sums, float *restrict
     fixed_rows(gx + (r) * width + i, sums + (part) * width + i, term_sums + (part) * width + i, x + (r) * width + i,   \
                gy + (r) * width + i, mean + i, scale + i, stop - i, turns * width, count);
 
-FLOAT_LOOP(fixed_normalization_backward,
+LOOP_OF_8(fixed_normalization_backward,
            OUT(0, gx) OUT(1, sums) OUT(2, term_sums) IN(3, x) IN(4, gy) IN(5, mean) IN(6, scale),
            const ptrdiff_t n = (ptrdiff_t)numbers[0]; const ptrdiff_t width = (ptrdiff_t)numbers[1];
            const ptrdiff_t parts = (ptrdiff_t)numbers[2]; const ptrdiff_t turns = (ptrdiff_t)numbers[3];, {
@@ -345,7 +345,7 @@ FLOAT_LOOP(rectified_sum_of_two, OUT(0, y) IN(1, x) IN(2, vectors) IN(3, added) 
 
 /* ---- both halves of a CReLU */
 
-FLOAT_LOOP(crelu, OUT(0, to) IN(1, from), ROW_LENGTH, {
+LOOP_OF_8(crelu, OUT(0, to) IN(1, from), ROW_LENGTH, {
     const float *restrict x = from + i * n;
     float *restrict above = to + 2 * i * n;
     float *restrict below = above + n;
@@ -357,7 +357,7 @@ FLOAT_LOOP(crelu, OUT(0, to) IN(1, from), ROW_LENGTH, {
     }
 })
 
-FLOAT_LOOP(crelu_backward, OUT(0, to) IN(1, of_y) IN(2, of_gy), ROW_LENGTH, {
+LOOP_OF_8(crelu_backward, OUT(0, to) IN(1, of_y) IN(2, of_gy), ROW_LENGTH, {
     typedef float Real;
     const float *restrict y = of_y + 2 * i * n;
     const float *restrict gy = of_gy + 2 * i * n;
@@ -406,18 +406,18 @@ INSIDE float row_min(const float *restrict x, ptrdiff_t n, ptrdiff_t whole) {
     return SMALLER(lanes[0], smallest);
 }
 
-FLOAT_LOOP(max_of_rows, OUT(0, to) IN(1, from), ROW_LENGTH, {
+LOOP_OF_8(max_of_rows, OUT(0, to) IN(1, from), ROW_LENGTH, {
     WITH_KNOWN_LENGTH(max_of_short_rows, to, from)
     else to[i] = row_max(from + i * n, n, whole);
 })
 
-FLOAT_LOOP(min_of_rows, OUT(0, to) IN(1, from), ROW_LENGTH, {
+LOOP_OF_8(min_of_rows, OUT(0, to) IN(1, from), ROW_LENGTH, {
     WITH_KNOWN_LENGTH(min_of_short_rows, to, from)
     else to[i] = row_min(from + i * n, n, whole);
 })
 
 /* gy for each element that equals y, as NaN equals NaN */
-FLOAT_LOOP(extremum_backward, OUT(0, to) IN(1, from) IN(2, of_y) IN(3, of_gy), ROW_LENGTH, {
+LOOP_OF_8(extremum_backward, OUT(0, to) IN(1, from) IN(2, of_y) IN(3, of_gy), ROW_LENGTH, {
     (void)whole;
     WITH_KNOWN_LENGTH(passed_by_short_rows, to, from, of_y, of_gy)
     else {
@@ -455,9 +455,9 @@ enum { ROW_TURNS = 4, COLUMN_TURNS = 64 };
             for (int r = 0; r < turns; ++r) y[AT(j, r)] = sofar[r] = sofar[r] op x[AT(j, r)];                    \
         }                                                                                                        \
     }                                                                                                            \
-    FLOAT_LOOP(name##_of_rows, OUT(0, y) IN(1, x), LENGTH const ptrdiff_t step = (ptrdiff_t)numbers[1];,         \
+    LOOP_OF_8(name##_of_rows, OUT(0, y) IN(1, x), LENGTH const ptrdiff_t step = (ptrdiff_t)numbers[1];,         \
                BY_TURNS(ROW_TURNS, name##_along, y + i * n, x + i * n, n, 1, n, step))                           \
-    FLOAT_LOOP(name##_of_columns, OUT(0, y) IN(1, x),                                                            \
+    LOOP_OF_8(name##_of_columns, OUT(0, y) IN(1, x),                                                            \
                LENGTH const ptrdiff_t step = (ptrdiff_t)numbers[2]; const ptrdiff_t width = (ptrdiff_t)numbers[3];, {\
         const ptrdiff_t column = i % width;                                                                      \
         const ptrdiff_t start_of = (i - column) * n + column;                                                    \
@@ -488,9 +488,9 @@ INSIDE void cumprod_backward_along(float *restrict gx, const float *restrict x, 
     for (int r = 0; n > 1 && r < turns; ++r) gx[AT(0, r)] = gy[AT(0, r)] + x[AT(1, r)] * sofar[r];
 }
 
-FLOAT_LOOP(cumprod_of_rows_backward, OUT(0, gx) IN(1, x) IN(2, y) IN(3, gy), LENGTH,
+LOOP_OF_8(cumprod_of_rows_backward, OUT(0, gx) IN(1, x) IN(2, y) IN(3, gy), LENGTH,
            BY_TURNS(ROW_TURNS, cumprod_backward_along, gx + i * n, x + i * n, y + i * n, gy + i * n, n, 1, n))
-FLOAT_LOOP(cumprod_of_columns_backward, OUT(0, gx) IN(1, x) IN(2, y) IN(3, gy), LENGTH_AND_WIDTH,
+LOOP_OF_8(cumprod_of_columns_backward, OUT(0, gx) IN(1, x) IN(2, y) IN(3, gy), LENGTH_AND_WIDTH,
            BY_TURNS(COLUMN_TURNS, cumprod_backward_along, gx + i, x + i, y + i, gy + i, n, width, 1))
 
 /* In NumPy's order, one row after another. */
@@ -502,7 +502,7 @@ INSIDE void sum_along(float *restrict y, const float *restrict x, ptrdiff_t n, p
     for (int r = 0; r < turns; ++r) y[r] = sofar[r];
 }
 
-FLOAT_LOOP(sum_of_columns, OUT(0, y) IN(1, x), LENGTH const ptrdiff_t width = (ptrdiff_t)numbers[2];, {
+LOOP_OF_8(sum_of_columns, OUT(0, y) IN(1, x), LENGTH const ptrdiff_t width = (ptrdiff_t)numbers[2];, {
     const ptrdiff_t column = i % width;
     const float *restrict from = x + (i - column) * n + column;
     if (stop - i >= COLUMN_TURNS && width - column >= COLUMN_TURNS) {

@@ -36,7 +36,7 @@ INSIDE void add_all(float *restrict y, const float *restrict x, ptrdiff_t n) {
 /* The transpose: values of places added to their pixels, those of one of the four after another, each in scratch before it is
 added. The order is that of SpreadMixed in functions/sampling.py. */
 static const int TAP_ORDER[TAPS] = {1, 2, 0, 3};
-FLOAT_LOOP(spread_pixels, OUT(0, to) OUT(1, scratch) IN(2, from) IN(3, weights) IN(4, numbers_of), SAMPLING, {
+LOOP_OF_8(spread_pixels, OUT(0, to) OUT(1, scratch) IN(2, from) IN(3, weights) IN(4, numbers_of), SAMPLING, {
     const float *y = from + i * n, *w = weights + i * TAPS * places, *number = numbers_of + i * TAPS * places;
     for (int turn = 0; turn < TAPS; ++turn) {
         const int k = TAP_ORDER[turn];
@@ -61,7 +61,7 @@ LOOP_OF_8(pixel_products, OUT(0, to) IN(1, from) IN(2, pixels) IN(3, numbers_of)
 
 /* Rows of numbers[1] elements mixed two elements at a time, to rows of n: their numbers, 32-bit integers that stand in arrays of
 float, and the weight of the second, whose value counts for nothing where that is 0. i counts the rows. */
-FLOAT_LOOP(interpolate_rows, OUT(0, to) IN(1, from) IN(2, low) IN(3, high) IN(4, weight), ROW_LENGTH, {
+LOOP_OF_8(interpolate_rows, OUT(0, to) IN(1, from) IN(2, low) IN(3, high) IN(4, weight), ROW_LENGTH, {
     const float *restrict x = from + i * (ptrdiff_t)numbers[1];
     float *restrict y = to + i * n;
     (void)whole;

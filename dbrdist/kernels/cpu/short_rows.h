@@ -37,7 +37,7 @@ INSIDE void turn_8(float *restrict to, ptrdiff_t to_step, const float *restrict 
 }
 #endif
 
-INSIDE void gather_rows(float *restrict to, const float *restrict x, ptrdiff_t count, const ptrdiff_t n) {
+OUTSIDE void gather_rows(float *restrict to, const float *restrict x, ptrdiff_t count, const ptrdiff_t n) {
     ptrdiff_t whole = count == GROUP ? n - n % 8 : 0;
     if (count < GROUP)
         for (ptrdiff_t k = 0; k < n * GROUP; ++k) to[k] = 0.0f;
@@ -47,7 +47,7 @@ INSIDE void gather_rows(float *restrict to, const float *restrict x, ptrdiff_t c
         for (ptrdiff_t j = whole; j < n; ++j) to[j * GROUP + r] = x[r * n + j];
 }
 
-INSIDE void scatter_rows(float *restrict y, const float *restrict from, ptrdiff_t count, const ptrdiff_t n) {
+OUTSIDE void scatter_rows(float *restrict y, const float *restrict from, ptrdiff_t count, const ptrdiff_t n) {
     ptrdiff_t whole = count == GROUP ? n - n % 8 : 0;
     for (ptrdiff_t r = 0; whole && r < GROUP; r += 8)
         for (ptrdiff_t j = 0; j < whole; j += 8) turn_8(y + r * n + j, n, from + j * GROUP + r, GROUP);

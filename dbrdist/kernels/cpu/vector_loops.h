@@ -32,9 +32,12 @@ enum { NUM_LEVELS = 2 };
     __attribute__((target("avx512f"))) static BODY(f##_avx512, __VA_ARGS__) \
     __attribute__((target("avx2,fma"))) static BODY(f##_avx2, __VA_ARGS__)
 #define ALL_LEVELS(f) {f##_avx2, f##_avx512}
-/* Sums of 8 lanes, and short rows: where vectors have 16, a third more time passes. */
+/* Sums of 8 lanes, short rows, and what goes from one element to the next: where vectors have 16, as much time passes
+or a third more, and two loops take twice the compilation of one. */
 #define FOR_LEVEL_OF_8(f, ...) __attribute__((target("avx2,fma"))) static BODY(f##_avx2, __VA_ARGS__)
 #define LEVEL_OF_8(f) {f##_avx2, f##_avx2}
+/* What loops call once for many rows, instead of a copy within each of them. */
+#define OUTSIDE __attribute__((target("avx2,fma"), noinline)) static
 static int find_level(void) {
     if (__builtin_cpu_supports("avx512f")) return 1;
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 0 : -1;
@@ -46,6 +49,7 @@ enum { NUM_LEVELS = 1 };
 #define ALL_LEVELS(f) {f##_plain}
 #define FOR_LEVEL_OF_8 FOR_EACH_LEVEL
 #define LEVEL_OF_8 ALL_LEVELS
+#define OUTSIDE static
 static int find_level(void) { return 0; }
 /* Without the instruction, the functions of elementary.h and special.h take a thousand times as long. */
 #if defined(__FP_FAST_FMAF) || defined(FP_FAST_FMAF)
@@ -56,7 +60,8 @@ static int find_level(void) { return 0; }
 #endif
 static int level;
 
-/* A loop of float and one of double. ARRAYS and NUMBERS declare what they are called in what follows, for each i. */
+/* A loop of float and one of double, for which one set of instructions is enough. ARRAYS and NUMBERS declare what they are
+called in what follows, for each i. */
 #define BODY(f, T, ARRAYS, NUMBERS, ...)                                                   \
     void f(void **arrays, ptrdiff_t start, ptrdiff_t stop, const double *numbers) {        \
         typedef T Real;                                                                    \
@@ -64,11 +69,10 @@ static int level;
         ARRAYS NUMBERS                                                                     \
         for (ptrdiff_t i = start; i < stop; ++i) { __VA_ARGS__ }                           \
     }
-#define LOOP_OF(T, S, name, ...) FOR_EACH_LEVEL(name##_##S, T, __VA_ARGS__)
-#define LOOP(name, ARRAYS, NUMBERS, ...)                        \
-    LOOP_OF(float, float, name, ARRAYS, NUMBERS, __VA_ARGS__)   \
-    LOOP_OF(double, double, name, ARRAYS, NUMBERS, __VA_ARGS__)
 #define FLOAT_LOOP(name, ARRAYS, NUMBERS, ...) FOR_EACH_LEVEL(name##_float, float, ARRAYS, NUMBERS, __VA_ARGS__)
+#define LOOP(name, ARRAYS, NUMBERS, ...)              \
+    FLOAT_LOOP(name, ARRAYS, NUMBERS, __VA_ARGS__)    \
+    FOR_LEVEL_OF_8(name##_double, double, ARRAYS, NUMBERS, __VA_ARGS__)
 #define LOOP_OF_8(name, ARRAYS, NUMBERS, ...) FOR_LEVEL_OF_8(name##_float, float, ARRAYS, NUMBERS, __VA_ARGS__)
 #define OUT(place, a) Real *restrict a = (Real *)arrays[place];
 #define IN(place, a) const Real *restrict a = (const Real *)arrays[place];
@@ -189,7 +193,7 @@ typedef struct {
 } Entry;
 
 #define ENTRY(name, num_arrays, written, num_numbers) \
-    {#name, num_arrays, written, num_numbers, NULL, ALL_LEVELS(name##_float), ALL_LEVELS(name##_double)}
+    {#name, num_arrays, written, num_numbers, NULL, ALL_LEVELS(name##_float), LEVEL_OF_8(name##_double)}
 #define FLOAT_ENTRY(name, num_arrays, written, num_numbers) \
     {#name, num_arrays, written, num_numbers, NULL, ALL_LEVELS(name##_float), {NULL}}
 #define ROW_ENTRY(name, rows, written, num_numbers) \
@@ -234,28 +238,28 @@ static const Entry ENTRIES[] = {
     ROW_ENTRY(add_row, "xxw", 1, 1),      ROW_ENTRY(add_column, "xxr", 1, 1),
     ROW_ENTRY(mul_row, "xxw", 1, 1),      ROW_ENTRY(mul_column, "xxr", 1, 1),
     ROW_ENTRY(swish_rows, "xxw", 1, 1),   ROW_ENTRY(swish_rows_backward, "xxxxw", 3, 1),
-    ROW_ENTRY(fixed_normalization_backward, "cssccmm", 7, 4), ROW_ENTRY(fill_rows, "xr", 1, 1),
+    ENTRY_OF_8(fixed_normalization_backward, "cssccmm", 7, 4), ROW_ENTRY(fill_rows, "xr", 1, 1),
     ROW_ENTRY(relu_of_sum_marked, "xrx", 3, 1), ROW_ENTRY(relu_backward_marked, "xrx", 1, 1),
     ROW_ENTRY(relu_backward_marked_over, "xr", 1, 1), ROW_ENTRY(relu_backward_of_sum_marked, "xrxx", 1, 1),
     ROW_ENTRY(relu_backward_of_sum_marked_over, "xrx", 1, 1),
     ROW_ENTRY(rectified_sum, "xxgx", 1, 2), ROW_ENTRY(rectified_sum_of_two, "xxgxg", 1, 2),
-    ROW_ENTRY(crelu, "tx", 1, 1),         ROW_ENTRY(crelu_backward, "xtt", 1, 1),
-    ROW_ENTRY(max_of_rows, "rx", 1, 1),   ROW_ENTRY(min_of_rows, "rx", 1, 1),
-    ROW_ENTRY(extremum_backward, "xxrr", 1, 1),
-    ROW_ENTRY(cumsum_of_rows, "xx", 1, 2),    ROW_ENTRY(cumsum_of_columns, "cc", 1, 4),
-    ROW_ENTRY(cumprod_of_rows, "xx", 1, 2),   ROW_ENTRY(cumprod_of_columns, "cc", 1, 4),
-    ROW_ENTRY(cumprod_of_rows_backward, "xxxx", 1, 1), ROW_ENTRY(cumprod_of_columns_backward, "cccc", 1, 2),
-    ROW_ENTRY(prod_of_rows, "rx", 1, 1),      ROW_ENTRY(prod_of_columns, "mc", 1, 2),
-    ROW_ENTRY(prod_of_rows_backward, "xxr", 1, 1), ROW_ENTRY(prod_of_columns_backward, "ccm", 1, 2),
+    ENTRY_OF_8(crelu, "tx", 1, 1),         ENTRY_OF_8(crelu_backward, "xtt", 1, 1),
+    ENTRY_OF_8(max_of_rows, "rx", 1, 1),   ENTRY_OF_8(min_of_rows, "rx", 1, 1),
+    ENTRY_OF_8(extremum_backward, "xxrr", 1, 1),
+    ENTRY_OF_8(cumsum_of_rows, "xx", 1, 2),    ENTRY_OF_8(cumsum_of_columns, "cc", 1, 4),
+    ENTRY_OF_8(cumprod_of_rows, "xx", 1, 2),   ENTRY_OF_8(cumprod_of_columns, "cc", 1, 4),
+    ENTRY_OF_8(cumprod_of_rows_backward, "xxxx", 1, 1), ENTRY_OF_8(cumprod_of_columns_backward, "cccc", 1, 2),
+    ROW_ENTRY(prod_of_rows, "rx", 1, 1),      ENTRY_OF_8(prod_of_columns, "mc", 1, 2),
+    ENTRY_OF_8(prod_of_rows_backward, "xxr", 1, 1), ENTRY_OF_8(prod_of_columns_backward, "ccm", 1, 2),
     ENTRY_OF_8(sum_of_rows, "rx", 1, 1),  ENTRY_OF_8(sum_of_parts, "px", 1, 1),
-    ENTRY_OF_8(dot_of_rows, "rxx", 1, 1), ROW_ENTRY(sum_of_columns, "mc", 1, 3),
+    ENTRY_OF_8(dot_of_rows, "rxx", 1, 1), ENTRY_OF_8(sum_of_columns, "mc", 1, 3),
     ROW_ENTRY(normalize_planes, "ivvivv", 7, 4),   ROW_ENTRY(normalize_planes_backward, "ivviivvv", 7, 4),
     ROW_ENTRY(apply_to_planes, "iivvvv", 1, 4),
     ROW_ENTRY(normalize_groups, "xrrxgg", 7, 4),   ROW_ENTRY(normalize_groups_backward, "xkkxxrrg", 7, 4),
     ROW_ENTRY(cross_entropy, "rrrrxr", 15, 1),     ROW_ENTRY(cross_entropy_gradient, "xxrrrrr", 1, 1),
     ROW_ENTRY(soft_cross_entropy, "rrrrxx", 15, 1), ROW_ENTRY(soft_cross_entropy_gradient, "xxxrrr", 1, 1),
-    ENTRY_OF_8(mix_pixels, "xbqq", 1, 3), ROW_ENTRY(spread_pixels, "bbxqq", 3, 3), ENTRY_OF_8(pixel_products, "qxbq", 1, 3),
-    ROW_ENTRY(interpolate_rows, "xbjjw", 1, 2), ROW_ENTRY(largest_along, "xxb", 3, 6), ROW_ENTRY(spread_along, "bxx", 1, 6),
+    ENTRY_OF_8(mix_pixels, "xbqq", 1, 3), ENTRY_OF_8(spread_pixels, "bbxqq", 3, 3), ENTRY_OF_8(pixel_products, "qxbq", 1, 3),
+    ENTRY_OF_8(interpolate_rows, "xbjjw", 1, 2), ENTRY_OF_8(largest_along, "xxb", 3, 6), ENTRY_OF_8(spread_along, "bxx", 1, 6),
     ENTRY(interpolated, 4, 1, 0), ENTRY(interpolated_gradients, 7, 7, 0),
     ENTRY(weighted_mean_gradients, 6, 3, 0),
     FLOAT_ENTRY(gaussian_nll, 4, 1, 0), FLOAT_ENTRY(gaussian_nll_gradients, 7, 7, 0),
