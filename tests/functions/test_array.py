@@ -117,3 +117,9 @@ def test_numpys_mean_of_a_variable():
     np.testing.assert_allclose(x.grad, np.full((2, 3), 1 / 3))
     with pytest.raises(TypeError, match="mean: dtype and out: expected None"):
         np.mean(x, dtype="f")
+
+
+@each(**{"shape, axes": [((3,), (-1,)), ((), ()), ((2, 3), (-1, 0)), ((2, 3, 4), (-2, 2, -3))]})
+def test_axes_of_a_transpose_may_count_from_the_last(shape, axes):
+    x = np.arange(float(np.prod(shape))).reshape(shape)
+    np.testing.assert_array_equal(F.transpose(x, axes).array, x.transpose(axes))

@@ -88,3 +88,11 @@ def test_a_number_that_comes_again_is_no_channel_any_more():
     loop.close()
     for descriptor in (read, write):
         os.close(descriptor)
+
+
+def test_a_loop_that_is_closed_has_no_descriptor():
+    before = len(os.listdir("/proc/self/fd"))
+    loop = Loop()
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    loop.close()
+    assert len(os.listdir("/proc/self/fd")) == before

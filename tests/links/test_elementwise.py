@@ -9,6 +9,7 @@ import pytest
 
 import dbrdist
 import dbrdist.links as L
+from dbrdist import serializers
 from tests.each import each
 from tests.functions import references as R
 
@@ -29,6 +30,13 @@ def test_scale_and_bias_along_axes():
     given = L.Scale(bias_term=True, bias_shape=(2,))
     given.b.array[:] = [1, 2]
     np.testing.assert_array_equal(given(x, w).array, x * w[:, None] + np.array([[1], [2]]))
+
+
+def test_a_file_with_a_bias_fills_a_scale_without_one(tmp_path):
+    np.savez(tmp_path / "file.npz", W=np.array([3.0, 4.0], "f"), b=np.array([5.0, 6.0], "f"))
+    link = L.Scale(W_shape=(2,))
+    serializers.load_npz(tmp_path / "file.npz", link)
+    assert link.W.array.tolist() == [3.0, 4.0] and not hasattr(link, "bias")
 
 
 X4 = np.random.default_rng(0).standard_normal((3, 4, 6, 5)).astype("f")

@@ -185,6 +185,12 @@ def test_the_variance_of_initial_weights_is_two_over_the_fan(fan, channels, vari
         assert W.var() == pytest.approx(expected, rel=4.5 * (2 / W.size) ** 0.5)
 
 
+def test_weights_of_the_last_layer_begin_with_a_deviation_of_a_hundredth():
+    """Goyal et al. 2017, section 5.1: drawn with a standard deviation of 0.01; 4.5 standard errors of it."""
+    W = ResNet(1000, (1, 1, 0, 0)).fc.W.array
+    assert W.std() == pytest.approx(0.01, rel=4.5 / (2 * W.size) ** 0.5)
+
+
 def test_scales_start_uniformly_where_that_is_asked_for():
     gammas = [p.array for path, p in ResNet(10, (1, 1, 1, 0), uniform_gamma=True).namedparams() if "gamma" in path]
     values = np.concatenate(gammas)

@@ -260,9 +260,10 @@ def test_noise_arrives():
 
 
 def test_bounds_in_the_wrong_order_are_refused():
-    hook = "{name: gradient_hard_clipping, lower_bound: 1.0, upper_bound: -1.0}"
-    with pytest.raises(dbrdist.errors.ConfigError, match="must be above lower_bound, 1, got -1"):
-        optimizer_of(f"{{name: sgd, hooks: [{hook}]}}")
+    for upper in (-1.0, 1.0):
+        hook = f"{{name: gradient_hard_clipping, lower_bound: 1.0, upper_bound: {upper}}}"
+        with pytest.raises(dbrdist.errors.ConfigError, match=f"must be above lower_bound, 1, got {upper:g}"):
+            optimizer_of(f"{{name: sgd, hooks: [{hook}]}}")
 
 
 def test_a_loss_scale_is_that_of_the_optimizer():

@@ -372,6 +372,9 @@ def test_hooks_of_one_function_have_names():
     assert list(f.local_function_hooks) == ["own", "another"]
     f.delete_hook("own")
     assert hook.told == [("added", f), ("deleted", f)] and list(f.local_function_hooks) == ["another"]
+    with Hook() as hook:
+        assert hook.told == [("added", None)]
+    assert hook.told == [("added", None), ("deleted", None)]
 
 
 def var(*values, dtype=np.float64):

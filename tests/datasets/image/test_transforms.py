@@ -38,6 +38,7 @@ from dbrdist.datasets.loading.memory import reused
 from dbrdist.errors import CorruptExampleError
 from dbrdist.iterators import MultiprocessIterator, MultithreadIterator, SerialIterator
 from tests.datasets.image_files import class_folders, picture
+from tests.each import each
 
 Pillow = pytest.importorskip("PIL.Image")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -686,3 +687,19 @@ def test_transforms_of_the_package_change_no_image_in_place():
     for other in (lambda example, rng: example, OwnFlip(0.5)):
         for chain in (other, Compose([made[0], other]), ByEpoch({0: made[0], 1: other})):
             assert not transforms.leaves_examples(chain)
+
+
+@each(
+    **{
+        "size, ratio, window": [
+            ((10, 100), (1, 1), (0, 45, 10, 10)),
+            ((100, 10), (1, 1), (45, 0, 10, 10)),
+            ((10, 100), (2, 3), (0, 35, 10, 30)),
+            ((90, 10), (0.25, 0.5), (25, 0, 40, 10)),
+        ]
+    }
+)
+def test_a_part_that_fits_nowhere_is_the_middle_with_the_nearest_ratio(size, ratio, window):
+    """As torchvision has it: of all of an image, no part has a ratio (width to height) so unlike the image's."""
+    change = RandomResizedCrop(24, (1, 1), ratio)
+    assert change.window(*size, np.random.default_rng(0)) == window

@@ -1,9 +1,12 @@
 """From ImageNet's tars to class folders, with small tars of the same layout."""
 
 import gzip
+import io
 import os
 import shutil
+import struct
 
+import numpy as np
 import pytest
 
 from dbrdist.cli import data
@@ -297,6 +300,32 @@ def test_official_tars_have_known_sizes_and_checksums(tars, capsys, monkeypatch)
         imagenet.extract(*paths, str(tars / "labels.txt"))
     assert data.run([*words, "--no-checksums"]) == 2
     assert "expected 1,000 classes, got 3" in capsys.readouterr().err
+
+
+@each(compressed=[False, True])
+def test_numbers_and_words_of_matlabs_files_are_those_that_scipy_writes(compressed):
+    scipy_io = pytest.importorskip("scipy.io")
+    types = "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f4", "f8"
+    numbers = {f"a_{t}": np.arange(6).reshape(2, 3).astype(t) for t in types}
+    file = io.BytesIO()
+    values = {**numbers, "text": "words", "cell": np.array(["a", "bc"], object)}
+    scipy_io.savemat(file, values, do_compression=compressed)
+    found = matlab.read(file.getvalue())
+    assert (found.pop("text"), found.pop("cell")) == ("words", ["a", "bc"])
+    assert {name: (a.dtype, a.tolist()) for name, a in found.items()} == {
+        name: (a.dtype, a.tolist()) for name, a in numbers.items()
+    }
+
+
+def test_words_of_matlabs_files_may_have_two_bytes_for_each_character():
+    def element(kind, content):
+        return struct.pack("<II", kind, len(content)) + content + b"\0" * (-len(content) % 8)
+
+    for kind, words in ((17, "öxß".encode("utf-16-le")), (4, "öxß".encode("utf-16-le")), (16, b"axz")):
+        sizes = element(5, struct.pack("<ii", 1, 3))
+        matrix = element(6, struct.pack("<II", 4, 0)) + sizes + element(1, b"text") + element(kind, words)
+        read = matlab.read(b"\0" * 126 + b"IM" + element(14, matrix))
+        assert read == {"text": "axz" if kind == 16 else "öxß"}
 
 
 @each(content=[b"", b"x" * 200, b"\0" * 126 + b"IM" + b"\x0f\0\0\0\xff\0\0\0"])

@@ -11,6 +11,7 @@ import pytest
 
 from dbrdist.errors import UsageWarning
 from dbrdist.training import PRIORITY_WRITER, extensions
+from dbrdist.training.extensions.log_report import read_log
 from tests.training.training_helpers import made, make_trainer
 
 
@@ -121,3 +122,10 @@ def test_each_row_of_a_table_goes_out_at_once(tmp_path):
         trainer.extend(extensions.PrintReport(["epoch"], out=out))
         trainer.run()
     assert done == ["epoch\n", "flush", "1\n", "flush", "epoch\n", "1\n"]
+
+
+def test_a_log_is_read_up_to_what_is_no_entry(tmp_path):
+    for last in ("3", "[]", '{"a": 3', ""):
+        (tmp_path / "log.jsonl").write_text('{"a": 1}\n{"a": 2}\n' + last)
+        assert read_log(tmp_path / "log.jsonl") == [{"a": 1}, {"a": 2}]
+    assert read_log(tmp_path / "none.jsonl") == []

@@ -158,8 +158,10 @@ def test_a_launcher_that_was_stopped_forgives():
     made = judge("a", "b", ended=False)
     for rank in made.ranks.values():
         rank.heard_at = rank.beat_at = NOW - 100.0
+    made.pending.append((NOW + 1.0, 1, {"event": "exit"}))
     made.forgive(99.0)
     assert made.verdict(NOW) is None and not made.late
+    assert [due for due, _, _ in made.pending] == [NOW + 100.0]
 
 
 def test_no_beat_is_expected_of_anybody_while_one_is_in_a_debugger():
