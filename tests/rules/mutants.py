@@ -139,6 +139,11 @@ class Mutation:
         parts = self.file.split("/")
         return "launch" if parts[0] == "launch" else parts[1].removesuffix(".py")
 
+    @property
+    def is_for_gpus(self) -> bool:
+        """Whether it runs where there is a GPU alone."""
+        return "/gpu/" in self.file or self.file.endswith("/device_dispatch.py")
+
     def apply(self, root: Path) -> None:
         """Change the file under ``root``."""
         path = root / self.file
@@ -335,11 +340,16 @@ def mutations(rooms: list[str] | None = None, is_aimed: bool = False) -> list[Mu
 
 
 def stages(
-    room: str, options: argparse.Namespace, near: Sequence[str] | None = None, first: Sequence[str] = ()
+    room: str,
+    options: argparse.Namespace,
+    near: Sequence[str] | None = None,
+    first: Sequence[str] = (),
+    is_for_gpus: bool = False,
 ) -> Iterator[list[str]]:
     """Commands that test a tree, those that notice most first; ``near`` are the tests known to call what changed.
 
-    Where that is none, only processes that tests start may call it: the tests of programs come first.
+    Where that is none, only processes that tests start may call it: the tests of programs come first. Before both come
+    those on what stands for a GPU where nothing else runs the code.
     """
     pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", str(options.timeout)]
     own = [t for t in FIRST[room] if (ROOT / t).exists()]
@@ -348,17 +358,17 @@ def stages(
         yield [*pytest, *first]
     in_process = [*pytest, *near, *pages] if near else [*pytest, *own, *pages, "-m", "not programs"]
     by_kind = [in_process] if options.room_only else [in_process, [*pytest, *pages, *own, "-m", "programs"]]
+    suites_for_gpus = [GPU] * (room in ON_GPU) + [HOST_CUDA] * (room == "kernels") + [WHOLE] * (room in IN_STEPS)
+    on_gpu = [] if options.room_only else [[*pytest, *suite] for suite in suites_for_gpus]
+    if is_for_gpus:
+        yield from on_gpu
     yield from by_kind if near is None or near else reversed(by_kind)
     if options.room_only:
         return
     if room in UNDER_MPI:
         yield [*MPI, *pytest, "tests/mpi"]
-    if room in ON_GPU:
-        yield [*pytest, *GPU]
-    if room == "kernels":
-        yield [*pytest, *HOST_CUDA]
-    if room in IN_STEPS:
-        yield [*pytest, *WHOLE]
+    if not is_for_gpus:
+        yield from on_gpu
     if near is None:
         yield from ([*pytest, *some] for some in ALL)
 
@@ -431,7 +441,7 @@ def verdict(mutation: Mutation, tree: Path, options: argparse.Namespace) -> dict
         mutation.apply(tree)
         near = tests_of(options.known, mutation.file, whole, mutation.line) if options.known else None
         first = first_of(options.known, near) if near else []
-        for number, command in enumerate(stages(mutation.room, options, near, first)):
+        for number, command in enumerate(stages(mutation.room, options, near, first, mutation.is_for_gpus)):
             status, words = run(command, tree, options.limit)
             if status not in (0, 5):  # 5: there is no such test
                 outcome, by = ("out of time" if status is None else "killed"), f"stage {number}: {words}"

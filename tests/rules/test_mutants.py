@@ -137,6 +137,19 @@ def test_all_that_may_notice_a_change_runs(tmp_path, room, marks, near):
     assert len(first_look) == 1 and chosen(first_look[0], own, *marks) == (not near and "programs" not in marks)
 
 
+@each(is_for_gpus=[False, True])
+def test_what_runs_on_a_gpu_alone_is_first_tried_on_what_stands_for_one(tmp_path, is_for_gpus):
+    stages = list(mutants.stages("kernels", options(tmp_path, room_only=False), None, ["tests/a.py"], is_for_gpus))
+    assert stages[0][-1] == "tests/a.py"
+    suites = [k for k, command in enumerate(stages) if "--on" in command]
+    assert len(suites) == 3 and (suites == [1, 2, 3]) == is_for_gpus
+    others = list(mutants.stages("kernels", options(tmp_path, room_only=False)))
+    assert sorted(stages) == sorted([stages[0], *others])
+    places = "dbrdist/kernels/gpu/cudnn.py", "dbrdist/kernels/device_dispatch.py", "dbrdist/core/tape/walk.py"
+    drawn = [mutants.Mutation(file, 1, "drop", "a", "pass", 0, 1) for file in places]
+    assert [m.is_for_gpus for m in drawn] == [True, True, False]
+
+
 @pytest.fixture
 def house(tmp_path, monkeypatch):
     """A package of one file with tests that notice some of its changes."""
