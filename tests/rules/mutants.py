@@ -148,7 +148,14 @@ class Mutation:
         """Change the file under ``root``."""
         path = root / self.file
         source = path.read_bytes()
-        path.write_bytes(source[: self.start] + self.new.encode() + source[self.end :])
+        write(path, source[: self.start] + self.new.encode() + source[self.end :])
+
+
+def write(path: Path, source: bytes) -> None:
+    """Write a source at a second of its own: bytecode counts as that of a source of the same second and size."""
+    second = int(path.stat().st_mtime) + 2
+    path.write_bytes(source)
+    os.utime(path, (second, second))
 
 
 def other_constant(value: object) -> object:
@@ -399,7 +406,7 @@ def run(command: list[str], tree: Path, limit_seconds: float, **environ: str) ->
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
-        "PYTHONDONTWRITEBYTECODE": "",  # a mutant lasts longer than the second in which bytecode might be mistaken
+        "PYTHONDONTWRITEBYTECODE": "",
         **environ,
     }
     with tempfile.TemporaryFile("w+") as output:
@@ -447,7 +454,7 @@ def verdict(mutation: Mutation, tree: Path, options: argparse.Namespace) -> dict
                 outcome, by = ("out of time" if status is None else "killed"), f"stage {number}: {words}"
                 break
     finally:
-        (tree / mutation.file).write_bytes(whole)
+        write(tree / mutation.file, whole)
     text = whole.decode().splitlines()[mutation.line - 1].strip()
     return {
         **asdict(mutation),

@@ -150,6 +150,18 @@ def test_what_runs_on_a_gpu_alone_is_first_tried_on_what_stands_for_one(tmp_path
     assert [m.is_for_gpus for m in drawn] == [True, True, False]
 
 
+def test_bytecode_of_a_mutation_is_not_taken_for_that_of_the_source(tmp_path):
+    (tmp_path / "changed.py").write_text("a = 1\n")
+    command = [sys.executable, "-c", "import changed; print('E ', changed.a); assert False"]
+    mutation = mutants.Mutation("changed.py", 1, "constant", "1", "2", 4, 5)
+    found = [mutants.run(command, tmp_path, 60.0)[1]]
+    mutation.apply(tmp_path)
+    found.append(mutants.run(command, tmp_path, 60.0)[1])
+    mutants.write(tmp_path / "changed.py", b"a = 1\n")
+    found.append(mutants.run(command, tmp_path, 60.0)[1])
+    assert found == ["E  1", "E  2", "E  1"]
+
+
 @pytest.fixture
 def house(tmp_path, monkeypatch):
     """A package of one file with tests that notice some of its changes."""

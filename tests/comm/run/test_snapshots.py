@@ -194,6 +194,17 @@ def test_rank_0_alone_reads_a_snapshot(tmp_path, monkeypatch):
             np.testing.assert_array_equal(x, y)
 
 
+@each(rank=[0, 1])
+def test_the_rank_that_writes_gets_ready(rank):
+    """Its writer reserves memory before the first step, instead of in the middle of the run."""
+    ready = []
+    shared = SharedSnapshot(
+        SimpleNamespace(rank=rank), SimpleNamespace(initialize=ready.append, may_come_later=False), None
+    )
+    shared.initialize("trainer")
+    assert ready == ["trainer"] * (rank == 0)
+
+
 def test_a_snapshot_between_averages_of_parameters_has_the_network_that_the_ranks_evaluate(tmp_path):
     """Each rank's own parameters, and averages of them, lead to another network; a resume goes on with its own."""
 

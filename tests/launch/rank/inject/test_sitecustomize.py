@@ -233,6 +233,16 @@ def test_lines_are_written_whole_and_what_the_user_says_of_buffers_holds():
     assert Told(program, PYTHONUNBUFFERED="").out == "True False BufferedWriter\n"
 
 
+def test_streams_without_a_buffer_are_as_python_makes_them():
+    """All that a program may ask of them, but the type of what is within."""
+    names = "name", "mode", "encoding", "errors", "newlines", "line_buffering", "write_through", "closed"
+    of_each = ", ".join([*(f"s.{name}" for name in names), "s.buffer.name", "s.buffer.mode", "s.fileno()"])
+    program = f"import sys; print([({of_each}) for s in (sys.stdout, sys.stderr)])"
+    words = [sys.executable, "-c", program]
+    plain = subprocess.run(words, env={"PYTHONUNBUFFERED": "1"}, capture_output=True, text=True, timeout=60)
+    assert Told(program, PYTHONUNBUFFERED="1").out == plain.stdout != ""
+
+
 def test_a_handler_may_print_while_the_program_prints():
     """Without a buffer, as with `python -u`, there is no buffer that the handler could find in use."""
     program = (
