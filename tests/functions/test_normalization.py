@@ -289,3 +289,28 @@ def test_corrections_are_constants_for_gradients():
     np.testing.assert_allclose(x.grad, plain.grad, rtol=1e-8, atol=1e-12)
     np.testing.assert_allclose(gamma.grad, scale.grad * r + shift.grad * d, rtol=1e-8)
     np.testing.assert_allclose(beta.grad, shift.grad, rtol=1e-10)
+
+
+@each(offset=[0, 3e3, 3e5], provider=[None, "numpy", "columns"])
+def test_a_normalization_of_a_millionth_is_that_of_one(offset, provider):
+    """Powers of two are exact: no number in the computation may stand for a size of its input, but eps."""
+    rng, scale = np.random.default_rng(0), 2.0**-20
+    functions = {
+        "batch": lambda x, eps: F.batch_normalization(x, np.ones(8, "f"), np.zeros(8, "f"), eps=eps),
+        "group": lambda x, eps: F.group_normalization(x, 4, np.ones(8, "f"), np.zeros(8, "f"), eps=eps),
+        "layer": lambda x, eps: F.layer_normalization(
+            F.reshape(x, (-1, 144)), np.ones(144, "f"), np.zeros(144, "f"), eps
+        ),
+    }
+    for name, function in functions.items():
+        x, gy = (rng.standard_normal((8, 8, 12, 12)).astype("f") for _ in range(2))
+        found = []
+        for factor in (1.0, scale):
+            v = dbrdist.Variable((x + np.float32(offset)) * np.float32(factor))
+            with kernels.use(*[provider] * (provider is not None)):
+                y = function(v, 1e-5 * factor**2)
+                y.grad = gy.reshape(y.shape)
+                y.backward()
+            found.append((y.array, v.grad * np.float32(factor)))
+        for one, small in zip(*found):
+            np.testing.assert_allclose(small, one, rtol=1e-6, atol=1e-6, err_msg=name)
