@@ -15,8 +15,10 @@ import click
 import numpy as np
 from dbrdist_launch import entry
 
+from dbrdist.cli.output.console import Console
 from dbrdist.cli.output.interrupts import Group, call
 from dbrdist.cli.output.refuse import WRONG
+from dbrdist.cli.output.warned import Warned
 from dbrdist.cli.output.words import said
 from dbrdist.core.array import thread_pools
 from dbrdist.datasets.image.index import ImageIndex, open_images, read_index, write_index
@@ -205,7 +207,8 @@ class _Progress:
 def run(arguments: list[str] | None = None) -> int:
     """Run the command; the exit code. What a user can mend is one sentence and code 2."""
     try:
-        code = call(command, arguments, prog_name="dbrdist-data")
+        with Warned(0, Console()).listening():
+            code = call(command, arguments, prog_name="dbrdist-data")
     except (click.Abort, KeyboardInterrupt):
         print("dbrdist-data: interrupted", file=sys.stderr)
         return entry.INTERRUPTED

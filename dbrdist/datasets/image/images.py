@@ -27,6 +27,7 @@ PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
 
 
 MAX_PIXELS = 100_000_000  # what a file may claim, before memory is taken for it: 300 MB as RGB
+MAX_JPEG_SIDE = 65_500  # libjpeg writes no longer ones
 
 
 class ImageDecodeError(ValueError):
@@ -184,9 +185,16 @@ def _decode_pillow(data: bytes, keep: bool, fast: bool) -> Image:
         if image.mode.startswith("I;16"):  # 16-bit gray: Pillow's own conversion clips instead of scaling
             pixels = (np.asarray(image) >> 8).astype(np.uint8)[:, :, None]
             return pixels if keep else np.repeat(pixels, 3, axis=2)
-        mode = image.mode if keep and image.mode in ("L", "RGBA") else "RGB"
+        mode = _kept_mode(image) if keep else "RGB"
         pixels = np.array(image.convert(mode))
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
+
+
+def _kept_mode(image: Any) -> str:
+    """The mode in which Pillow gives what OpenCV gives with all channels."""
+    if image.mode in ("1", "L"):
+        return "L"
+    return "RGBA" if image.has_transparency_data else "RGB"
 
 
 _DECODERS: dict[str, tuple[str, Callable[[bytes, bool, bool], Image]]] = {

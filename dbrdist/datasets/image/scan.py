@@ -12,12 +12,15 @@ import numpy as np
 
 from dbrdist.core.array.types import Array
 from dbrdist.core.files.regular_file import regular
+from dbrdist.core.usage import mistakes
 from dbrdist.datasets.image import tar
 from dbrdist.datasets.image.index_format import MAX_CLASSES, MAX_IMAGE_BYTES, Contents, Shard
 from dbrdist.errors import DatasetError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png")
+_NOT_READ = (".avif", ".bmp", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jxl", ".tif", ".tiff", ".webp")
 _IN_TAR = tuple(e[1:].encode() for e in EXTENSIONS)
+_LIKE_IMAGES = tuple(e.encode() for e in EXTENSIONS + _NOT_READ)
 _MAX_LABEL_BYTES = 64
 
 
@@ -45,7 +48,7 @@ def scan_any(root: str) -> Contents:
     classes = class_folders(root)
     if classes:
         return _scan_folders(root, classes)
-    shards = sorted(e.name for e in os.scandir(root) if e.name.endswith(".tar") and not e.name.startswith("."))
+    shards = sorted(e.name for e in os.scandir(root) if e.name.lower().endswith(".tar") and not e.name.startswith("."))
     if not shards:
         raise ValueError(f"expected one folder of images per class in {root}, found none, nor tar shards")
     return _scan_shards(root, shards)
@@ -64,6 +67,28 @@ class Names:
         self.ends.append(len(self.text))
 
 
+class _LeftOut:
+    """Images among the files that are not read: how many, and one of each ending."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._some: dict[str, str] = {}  # by what follows the first dot
+
+    def add(self, path: str) -> None:
+        """One more."""
+        self._number += 1
+        self._some.setdefault(os.path.basename(path).partition(".")[2].lower(), path)
+
+    def warn(self, root: str, where: str = "") -> None:
+        """Say so: whoever trains on the others does not notice."""
+        if self._number:
+            some = ", ".join(map(repr, list(self._some.values())[:4]))
+            mistakes.warn(
+                f"{root}: images of other endings than {', '.join(EXTENSIONS)}{where} are left out, {self._number:,} "
+                f"in all, such as {some}; convert or rename them"
+            )
+
+
 def column(numbers: Any, dtype: str) -> Array:
     """An ``array.array`` as a NumPy array."""
     return np.frombuffer(numbers, numbers.typecode).astype(dtype) if len(numbers) else np.empty(0, dtype)
@@ -79,21 +104,27 @@ def class_folders(root: str | Path) -> list[str]:
 
 
 def _scan_folders(root: str, classes: list[str]) -> Contents:
-    names, counts, times = Names(), [], []
+    names, counts, times, left_out = Names(), [], [], _LeftOut()
     for c in classes:
         folder = os.path.join(root, c)
         times.append(os.stat(folder).st_mtime_ns)  # before the names: what comes meanwhile shows as a change
-        found = _image_files(folder)
+        found = _image_files(folder, left_out)
         counts.append(len(found))
         for name in found:
             names.append(os.fsencode(name))
+    left_out.warn(root)
     labels = np.repeat(np.arange(len(classes), dtype=np.int32), counts)
     return Contents(root, classes, times, [], labels, column(names.ends, "<u8"), bytes(names.text))
 
 
-def _image_files(folder: str) -> list[str]:
+def _image_files(folder: str, left_out: _LeftOut) -> list[str]:
+    names = []
     with os.scandir(folder) as entries:
-        names = sorted(e.name for e in entries if e.name.lower().endswith(EXTENSIONS) and not e.name.startswith("."))
+        for name in sorted(e.name for e in entries if not e.name.startswith(".")):
+            if name.lower().endswith(EXTENSIONS):
+                names.append(name)
+            elif name.lower().endswith(_NOT_READ):
+                left_out.add(os.path.join(folder, name))
     if not names:
         raise ValueError(f"expected images ({', '.join(EXTENSIONS)}) in the class folder {folder}, found none")
     return names
@@ -133,11 +164,11 @@ class _Sample(NamedTuple):
 def _scan_shards(root: str, shards: list[str]) -> Contents:
     names, offsets, sizes, labels = Names(), array("Q"), array("Q"), array("q")
     folders: dict[bytes, int] = {}  # the samples' folders, numbered as they come
-    places, found, has_labels = array("q"), [], None
+    places, found, has_labels, left_out = array("q"), [], None, _LeftOut()
     for shard in shards:
         path = os.path.join(root, shard)
         now = os.stat(path)
-        for sample in _samples(path):
+        for sample in _samples(path, left_out):
             if has_labels is None:
                 has_labels = sample.label is not None
             if has_labels != (sample.label is not None):
@@ -149,6 +180,7 @@ def _scan_shards(root: str, shards: list[str]) -> Contents:
             offsets.append(sample.image.offset)
             sizes.append(sample.image.size)
         found.append(Shard(shard, now.st_size, now.st_mtime_ns, len(offsets)))
+    left_out.warn(root, " behind the first dot of the name")
     if not len(offsets):
         raise ValueError(f"expected images ({', '.join(EXTENSIONS)}) in the tar shards of {root}, found none")
     classes, numbers = _classes(root, folders, column(places, "<i8"), column(labels, "<i8"), bool(has_labels))
@@ -156,15 +188,15 @@ def _scan_shards(root: str, shards: list[str]) -> Contents:
     return Contents(root, classes, [], found, numbers, *columns)
 
 
-def _samples(path: str) -> Iterator[_Sample]:
-    """The images of a shard in order, each with its label."""
+def _samples(path: str, left_out: _LeftOut) -> Iterator[_Sample]:
+    """The images of a shard in order, each with its label; ``left_out`` gets those of samples without a plain one."""
     key, image, label = b"", None, None
+    others: list[str] = []
     for member in tar.members(path):
         its_key, extension = tar.key_and_extension(member.name)
         if its_key != key:
-            if image is not None:
-                yield _Sample(key, image, label)
-            key, image, label = its_key, None, None
+            yield from _finished(key, image, label, others, left_out)
+            key, image, label, others = its_key, None, None, []
         if extension in _IN_TAR or extension == b"cls":
             name = os.fsdecode(member.name)
             if not member.is_regular:
@@ -174,8 +206,19 @@ def _samples(path: str) -> Iterator[_Sample]:
             if member.size > MAX_IMAGE_BYTES:
                 raise DatasetError(f"{path}: {name!r} claims {member.size:,} bytes, more than an image can have")
             image, label = (member, label) if extension in _IN_TAR else (image, member)
+        elif member.name.lower().endswith(_LIKE_IMAGES) and key.rpartition(b"/")[2]:  # a hidden file has no key
+            others.append(f"{path}:{os.fsdecode(member.name)}")
+    yield from _finished(key, image, label, others, left_out)
+
+
+def _finished(
+    key: bytes, image: tar.Member | None, label: tar.Member | None, others: list[str], left_out: _LeftOut
+) -> Iterator[_Sample]:
     if image is not None:
         yield _Sample(key, image, label)
+        return
+    for path in others:
+        left_out.add(path)
 
 
 def _label(path: str, member: tar.Member) -> int:

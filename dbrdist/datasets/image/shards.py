@@ -122,13 +122,17 @@ def _check_numbers(size: int, quality: int, shard_bytes: int) -> None:
 
 
 def shrunk(data: bytes, size: int, quality: int) -> bytes:
-    """A JPEG or PNG file with a shorter side of at most ``size``: the same bytes where it has that already."""
+    """A JPEG or PNG file with a shorter side of at most ``size``: the same bytes where it has that already.
+
+    And where the longer side would have more pixels than a JPEG can have.
+    """
     image = images.decode(data)
     h, w = image.shape[:2]
     short = min(h, w)
-    if short <= size:
+    height, width = round(h * size / short), round(w * size / short)
+    if short <= size or max(height, width) > images.MAX_JPEG_SIDE:
         return data
-    return images.encode_jpeg(images.resize(image, round(h * size / short), round(w * size / short), "area"), quality)
+    return images.encode_jpeg(images.resize(image, height, width, "area"), quality)
 
 
 def _attempt(index: ImageIndex, i: int, function: Callable[[bytes], Any]) -> tuple[Any, str | None]:

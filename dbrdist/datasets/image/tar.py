@@ -52,6 +52,7 @@ def _members(file: BinaryIO, end: int) -> Iterator[Member]:
         if len(header) < BLOCK:
             raise _Damage(f"the tar file is cut short: it ends at byte {end:,} without an end mark")
         if not any(header):
+            _check_behind(file, position)
             return
         name, size, kind = _parsed(header, position)
         if kind == _LONG_NAME:
@@ -66,6 +67,22 @@ def _members(file: BinaryIO, end: int) -> Iterator[Member]:
                 yield member
             long_name = long_size = None
         position += BLOCK + -(-size // BLOCK) * BLOCK
+
+
+def _check_behind(file: BinaryIO, position: int) -> None:
+    """Refuse another archive behind the end mark, whose members nobody would see; what else is there does not count."""
+    file.seek(position)
+    while block := file.read(1 << 20):
+        if rest := block.lstrip(b"\0"):
+            start = (position + len(block) - len(rest)) // BLOCK * BLOCK
+            file.seek(start)
+            if file.read(BLOCK)[257:262] == b"ustar":
+                raise _Damage(
+                    f"another archive begins behind the end mark, at byte {start:,}, as where `cat` has joined two: "
+                    "make two files of them"
+                )
+            return
+        position += len(block)
 
 
 def _parsed(header: bytes, position: int) -> tuple[bytes, int, bytes]:

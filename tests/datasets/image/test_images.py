@@ -89,6 +89,19 @@ def test_transparency_is_kept_on_demand_only(only_png):
     assert np.array_equal(images.decode(data, keep_channels=True), picture(c=4))
 
 
+def test_every_decoder_keeps_the_same_channels(only_png):
+    gray, coloured = Pillow.fromarray(picture()).convert("L"), Pillow.fromarray(picture())
+    transparent = np.zeros((40, 56, 4), np.uint8)
+    cases = [(gray.convert("1"), {}, 1), (gray.convert("LA"), {}, 4), (coloured.quantize(8), {}, 3)]
+    cases += [(coloured.quantize(8), {"transparency": 3}, 4), (Pillow.fromarray(transparent), {}, 4)]
+    for image, options, channels in cases:
+        file = io.BytesIO()
+        image.save(file, "png", **options)
+        found = images.decode(file.getvalue(), keep_channels=True)
+        expected = np.asarray(Pillow.open(io.BytesIO(file.getvalue())).convert({1: "L", 3: "RGB", 4: "RGBA"}[channels]))
+        assert np.array_equal(found, expected.reshape(40, 56, channels))
+
+
 def test_the_orientation_tag_is_not_applied(only):
     exif = Pillow.Exif()
     exif[0x0112] = 6  # turn by 90 degrees

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
+from dbrdist.cli import data
 from dbrdist.datasets.image import folder, scan, tar
+from dbrdist.errors import UsageWarning
 from tests.each import each
 
 
@@ -23,3 +27,15 @@ def test_the_class_of_an_image_is_a_number_below_a_million(text, label, tmp_path
             scan._label(str(path), member)
     else:
         assert scan._label(str(path), member) == label
+
+
+def test_images_of_other_endings_in_class_folders_are_said(tmp_path, capsys):
+    (tmp_path / "a").mkdir()
+    for name in ("0.jpg", "1.JFIF", "2.webp", "3.webp", "4.txt", ".5.webp"):
+        (tmp_path / "a" / name).touch()
+    with pytest.warns(UsageWarning, match=r".png are left out, 3 in all, such as '.*1.JFIF', '.*[23].webp'; convert"):
+        assert len(scan.scan(tmp_path).labels) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        assert data.run(["check", str(tmp_path)]) == 1
+    assert f"warning: {tmp_path}: images of other endings than .jpg, .jpeg, .png are" in capsys.readouterr().err

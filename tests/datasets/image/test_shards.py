@@ -94,6 +94,13 @@ def test_an_image_that_is_small_stays_as_it_is():
     assert images.decode(shrunk(jpeg(1), 12, 90)).shape == (12, 16, 3)
 
 
+def test_an_image_that_would_be_too_long_for_a_jpeg_stays_as_it_is():
+    for width, becomes in ((131_000, 65_500), (131_002, 131_002)):
+        file = io.BytesIO()
+        Pillow.new("L", (width, 4)).save(file, "png")
+        assert images.decode(shrunk(file.getvalue(), 2, 90)).shape[1] == becomes
+
+
 @pytest.mark.parametrize("decoder", ["simplejpeg", "opencv", "pillow"])
 def test_every_encoder_writes_what_pillow_reads(monkeypatch, decoder):
     monkeypatch.setattr(images, "decoder", lambda: decoder)

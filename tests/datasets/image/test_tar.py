@@ -12,6 +12,7 @@ import pytest
 from dbrdist.datasets import open_images
 from dbrdist.datasets.image import tar as tar_format
 from dbrdist.datasets.image.tar import TarWriter, key_and_extension, members
+from dbrdist.errors import UsageWarning
 from tests.datasets.image_files import jpeg, tar
 
 LONG = "folder-" * 30 + "/" + "name-" * 60 + ".jpg"
@@ -86,6 +87,21 @@ def test_labels_and_classes(tmp_path):
     assert found(others) == (["a"], [0])
 
 
+@pytest.mark.filterwarnings("error")
+def test_what_is_behind_the_end_mark_and_no_archive_does_not_count(tmp_path):
+    whole = tar(tmp_path / "x.TAR", [("a/0.jpg", jpeg(0)), ("a/0.b.jpg", b""), ("a/._1.2.jpg", b"")]).read_bytes()
+    (tmp_path / "x.TAR").write_bytes(whole + bytes(512) + b"remains" * 200)
+    assert len(open_images(tmp_path)) == 1
+
+
+def test_images_that_are_none_by_their_ending_are_said(tmp_path):
+    x, names = jpeg(0), ["a/0.jpg", "a/1.v2.jpg", "a/1.V2.PNG", "a/2.webp", "a/3.txt", "a/4.seg.png"]
+    tar(tmp_path / "0.tar", [(name, x) for name in names])
+    with pytest.warns(UsageWarning, match=r"behind the first dot of the name are left out, 4 in all, such as") as said:
+        assert len(open_images(tmp_path)) == 1
+    assert all(f"0.tar:{names[k]}'" in str(said[0].message) for k in (1, 2, 3, 5))
+
+
 def raw_header(name=b"a/0.jpg", size=b"00000000012\0", kind=b"0", magic=b"ustar\x0000", checksum=None):
     header = bytearray(512)
     header[: len(name)] = name
@@ -127,6 +143,14 @@ TARS = {
         "is a sparse file",
     ),
     "no images": (END, "found none"),
+    "two archives in a row": (
+        2 * (raw_header() + bytes(512) + END),
+        "another archive begins .* at byte 2,048, as where",
+    ),
+    "one after a lone block of zeros": (
+        raw_header() + bytes(2 << 20) + raw_header() + END,
+        "another archive begins behind the end mark, at byte 2,097,6",
+    ),
     "other files only": (raw_header(b"x.txt") + bytes(512) + END, "found none"),
     "no label": (raw_header(b"0.jpg") + bytes(512) + END, "expected the number of its class beside each image"),
     "some labels": (
