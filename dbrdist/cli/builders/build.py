@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from dbrdist.core.array.backend import DeviceSpec, get_device, is_floating
 from dbrdist.core.array.config import get_dtype
 from dbrdist.core.array.types import Array
 from dbrdist.core.model.link import Link
+from dbrdist.core.usage import mistakes
 from dbrdist.datasets.image import transforms as T
 from dbrdist.datasets.loading.base import Batch
 from dbrdist.datasets.loading.convert import concat_examples
@@ -144,7 +146,7 @@ def _unmixed(config: Config, origin: Origin, find: FindImages) -> Data:
         if isinstance(settings, c.ImageFolder):
             return _folders(config, settings, origin, find)
         train, test = _arrays(config)
-        num_classes = _classes(train)
+        num_classes = _classes(train, getattr(config.model, "num_classes", 1) is None)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{origin.where(('data',))}: data: {said(error)}") from error
     return Data(_transformed(train, config, origin, "train"), _transformed(test, config, origin, "test"), num_classes)
@@ -180,16 +182,30 @@ def _arrays(config: Config) -> tuple[Any, Any]:
     return datasets.NpzDataset(settings.train), test
 
 
-def _classes(dataset: NpzDataset | TupleDataset) -> int | None:
-    """The number of classes of a dataset of arrays (inputs, labels)."""
+def _classes(dataset: NpzDataset | TupleDataset, is_needed: bool = False) -> int | None:
+    """The number of classes of a dataset of arrays (inputs, labels); an error where it is needed and not to be seen."""
     labels = np.asarray(dataset.columns[1])
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        if is_needed:
+            raise ValueError(
+                f"expected one integer for each example as its label, got {labels.dtype} of {labels.shape}; with other "
+                "targets give the number of outputs as model.num_classes"
+            )
         return None
     if not labels.size:
         raise ValueError("the training set is empty")
     if not (labels >= 0).any():
         raise ValueError("expected labels from 0, but all of them are -1 or less, which stands for no label")
-    return int(labels.max()) + 1
+    num_classes = int(labels.max()) + 1
+    if is_needed and num_classes > max(len(labels), _FEW_CLASSES):
+        mistakes.warn(
+            f"labels up to {num_classes - 1:,} make a network of {num_classes:,} outputs, for {len(labels):,} training "
+            "examples; number the classes from 0 without gaps, or give model.num_classes"
+        )
+    return num_classes
+
+
+_FEW_CLASSES = 1000  # so many need no word, however few examples a trial has
 
 
 def _transformed(
@@ -198,7 +214,7 @@ def _transformed(
     settings = getattr(config.transforms, part)
     if dataset is None or not (settings or _are_whole_numbers(dataset)):
         return dataset
-    return datasets.AugmentedDataset(dataset, T.Compose([_ToHWC(), *transforms(settings, part, origin)]))
+    return datasets.AugmentedDataset(dataset, T.Compose([_ToHWC(settings), *transforms(settings, part, origin)]))
 
 
 def _are_whole_numbers(dataset: Any) -> bool:
@@ -211,11 +227,38 @@ def _are_images_of_integers(x: Any) -> bool:
     return getattr(x, "ndim", 0) >= 4 and x.dtype.kind in "biu"
 
 
+_FOR_GRAY = ("normalize", "random_flip")  # they work on (H, W) too; nothing of ours works on rows of numbers
+
+
 class _ToHWC(T.Transform):
-    """Images (C, H, W) as (H, W, C), which the transforms take; inputs that are no images as they are."""
+    """Images (C, H, W) as (H, W, C), which transforms take; inputs that are no images as they are, if ours allow it."""
+
+    def __init__(self, settings: Sequence[Any] = ()) -> None:
+        until_own = itertools.takewhile(lambda s: not isinstance(s, Custom), settings)  # which may make images of all
+        ours = [s.name for s in until_own if not isinstance(s, c.MIXING)]
+        self._refusing = {1: ours, 2: [name for name in ours if name not in _FOR_GRAY]}
+        self._is_looked_at = not settings
 
     def image(self, image: Any, rng: np.random.Generator | None) -> Any:
-        return np.moveaxis(image, -3, -1) if _is_image(image) else image
+        if refusing := self._refusing.get(getattr(image, "ndim", 0)):
+            gray = "; gray images (N, H, W) are x[:, None]" if image.ndim == 2 else ""
+            raise ValueError(f"expected images (C, H, W) for {refusing[0]}, got an example of {image.shape}{gray}")
+        if not _is_image(image):
+            return image
+        if not self._is_looked_at:
+            self._is_looked_at = True
+            _see_channels_first(image.shape)
+        return np.moveaxis(image, -3, -1)
+
+
+def _see_channels_first(shape: tuple[int, ...]) -> None:
+    """Warn of examples (H, W, C): transforms would mirror their colours and cut off their channels."""
+    height, width, channels = shape[-3:]
+    if min(height, width) >= 8 and (channels in (3, 4) or (channels == 1 and height == width)):
+        mistakes.warn(
+            f"transforms take an example of {shape} as (C, H, W), {height} channels of {width}x{channels} pixels; if "
+            "it is (H, W, C), write x.transpose(0, 3, 1, 2)"
+        )
 
 
 class _ToCHW(T.ToCHW):

@@ -546,3 +546,68 @@ def test_images_of_integers_are_numbers_for_networks_of_ours(monkeypatch, is_own
     if not is_own:
         x, t = convert(0, None)
         assert x.dtype == np.float32 and (x == 7).all() and t is labels
+
+
+def transformed_arrays(x, transforms):
+    config, origin = configured(f"transforms: {{train: [{transforms}]}}")
+    return build._transformed(datasets.TupleDataset(x, np.zeros(len(x), np.int32)), config, origin, "train")
+
+
+@each(
+    **{"shape, transforms, words": [
+        ((12, 12), "random_erasing", r"for random_erasing, got an example of \(12, 12\); gray .* x\[:, None\]"),
+        ((12, 12), "random_flip, {name: random_crop, size: 8}", "for random_crop"),
+        ((144,), "random_flip", r"expected images \(C, H, W\) for random_flip, got an example of \(144,\)$"),
+        ((144,), "{name: normalize, mean: [0.5], std: [1.0]}", r"for normalize, got an example of \(144,\)$"),
+        ((12, 12), "random_flip, {name: normalize, mean: [0.5], std: [1.0]}", None), ((144,), "mixup", None),
+        ((12, 12), "{name: resize, size: 12}", "for resize"), ((144,), "'math:nan', random_flip", None),
+    ]}
+)  # fmt: skip
+def test_transforms_of_images_refuse_other_inputs_each_time(monkeypatch, shape, transforms, words):
+    monkeypatch.setattr(
+        build, "_UserTransform", lambda *source: lambda example, rng: (example[0].reshape(1, 12, 12), 0)
+    )
+    made = transformed_arrays(np.zeros((16, *shape), np.float32), transforms)
+    for i in range(16):
+        if words is None:
+            made[i]
+            continue
+        with pytest.raises(ValueError, match=words):
+            made[i]
+
+
+@each(
+    case=[
+        ((12, 12, 3), True), ((9, 8, 4), True), ((8, 8, 1), True), ((9, 8, 1), False), ((3, 12, 12), False),
+        ((12, 12, 12), False), ((7, 9, 3), False), ((9, 7, 3), False),
+    ]
+)  # fmt: skip
+def test_images_with_their_channels_last_are_warned_of_once(case):
+    shape, is_warned = case
+    for transforms in ("", "random_flip"):
+        made = transformed_arrays(np.zeros((4, *shape), np.uint8), transforms)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            [made[i] for i in range(4)]
+        expected = f"transforms take an example of {shape} as (C, H, W), {shape[0]} channels of {shape[1]}x{shape[2]}"
+        assert [str(w.message).partition(" pixels")[0] for w in said] == [expected] * (is_warned and bool(transforms))
+
+
+@each(y=[np.zeros(4), np.zeros((4, 1), int), np.eye(4), np.ones(4, bool)])
+def test_targets_that_are_no_labels_are_named_where_classes_are_counted(y):
+    data = datasets.TupleDataset(np.zeros((4, 2)), y)
+    with pytest.raises(ValueError, match=rf"^expected one integer .* label, got {y.dtype} of .*model.num_classes$"):
+        build._classes(data, is_needed=True)
+    assert build._classes(data) is None
+
+
+@each(case=[(999, 0), (1000, 1), (2_000_000, 1)])
+def test_labels_far_beyond_the_examples_are_warned_of(case):
+    label, num_warned = case
+    data = datasets.TupleDataset(np.zeros((4, 2)), np.array([0, 1, 2, label]))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert build._classes(data, is_needed=True) == build._classes(data) == label + 1
+    assert [f"a network of {label + 1:,} outputs, for 4 training" in str(w.message) for w in said] == [
+        True
+    ] * num_warned
