@@ -245,3 +245,13 @@ def test_rows_of_a_canvas_are_given_out_until_they_end():
     assert [set(row.ravel().tolist()) for row in whole[2:5]] == [{5}, {5}, {6}]
     assert canvas.rows(0, (1, 4, 4, 4), np.uint8) is canvas.rows(0, (1, 4, 4, 3), np.uint16) is None
     assert reused.begun(1) is None  # this thread has no canvas any more
+
+
+def test_images_outside_of_a_share_go_to_no_canvas():
+    """Also after an image that could not be read has left rows of it free."""
+    own, canvas = Reused(), Canvas(4)
+    with pytest.raises(ValueError, match="corrupt"), own.on(canvas, 0, 4):
+        whole = own.empty((1, 5, 5, 3), np.uint8).base
+        raise ValueError("corrupt")
+    assert own.begun(1) is None
+    assert not np.shares_memory(own.empty((1, 5, 5, 3), np.uint8), whole)
