@@ -108,8 +108,10 @@ def call(custom: Custom, path: KeyPath, origin: Origin, *passed: Any) -> Any:
 
 
 def last_line(error: BaseException) -> str:
-    """The last line of an exception's traceback, and the file and line that raised it."""
-    words = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+    """What a traceback says last, as one line, and the file and line that raised it."""
+    if isinstance(error, SyntaxError) and error.filename:  # no line of that file has run
+        return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
+    words = " ".join("".join(traceback.format_exception_only(error)).split())
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
     frames = [f for f in frames if f.filename != __file__ and os.sep + "importlib" + os.sep not in f.filename]
     return f"{words} ({frames[-1].filename}:{frames[-1].lineno})" if frames else words

@@ -81,6 +81,17 @@ def test_the_place_in_the_users_file_is_named(here):
     assert problem("raiseside:f").endswith("raiseside.py:2)")
 
 
+def test_the_line_is_named_that_is_no_python(here):
+    assert problem("syntaxside:f").endswith("syntaxside.py:1)")
+    assert resolve.last_line(SyntaxError("no file")) == "SyntaxError: no file"
+
+
+def test_no_line_of_what_an_exception_says_is_lost():
+    error = ValueError("expected two numbers:\n  got one\n")
+    error.add_note("in the third row")
+    assert resolve.last_line(error) == "ValueError: expected two numbers: got one in the third row"
+
+
 def test_an_unknown_argument_is_pointed_at(here):
     message = problem("{name: 'userside:Net', args: {width: 1, dept: 3}}")
     assert message == "run.yaml:4:48: model.args.dept: 'userside:Net' takes no 'dept', did you mean 'depth'?"
