@@ -25,6 +25,7 @@ import sys
 import traceback
 import warnings
 import weakref
+from collections.abc import Callable
 from multiprocessing import spawn
 from multiprocessing.process import current_process
 from typing import Any, NamedTuple
@@ -63,8 +64,12 @@ for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGXCPU"):
 from multiprocessing import process, spawn
 from multiprocessing.connection import Connection
 pipe, slots = Connection(int(sys.argv[1])), [int(fd) for fd in sys.argv[2:]]
+try:
+    preparation = pipe.recv()
+except (EOFError, OSError):  # the rank has ended meanwhile
+    sys.exit()
 process.current_process()._inheriting = True
-spawn.prepare(pipe.recv())
+spawn.prepare(preparation)
 del process.current_process()._inheriting
 from dbrdist.datasets.loading.workers import serve
 serve(pipe, slots)
@@ -256,14 +261,22 @@ def serve(pipe: Any, slots: list[int]) -> None:
     for fd in (pipe.fileno(), *slots):
         os.set_inheritable(fd, False)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        dataset_bytes = pipe.recv_bytes()
+        dataset_bytes = _received(pipe.recv_bytes)
         try:
             dataset = pickle.loads(dataset_bytes)
         except Exception as e:  # told at the first batch, where somebody waits
             dataset = e
         del dataset_bytes
-        while (request := pipe.recv()) is not None:
+        while (request := _received(pipe.recv)) is not None:
             _answer(pipe, slots, dataset, request)
+
+
+def _received(receive: Callable[[], Any]) -> Any:
+    """A message; EOFError also where the rank has ended in the midst of it."""
+    try:
+        return receive()
+    except OSError as error:
+        raise EOFError from error
 
 
 def _answer(pipe: Any, slots: list[int], dataset: Any, request: Any) -> None:

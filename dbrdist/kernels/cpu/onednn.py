@@ -421,7 +421,7 @@ class Primitive:
         handle = c_void_p()
         self._library, self._handle, self._memories = lib, handle, []
         check(lib.c.dnnl_primitive_create(byref(handle), description), "primitive")
-        self._handle, self._set = handle.value, lib.set_handle
+        self._set = lib.set_handle
         num_bytes = lib.c.dnnl_memory_desc_get_size(scratchpad) if scratchpad else 0
         if num_bytes:
             memories = {**memories, SCRATCHPAD: scratchpad}
@@ -431,7 +431,7 @@ class Primitive:
             check(lib.c.dnnl_memory_create(byref(memory), descriptor, lib.engine, c_void_p(None)), "memory")
             self._memories.append(memory)
             argument.index, argument.memory = index, memory.value
-        call = self._handle, _stream(), len(memories), ctypes.addressof(self._arguments)
+        call = handle.value, _stream(), len(memories), ctypes.addressof(self._arguments)
         self._run = partial(lib.execute, *call)
         if Executor is None:
             self._execute_on: Any = partial(_execute_on, self._set, self._memories, self._run)
@@ -473,4 +473,4 @@ class Primitive:
             return
         for memory in self._memories:
             self._library.c.dnnl_memory_destroy(memory)
-        self._library.c.dnnl_primitive_destroy(c_void_p(self._handle))
+        self._library.c.dnnl_primitive_destroy(self._handle)

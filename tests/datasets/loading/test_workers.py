@@ -9,7 +9,9 @@ import multiprocessing
 import os
 import pickle
 import signal
+import struct
 import subprocess
+import sys
 import threading
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
@@ -440,3 +442,25 @@ def test_a_loader_is_told_of_a_script_that_is_a_file(path, is_kept):
         patch.setattr(workers.spawn, "get_preparation_data", lambda name: given)
         found = workers._preparation()
     assert found.get("init_main_from_path") == (path if is_kept else None) and found["authkey"] == b"key"
+
+
+@pytest.mark.parametrize("sent", [0, 3, 4, 40, 110])
+def test_a_worker_whose_rank_ends_in_the_midst_of_a_message_ends_without_a_word(sent):
+    """As where Ctrl-C ends it while it sends its dataset, or a request behind that."""
+    data, request = pickle.dumps(list(range(3))), pickle.dumps(bytes(100))
+    messages = b"".join(struct.pack("!i", len(m)) + m for m in (data, request))
+    assert len(data) < 40 < len(messages) - 20
+    ours, theirs = multiprocessing.Pipe()
+    os.write(ours.fileno(), messages[:sent])
+    ours.close()
+    workers.serve(theirs, [])
+    theirs.close()
+
+
+def test_a_worker_whose_rank_ends_before_it_has_begun_says_nothing():
+    ours, theirs = multiprocessing.Pipe()
+    command = [sys.executable, "-S", "-c", workers._START, str(theirs.fileno())]
+    worker = subprocess.Popen(command, stderr=subprocess.PIPE, pass_fds=[theirs.fileno()])
+    ours.close()
+    theirs.close()
+    assert worker.communicate(timeout=30)[1] == b"" and worker.returncode == 0

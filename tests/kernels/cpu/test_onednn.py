@@ -258,12 +258,28 @@ def test_an_operation_that_nobody_has_gives_back_what_the_library_made(monkeypat
     )
     for is_its_own in (False, True):  # after a fork it is the parent's
         operation = onednn.Primitive.__new__(onednn.Primitive)
-        operation._library, operation._handle = library, 7
+        operation._library, operation._handle = library, ctypes.c_void_p(7)
         operation._memories = [ctypes.c_void_p(3), ctypes.c_void_p(4)]
         with monkeypatch.context() as patch:
             patch.setattr(onednn, "_library", library if is_its_own else object())
             del operation
         assert sorted(given_back) == [("memory", 3), ("memory", 4), ("primitive", 7)] * is_its_own
+
+
+def test_an_operation_whose_making_is_interrupted_goes_without_a_word(monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    given_back, said = [], []
+    functions = {"dnnl_primitive_create": interrupted, "dnnl_primitive_destroy": lambda h: given_back.append(h.value)}
+    library = types.SimpleNamespace(c=types.SimpleNamespace(**functions))
+    monkeypatch.setattr(onednn, "_library", library)
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        onednn.Primitive(library, None, {}, None, "name")
+    del caught
+    gc.collect()
+    assert given_back == [None] and not said
 
 
 def test_a_builder_gives_back_each_description_that_it_made():
