@@ -15,6 +15,7 @@ from dbrdist.cli.configuration import extend
 from dbrdist.cli.configuration.document import Document, KeyPath
 from dbrdist.cli.configuration.schema import Config
 from dbrdist.cli.configuration.settings import BY_TAG
+from dbrdist.core.usage import mistakes
 from dbrdist.errors import ConfigError
 
 
@@ -131,9 +132,20 @@ def _apply_one(words: str, data: dict[str, Any], origin: Origin, raw: dict[KeyPa
             place = _inner(place, index)
             if place is None:
                 return f"{'.'.join(parts[: i + 1])} is a value and has no entry {parts[i + 1]!r}"
+    _drop_replaced(path, words, origin, raw)
     origin.override(path, words)
     raw[path] = text
     return None
+
+
+def _drop_replaced(path: KeyPath, words: str, origin: Origin, raw: dict[KeyPath, str]) -> None:
+    """Overrides of entries of what an override behind them replaces as a whole are gone; say so."""
+    for below in [other for other in raw if len(other) > len(path) and other[: len(path)] == path]:
+        mistakes.warn(
+            f"command line {origin.overrides.pop(below)!r}: this has no effect, for {words!r} behind it replaces all "
+            f"of {'.'.join(map(str, path))}; write it behind that"
+        )
+        del raw[below]
 
 
 _OF_RATE = {"lr": "alpha", "alpha": "lr"}

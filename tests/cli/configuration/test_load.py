@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ import dbrdist
 from dbrdist.cli.configuration.load import check, dump, load
 from dbrdist.cli.configuration.schema import Config, interval
 from dbrdist.cli.configuration.settings import BY_TAG, Settings
-from dbrdist.errors import ConfigError
+from dbrdist.errors import ConfigError, UsageWarning
 from tests.cli.config_helpers import GOOD, config, configured, errors
 from tests.each import each
 
@@ -297,6 +298,17 @@ def test_a_wrong_override_is_named(override, words):
     found = errors(GOOD, override)
     assert len(found) == 1
     assert words in found[0]
+
+
+def test_an_override_that_another_one_replaces_is_said_and_forgotten():
+    with pytest.warns(UsageWarning, match=r"^command line 'optimizer.lr=0.2': this .*, for 'optimizer=sgd' behind it"):
+        assert checked("", "optimizer.lr=0.2", "optimizer=sgd").optimizer.lr == 0.01
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert checked("", "optimizer=sgd", "batch=8", "optimizer.lr=0.2", "batch=16").optimizer.lr == 0.2
+    words = ["data.root=123", "data={name: image_folder, root: 5}"]  # which is not what the first one typed
+    with pytest.warns(UsageWarning), pytest.raises(ConfigError, match=r"^command line 'data=.*expected text.*, got 5$"):
+        checked("", *words)
 
 
 def test_a_list_is_indexed_by_number():
