@@ -42,6 +42,26 @@ class Dataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
+def chosen(indices: Any, length: int) -> Any:
+    """The indices of examples of a dataset; those where it is True for a list or an array of booleans, a mask.
+
+    Raises:
+        IndexError: a mask has not ``length`` booleans.
+    """
+    if not is_mask(indices):
+        return indices
+    if len(indices) != length:
+        raise IndexError(f"expected a mask of {length} booleans, one for each example, got {len(indices)}")
+    return np.flatnonzero(indices).tolist()
+
+
+def is_mask(indices: Any) -> bool:
+    """Whether a list or an array holds booleans, which would be taken for the integers 0 and 1."""
+    if isinstance(indices, list):
+        return bool(indices) and isinstance(indices[0], (bool, np.bool_))
+    return isinstance(indices, np.ndarray) and indices.dtype == bool
+
+
 class DatasetMixin:
     """Base of datasets that implement ``__len__`` and ``get_example(i)``; adds slices and lists of indices.
 
@@ -56,11 +76,11 @@ class DatasetMixin:
     """
 
     def __getitem__(self, index: Any) -> Any:
-        """One example for an integer, a list of examples for a slice, a list or a 1-d array of integers."""
+        """One example for an integer, a list of examples for a slice, a list or a 1-d array of integers or booleans."""
         if isinstance(index, slice):
             return [self.get_example(i) for i in range(*index.indices(len(self)))]
         if isinstance(index, (list, np.ndarray)):
-            return [self.get_example(int(i)) for i in index]
+            return [self.get_example(int(i)) for i in chosen(index, len(self))]
         return self.get_example(index)
 
     def __len__(self) -> int:

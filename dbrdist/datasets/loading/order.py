@@ -166,6 +166,8 @@ class Plan:
         if self.is_pure:
             return self.sampler.order(epoch, self.num_examples)
         new = np.asarray(self.sampler(order, position))
+        if new.dtype == bool:
+            raise ValueError("expected indices of examples from the sampler, got booleans; write np.flatnonzero(mask)")
         if epoch and len(new) != self._num_sampled:
             raise ValueError(
                 f"expected an order of {self._num_sampled} examples from the sampler, as in the first epoch, got "

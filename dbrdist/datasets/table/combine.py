@@ -15,7 +15,7 @@ from dbrdist.core.array.types import Index
 from dbrdist.core.usage.foreign_names import add_hints
 from dbrdist.core.usage.mistakes import warn, warn_of_arrays
 from dbrdist.datasets.image.transforms import at_epoch, leaves_examples, transform_batch
-from dbrdist.datasets.loading.base import Batch, DatasetMixin, example_at, is_row_major, read_examples, take
+from dbrdist.datasets.loading.base import Batch, DatasetMixin, chosen, example_at, is_row_major, read_examples, take
 from dbrdist.datasets.loading.contents import known_example
 
 
@@ -46,6 +46,13 @@ def _explain_transform(transform: Callable[..., Any], example: Any) -> None:
             f"TransformDataset: the transform takes {names}, and is called with one argument, the whole example "
             f"({type(example).__name__}); write def transform(example): {names} = example"
         )
+
+
+def _examples(dataset: Any, index: Any) -> Any:
+    """One example or several; of what takes no list of indices, such as a list, one after the other."""
+    if not isinstance(index, (list, np.ndarray)) or is_array(dataset) or isinstance(dataset, DatasetMixin):
+        return dataset[index]
+    return dataset[index] if as_chainer[0] else [dataset[int(i)] for i in index]
 
 
 class TupleDataset:
@@ -81,11 +88,12 @@ class TupleDataset:
         return [known_example(d, i) for d in self._datasets]
 
     def __getitem__(self, index: Index) -> Any:
-        """A tuple for an integer; a list of tuples for a slice, a list or a 1-d array of integers.
+        """A tuple for an integer; a list of tuples for a slice, a list or a 1-d array of integers or booleans.
 
         In a program of Chainer a list or an array gives a tuple of what it gives of each dataset.
         """
-        columns = [d[index] for d in self._datasets]
+        index = chosen(index, self._length)
+        columns = [_examples(d, index) for d in self._datasets]
         if isinstance(index, slice) or (isinstance(index, (list, np.ndarray)) and not as_chainer[0]):
             return list(zip(*columns))
         return tuple(columns)
@@ -127,11 +135,12 @@ class DictDataset:
         self._all_arrays = all(is_array(d) for d in datasets.values())
 
     def __getitem__(self, index: Index) -> Any:
-        """A dictionary for an integer; a list of dictionaries for a slice, a list or a 1-d array of integers.
+        """A dictionary for an integer; a list of dictionaries for a slice, a list or an array of integers or booleans.
 
         In a program of Chainer a list or an array gives a dictionary of what it gives of each dataset.
         """
-        columns = {k: d[index] for k, d in self._datasets.items()}
+        index = chosen(index, self._length)
+        columns = {k: _examples(d, index) for k, d in self._datasets.items()}
         if isinstance(index, slice) or (isinstance(index, (list, np.ndarray)) and not as_chainer[0]):
             return [dict(zip(columns, row)) for row in zip(*columns.values())]
         return columns

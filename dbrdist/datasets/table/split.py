@@ -11,7 +11,7 @@ import numpy as np
 from dbrdist.core.array.backend import Array
 from dbrdist.core.array.random import generator
 from dbrdist.core.usage.mistakes import warn
-from dbrdist.datasets.loading.base import DatasetMixin, example_at, get_batch
+from dbrdist.datasets.loading.base import DatasetMixin, example_at, get_batch, is_mask
 from dbrdist.datasets.loading.contents import known_example
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ class SubDataset(DatasetMixin):
                 f"expected 0 <= start <= finish <= {len(dataset)}, the number of examples, "
                 f"got start={start} and finish={finish}"
             )
+        if is_mask(order):
+            raise ValueError("expected an order of integers, got booleans; examples of a mask are dataset[mask]")
         if order is not None and len(order) != len(dataset):
             raise ValueError(f"expected an order of all {len(dataset)} examples, got one of {len(order)}")
         self._dataset = dataset

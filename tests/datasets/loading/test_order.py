@@ -158,6 +158,11 @@ def test_a_sampler_without_a_whole_batch_gives_no_batches_and_cannot_be_repeated
         SerialIterator(np.arange(10), 4, **options)
 
 
+def test_booleans_of_a_sampler_are_no_order():
+    with pytest.raises(ValueError, match=r"got booleans; write np.flatnonzero\(mask\)"):
+        next(SerialIterator(np.arange(3), 1, order_sampler=lambda order, position: np.arange(3) > 0))
+
+
 def test_a_samplers_order_of_another_length_than_before_is_refused():
     class Bad(OrderSampler):
         def __call__(self, current_order, current_position):

@@ -18,6 +18,32 @@ from dbrdist.datasets.loading.base import get_batch
 from dbrdist.datasets.loading.convert import concat_examples
 from tests.datasets.loader_examples import Noisy, Numbers
 
+_DATA = {
+    "own": TransformDataset(Numbers(5), lambda pair: int(pair[1])),
+    "part": SubDataset([7, *range(5)], 1, 6),
+    "joined": ConcatenatedDataset([0, 1], [2, 3, 4]),
+    "transformed": TransformDataset([0, 1, 2, 3, 4], lambda x: x),
+    "a list beside an array": TransformDataset(TupleDataset([0, 1, 2, 3, 4], np.arange(5)), lambda pair: pair[0]),
+}
+
+
+@pytest.mark.parametrize("make", [list, np.array])
+@pytest.mark.parametrize("name", _DATA)
+def test_a_mask_of_booleans_selects_examples(name, make):
+    """Booleans were taken for the examples 0 and 1, and beside an array for other examples than those of the array."""
+    data, mask = _DATA[name], make([False, True, False, True, True])
+    assert [int(x) for x in data[mask]] == [1, 3, 4]
+    assert TupleDataset(np.arange(5), data)[mask] == [(i, data[i]) for i in (1, 3, 4)]
+    assert DictDataset(a=np.arange(5), b=data)[mask] == [{"a": i, "b": data[i]} for i in (1, 3, 4)]
+    with pytest.raises(IndexError, match="a mask of 5 booleans, one for each example, got 6"):
+        data[make([True] * 6)]
+
+
+def test_a_list_of_indices_reads_lists_beside_arrays():
+    wanted = [(4, "e"), (0, "a")]
+    assert TupleDataset(np.arange(5), "abcde")[[4, 0]] == TupleDataset(range(5), "abcde")[np.array([4, 0])] == wanted
+    assert DictDataset(a=list(range(5)), b=np.arange(5))[[3]] == [{"a": 3, "b": 3}]
+
 
 def test_tuple_dataset():
     data = TupleDataset(np.arange(4) * 10, [1, 2, 3, 4])

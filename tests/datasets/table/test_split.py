@@ -97,3 +97,8 @@ def test_one_part_is_the_whole():
     whole = list(range(9))
     parts = [[list(part) for part in split_dataset_n_random(whole, 2, seed)] for seed in (None, 0, 1)]
     assert parts[0] == parts[1] != parts[2]
+
+
+def test_booleans_are_no_order():
+    with pytest.raises(ValueError, match=r"an order of integers, got booleans; examples of a mask are dataset\[mask\]"):
+        split_dataset([1, 2, 3], 2, [True, False, True])
