@@ -168,6 +168,13 @@ class Chain(_Container):
                 if name not in self._children:
                     self._children.append(name)
             note_change(self)
+        elif name in self.__dict__.get("_children", ()):
+            note_change(self)
+
+    def _leave_out(self, name: str) -> None:
+        super()._leave_out(name)
+        if name in self.__dict__.get("_children", ()):
+            note_change(self)
 
     def __delattr__(self, name: str) -> None:
         if name in self._children:
@@ -186,15 +193,16 @@ class Chain(_Container):
             setattr(self, name, link)
 
     def _named_children(self) -> list[tuple[str, Link]]:
-        return [(name, self.__dict__[name]) for name in self._children]
+        values = self.__dict__  # a child that None or a function has replaced is none until there is a link again
+        return [(name, values[name]) for name in self._children if isinstance(values[name], Link)]
 
     def copy(self, mode: str = "share") -> Self:
         new = super().copy(mode)
         if mode != "copy":
             new._children = list(self._children)
             copies = _copies(self.children(), mode)
-            for name in new._children:
-                child = copies[id(self.__dict__[name])]
+            for name, old in self._named_children():
+                child = copies[id(old)]
                 child.name = name
                 new.__dict__[name] = child
         return new

@@ -81,6 +81,7 @@ class Link(DeviceResident):
     _params: Any = _SetByInit()
     forward: Any  # the computation; links that can be called define it
     name: str | None = None
+    _left_out: tuple[str, ...] = ()  # parameters in whose place there is None now
     _changed_at: int | None = None
     _cleared: tuple[int, Watch, list[VariableNode], list[Link]] | None = None  # what cleargrads of a container clears
 
@@ -120,6 +121,8 @@ class Link(DeviceResident):
     def __setattr__(self, name: str, value: Any) -> None:
         if are_used[0] and config.__dict__["_repeats"] is not None:
             note_state(self, name, value)
+        if value is None:
+            self._leave_out(name)
         if type(value) not in _NEVER_REGISTERED or self.__dict__.get("_within_init_scope"):
             self._assign(name, value)
         else:  # what steps keep
@@ -142,14 +145,22 @@ class Link(DeviceResident):
             ))  # fmt: skip
         super().__setattr__(name, value)
         if isinstance(value, Parameter):
-            if self.within_init_scope:
+            if self.within_init_scope or name in self._left_out:
                 value.name = name
+                self._left_out = tuple(other for other in self._left_out if other != name)
                 if name not in self._params:
                     self._params.append(name)
                     if len(self._params) == 1:
                         note_maker(self, Link)
                 if name in self._persistent:
                     self._persistent.remove(name)
+            note_change(self)
+
+    def _leave_out(self, name: str) -> None:
+        """Have no parameter ``name`` until there is one again: None was assigned, as to ``linear.b``."""
+        if name in self.__dict__.get("_params", ()):
+            self._params.remove(name)
+            self._left_out = (*self._left_out, name)
             note_change(self)
 
     def _check_name(self, name: str, what: str) -> None:

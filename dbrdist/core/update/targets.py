@@ -79,10 +79,9 @@ def parameters_of(where: str, link: Link) -> list[Parameter]:
         for name in owner._params:
             value = owner.__dict__.get(name)
             if not isinstance(value, Parameter):
-                hint = f"del link.{name}, or leave it out" if value is None else f"link.{name}.array = ... gives values"
                 raise TypeError(
-                    f"{where}: {path.rstrip('/')}/{name} is a parameter, and was replaced by "
-                    f"{'None' if value is None else f'an object of type {type(value).__name__}'}; {hint}"
+                    f"{where}: {path.rstrip('/')}/{name} is a parameter, and was replaced by an object of type "
+                    f"{type(value).__name__}; link.{name}.array = ... gives values, link.{name} = None leaves it out"
                 )
     return unique(link.params())
 

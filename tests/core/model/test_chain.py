@@ -27,6 +27,36 @@ def test_nothing_is_registered_before_a_link_is_made():
     assert Early().before == 1
 
 
+@pytest.mark.parametrize("replacement", [None, F.identity])
+def test_a_child_that_is_replaced_by_none_or_a_function_is_one_no_more_until_there_is_a_link_again(replacement):
+    net = Chain(body=L.Linear(2, 2), head=L.Linear(2, 2))
+    optimizer = dbrdist.optimizers.SGD(1.0).setup(net)
+    net.cleargrads()
+    head, net.head = net.head, replacement
+    assert [name for name, _ in net.namedparams()] == ["/body/W", "/body/b"] and net.children().__next__() is net.body
+    assert [name for name, _ in net.copy("init").namedparams()] == ["/body/W", "/body/b"]
+    before = net.body.b.array.copy()
+    optimizer.update(lambda: F.sum(net.body(np.ones((3, 2), np.float32))))
+    assert net.body.b.array.tolist() == (before - 3).tolist()
+    net.head = head
+    assert len(list(net.params())) == 4 and head.name == "head"
+
+
+def test_a_parameter_that_is_replaced_by_none_is_one_no_more_until_there_is_one_again():
+    net = Chain(layer=L.Linear(2, 2))
+    optimizer = dbrdist.optimizers.SGD(1.0).setup(net)
+    net.layer.b.array = np.ones(2, np.float32)
+    b, net.layer.b = net.layer.b, None
+    assert [name for name, _ in copy.deepcopy(net).namedparams()] == ["/layer/W"]
+    before, x = net.layer.W.array.copy(), np.ones((3, 2), np.float32)
+    optimizer.update(lambda: F.sum(net.layer(x)))
+    assert net.layer.W.array.tolist() == (before - 3).tolist()
+    np.testing.assert_allclose(net.layer(x).array, x @ (before - 3).T, rtol=1e-6)
+    net.layer.b = b
+    assert [name for name, _ in net.namedparams()] == ["/layer/W", "/layer/b"]
+    np.testing.assert_allclose(net.layer(x).array, x @ (before - 3).T + 1, rtol=1e-6)
+
+
 def test_shared_parameters_are_added_and_counted_once():
     one = Chain(a=L.Linear(2, 2))
     one.add_link("b", one.a)
