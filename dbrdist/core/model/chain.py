@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, overload
 from dbrdist.core.array.chainer_mode import loading
 from dbrdist.core.array.types import Number
 from dbrdist.core.model.device_resident import DeviceResidentsVisitor
-from dbrdist.core.model.link import Link, _join, _missing_init
+from dbrdist.core.model.link import Link, _join
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.model.versions import Watch, note_change
 from dbrdist.core.tape.variable import Variable
-from dbrdist.core.usage.mistakes import given_a_class, refuse, warn
+from dbrdist.core.usage.mistakes import given_a_class, missing_init, refuse, warn
 
 if TYPE_CHECKING:
     from typing import Self
@@ -151,7 +151,7 @@ class Chain(_Container):
     def _assign(self, name: str, value: Any) -> None:
         if isinstance(value, Link) and self.within_init_scope:
             if "_children" not in self.__dict__:  # of super(dbrdist.Chain, self), which leaves Chain out
-                raise _missing_init()
+                raise missing_init()
             self._check_name(name, "link")
         elif type(value) is tuple and len(value) == 1 and self.within_init_scope and _is_to_be_child(value[0]):
             kind = type(value[0]).__name__

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import numpy as np
 
 from dbrdist.core.array.backend import device_of, fill, is_array, to_device
-from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.config import BlockMethod, config
 from dbrdist.core.array.current_device import HERE, On, current_number
 from dbrdist.core.model import pickles_of_chainer
@@ -33,7 +32,7 @@ from dbrdist.core.tape.node import VariableNode, note_assignment
 from dbrdist.core.tape.repeats import are_used, note_state
 from dbrdist.core.tape.variable import Variable
 from dbrdist.core.usage.foreign_names import Foreign, add_hints, add_switches
-from dbrdist.core.usage.mistakes import given_a_class, refuse, refuse_no_values, warn
+from dbrdist.core.usage.mistakes import NO_INIT, given_a_class, missing_init, refuse, refuse_no_values, warn
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -52,7 +51,7 @@ class _SetByInit:
     def __get__(self, obj: Link | None, owner: type[Link]) -> Any:
         if obj is None:
             return self
-        raise AttributeError(f"{_MISSING_INIT} {_CALL_IT}")
+        raise AttributeError(NO_INIT)
 
 
 class Link(DeviceResident):
@@ -111,7 +110,7 @@ class Link(DeviceResident):
     def init_scope(self) -> Iterator[None]:
         """Within the block, assigned parameters (and in a Chain, links) are registered."""
         if "_params" not in self.__dict__:
-            raise _missing_init()
+            raise missing_init()
         old, self._within_init_scope = self._within_init_scope, True
         try:
             yield
@@ -239,7 +238,7 @@ class Link(DeviceResident):
             raise
         except AttributeError as e:
             if "_params" not in self.__dict__:
-                raise _missing_init() from e
+                raise missing_init() from e
             self._require_forward()
             if type(self).__module__.startswith("dbrdist."):
                 explain_operand(self, e, args, kwargs)
@@ -517,17 +516,6 @@ class Link(DeviceResident):
 
 add_hints(Link, "Link")
 add_switches(Link)
-
-
-_MISSING_INIT = "Link.__init__() has not been called."  # Chainer's words, to the letter
-_CALL_IT = "In __init__, call super().__init__() first"
-
-
-def _missing_init() -> RuntimeError:
-    error = RuntimeError(_MISSING_INIT)
-    if not as_chainer[0]:  # whose programs may look for the words alone
-        error.add_note(_CALL_IT)
-    return error
 
 
 class _TypedNaN:

@@ -14,6 +14,10 @@ from dbrdist.core.array.types import Array
 from dbrdist.core.array.user_line import warn_user
 from dbrdist.errors import CheckpointError, UsageWarning
 
+_MISSING_INIT = "Link.__init__() has not been called."  # Chainer's words, to the letter
+_CALL_IT = "In __init__, call super().__init__() first"
+NO_INIT = f"{_MISSING_INIT} {_CALL_IT}"
+
 
 def warn(words: str) -> None:
     """Warn at the line of the user's program that led here; Python shows a warning once for each line."""
@@ -39,6 +43,14 @@ def warn_of_arrays(arrays: Sequence[Array], where: str, ours: str) -> None:
 def given_a_class(where: str, value: type, what: str) -> TypeError:
     """The error where a class was given and an instance is meant."""
     return TypeError(f"{where}: expected {what}, got the class {value.__name__}; write {value.__name__}(...)")
+
+
+def missing_init() -> RuntimeError:
+    """The error of a link whose class does not call ``__init__`` of its base."""
+    error = RuntimeError(_MISSING_INIT)
+    if not as_chainer[0]:  # whose programs may look for the words alone
+        error.add_note(_CALL_IT)
+    return error
 
 
 def refuse_no_values(parameter: str, is_strict: bool) -> None:
