@@ -278,7 +278,13 @@ class _Builder:
         if longer is None or _is_equal(a, longer.array, dtype):
             return self.graph.constant(array if isinstance(array, np.ndarray) else a)
         b = np.asarray(longer.array)
-        if b.ndim != a.ndim or a.shape[1:] != b.shape[1:] or not (a == a[:1]).all() or not (b == a[:1]).all():
+        if (
+            not a.ndim
+            or b.ndim != a.ndim
+            or a.shape[1:] != b.shape[1:]
+            or not (a == a[:1]).all()
+            or not (b == a[:1]).all()
+        ):
             raise OperatorError(f"a constant of shape {a.shape} depends on the batch; export without dynamic_batch")
         name, first, _ = self._batch()
         factor, rest = divmod(len(a), first)
@@ -358,6 +364,11 @@ def _require_same_settings(call: TracedCall, second: TracedCall) -> None:
             raise OperatorError(
                 f"{name} is {value!r} for these inputs and {other!r} for others; it would be a constant"
             )
+    for y, other in zip(call.ys, second.ys):
+        shape, wanted = np.shape(y), np.shape(other)
+        if shape != wanted:
+            words = f"the shape of a result is {shape} for these inputs and {wanted} for others"
+            raise OperatorError(f"{words}; it would be a constant")
 
 
 def _is_equal(a: Any, other: Any, dtype: DTypeLike) -> bool:

@@ -47,13 +47,20 @@ class TracedCall:
         self.kind, self.node, self.xs, self.sources, self.layer = kind, node, xs, sources, layer
         self.ys: tuple[Any, ...] = ()
         self.given = getattr(node, "_for_rule", None)  # labels of a loss, which forward replaces
-        self.settings = {k: v for k, v in getattr(node, "__dict__", {}).items() if _is_plain(v)}
+        self.settings = {k: _without_arrays(v) for k, v in getattr(node, "__dict__", {}).items() if _is_plain(v)}
 
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
-        return all(map(_is_plain, value))
-    return isinstance(value, (bool, int, float, str, np.number))
+        return all(isinstance(v, np.ndarray) or _is_plain(v) for v in value)
+    return value is None or value is Ellipsis or isinstance(value, (bool, int, float, str, slice, np.number))
+
+
+def _without_arrays(value: Any) -> Any:
+    """Parts of indices, of which arrays are compared by what they were computed from."""
+    if isinstance(value, (tuple, list)):
+        return [Ellipsis if isinstance(v, np.ndarray) else _without_arrays(v) for v in value]
+    return value
 
 
 class CallTrace:

@@ -348,3 +348,47 @@ def test_nested_arguments_and_results(tmp_path):
     p, q, r = run(tmp_path / "m.onnx", x0=a, x1=b, x2=s)
     np.testing.assert_allclose((p, q), (a + b, a * s), rtol=1e-6)
     np.testing.assert_array_equal(r, s)
+
+
+PARTS_OF_AXES = {
+    "channels": lambda x: x[:, [0, 2, -1]],
+    "mask": lambda x: x[:, np.array([True, False, True, True]), ::-1],
+    "last axis": lambda x: x[..., np.array([[1, 0]])],
+    "slices": lambda x: x[:, 1:, np.array([2, 0]), 1:],
+}
+
+
+@each(name=PARTS_OF_AXES)
+def test_indices_along_one_axis_leave_the_batch_open(name, tmp_path):
+    export(PARTS_OF_AXES[name], random(3, 4, 3, 2), tmp_path / "f.onnx", dynamic_batch=True, check=False)
+    x = random(5, 4, 3, 2, seed=1)
+    np.testing.assert_array_equal(run(tmp_path / "f.onnx", x=x)[0], PARTS_OF_AXES[name](dbrdist.Variable(x)).array)
+
+
+def largest(x):
+    """A number of a program, which depends on the values of x."""
+    return int(x.array[0].argmax())
+
+
+@each(
+    function=[
+        lambda x: x[:, largest(x)],
+        lambda x: x[:, : largest(x) + 1],
+        lambda x: x[:, x.array[0].argsort().tolist()],
+        lambda x: x[:, x.array[0].argsort()],
+        lambda x: F.sum(F.tile(x, (1, largest(x) + 1)), axis=1),
+        lambda x: F.sum(F.pad(x, ((0, 0), (largest(x), 1)), "edge"), axis=1),
+        lambda x: F.sum(F.split_axis(x, [largest(x) + 1], 1)[0], axis=1),
+        lambda x: F.scatter_add(x, (slice(None), largest(x)), x[:, 0]),
+        lambda x: F.as_strided(x, (2, 2), (5, 1), largest(x)),
+    ]
+)
+def test_indices_and_sizes_that_depend_on_values_are_refused(function, tmp_path):
+    """They were constants of the file, which only onnxruntime's results could show."""
+    with pytest.raises(OperatorError, match=r"(?s)for these inputs and .* for others|depends on the values"):
+        export(function, random(3, 5, seed=2), tmp_path / "f.onnx", check=False)
+
+
+def test_a_number_that_depends_on_the_batch_is_refused_in_words(tmp_path):
+    with pytest.raises(OperatorError, match=r"div: a constant of shape \(\) depends on the batch; export without dyn"):
+        export(lambda x: x / len(x), random(3, 4), tmp_path / "f.onnx", dynamic_batch=True)

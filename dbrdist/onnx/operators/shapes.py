@@ -149,6 +149,8 @@ def _getitem(g: OnnxGraph, c: Conversion) -> str:
         return _basic(g, c, parts)
     if isinstance(slices, np.ndarray) and slices.dtype.kind in "iu":  # rows of a table
         return g.op("Gather", c.names[0], c.name_of(slices), axis=0)
+    if sum(map(_is_list, parts)) == 1 and all(_is_list(p) or p is Ellipsis or isinstance(p, slice) for p in parts):
+        return _along_one_axis(g, c, parts)
     if len(parts) == 2 and len(c.shape()) == 2 and all(isinstance(p, np.ndarray) and p.ndim == 1 for p in parts):
         return _elements_of_rows(g, c, *parts)
     return by_index(g, c)
@@ -156,6 +158,14 @@ def _getitem(g: OnnxGraph, c: Conversion) -> str:
 
 def _is_number(part: Any) -> bool:
     return isinstance(part, (int, np.integer)) and not isinstance(part, bool)
+
+
+def _is_list(part: Any) -> bool:
+    """Whether it is a list or an array of indices, or a mask along one axis."""
+    if not isinstance(part, (list, np.ndarray)):
+        return False
+    a = np.asarray(part)
+    return a.dtype.kind in "iu" or (a.dtype == bool and a.ndim == 1)
 
 
 def _basic(g: OnnxGraph, c: Conversion, parts: tuple[Any, ...]) -> str:
@@ -186,6 +196,21 @@ def _sliced(g: OnnxGraph, c: Conversion, x: str, axis: int, part: slice, n: Any)
         else:
             raise OperatorError("a slice of the batch depends on its size; export without dynamic_batch")
     return g.part(x, axis, start, _TO_THE_START if stop < 0 and step < 0 else stop, step)
+
+
+def _along_one_axis(g: OnnxGraph, c: Conversion, parts: tuple[Any, ...]) -> str:
+    """Indices or a mask along one axis and slices along the others, such as channels: x[:, [0, 2]]."""
+    x, shape, axis, at = c.names[0], c.shape(), 0, 0
+    for p in parts:
+        if _is_list(p):
+            at, places = axis, np.asarray(p)
+            indices = c.name_of(p) if isinstance(p, np.ndarray) else g.constant(places)
+            if places.dtype == bool:
+                indices = g.constant(np.flatnonzero(places))
+        elif p is not Ellipsis and p != slice(None):
+            x = _sliced(g, c, x, axis, p, shape[axis])
+        axis += len(shape) - len(parts) + 1 if p is Ellipsis else 1
+    return g.op("Gather", x, indices, axis=at)
 
 
 def _elements_of_rows(g: OnnxGraph, c: Conversion, rows: Any, columns: Any) -> str:
