@@ -344,7 +344,9 @@ def deconvolution_2d(
     if outsize is None or tuple(outsize) == (None, None):
         outsize = (g.sh * (h - 1) + g.dh * (kh - 1) + 1 - 2 * g.ph, g.sw * (w - 1) + g.dw * (kw - 1) + 1 - 2 * g.pw)
     # Either rounding will do: Chainer lets outsize be what a convolution with cover_all would have come from.
-    if (h, w) not in (g.out_hw(*outsize, kh, kw), g._replace(cover_all=True).out_hw(*outsize, kh, kw)):
+    if min(outsize) < 1 or (h, w) not in (
+        g.out_hw(*outsize, kh, kw), g._replace(cover_all=True).out_hw(*outsize, kh, kw),
+    ):  # fmt: skip
         what = f"what a convolution with {g} and kernel {kh} x {kw} takes to {h} x {w}"
         raise expected("deconvolution_2d", "outsize", what, str(tuple(outsize)))
     geometry = g._replace(cover_all=g.out_hw(*outsize, kh, kw) != (h, w))

@@ -133,3 +133,6 @@ def test_messages_of_misfits():
         F.max_pooling_2d(x, 6, 1, cover_all=False)
     with pytest.raises(ValueError, match=r"batch_normalization: beta: expected shape \(3,\) for x .* got shape \(4,\)"):
         F.batch_normalization(x, np.ones(3, "f"), np.ones(4, "f"))
+    for b in (0, 1):
+        with pytest.raises(ValueError, match=r"deconvolution_2d: outsize: expected .* got \(3, 0\)"):
+            F.deconvolution_2d(np.ones((b, 3, 1, 2), "f"), np.ones((3, 2, 3, 1), "f"), pad=(0, 1))

@@ -433,7 +433,7 @@ def _check_planes(x: HostArray, axis: tuple[int, ...]) -> None:
 
 
 def _dense(a: HostArray) -> HostArray:
-    return np.require(a, _F32, "CA")
+    return np.require(a, _F32, "CAE")
 
 
 def _vector(a: HostArray) -> HostArray:

@@ -240,3 +240,16 @@ def test_images_in_planes_are_normalized_where_the_processor_has_no_loop(monkeyp
         table.forget()
     expected = (x - x.mean((0, 2, 3), np.float64, keepdims=True)) / x.std((0, 2, 3), np.float64, keepdims=True)
     np.testing.assert_allclose(y, expected, rtol=0, atol=1e-4)
+
+
+def test_parameters_of_a_subclass_of_numpys_array_are_taken(tmp_path):
+    """The compiled loop for images in planes refused memory maps, as a file of weights is read."""
+    gamma = np.memmap(tmp_path / "gamma", np.float32, "w+", shape=(8,))
+    gamma[:] = np.arange(8)
+    x = draw(0, (4, 8, 32, 32))
+    y, mean, var, _ = kernels.bn_forward(x, gamma, gamma, 1e-5)
+    expected = (x - x.mean((0, 2, 3), np.float64, keepdims=True)) / x.std((0, 2, 3), np.float64, keepdims=True)
+    of_channel = np.arange(8)[:, None, None]
+    np.testing.assert_allclose(y, expected * of_channel + of_channel, rtol=0, atol=1e-3)
+    again = kernels.bn_inference(x, gamma, gamma, mean, var, 1e-5)
+    np.testing.assert_allclose(again, y, rtol=0, atol=1e-3)
