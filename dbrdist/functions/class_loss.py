@@ -17,11 +17,13 @@ from dbrdist.core.array.config import config
 from dbrdist.core.array.gpu.mixed_devices import refuse_mixed
 from dbrdist.core.array.sums import product_sum
 from dbrdist.core.array.types import IntArray, Module
+from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.names.limits import decay, within
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating, one_of
 from dbrdist.core.tape.function_node import FunctionNode, call
 from dbrdist.core.tape.variable import Operand, Variable, as_variable
+from dbrdist.core.usage.mistakes import warn
 from dbrdist.functions.activation import Softmax
 from dbrdist.functions.lean_loss import lean_cross_entropy
 from dbrdist.functions.math import (
@@ -282,7 +284,7 @@ def softmax_cross_entropy(
         t: integer labels, shape (N, D...), or probabilities with the shape of x. Takes no gradient.
         normalize: divide the sum by the number of labels that are not ignored, else by N.
         cache_score: accepted for compatibility with Chainer, without effect.
-        class_weight: shape (K,); the term of class k is multiplied by ``class_weight[k]``.
+        class_weight: shape (K,); the term of class k is multiplied by ``class_weight[k]``. Takes no gradient.
         ignore_label: labels equal to it are ignored; None ignores none.
         reduce: 'mean', or 'no' for one loss per label, shape (N, D...).
         enable_double_backprop: accepted for compatibility with Chainer; the rule is always differentiable.
@@ -363,7 +365,10 @@ def _of_labels(
         return MeanOverLabels(t, ignore_label, normalize).apply((x,))[0]
     valid = t != ignore_label if valid is None else valid
     if class_weight is not None:
-        class_weight = class_weight.array if isinstance(class_weight, Variable) else class_weight
+        if isinstance(class_weight, Variable):
+            if class_weight.creator_node is not None or isinstance(class_weight, Parameter):
+                warn("softmax_cross_entropy: class_weight gets no gradient; write class_weight.array if that is meant")
+            class_weight = class_weight.array
         if not is_array(class_weight) or class_weight.shape != (num_classes,):
             raise expected("softmax_cross_entropy", "class_weight", f"an array of shape ({num_classes},)", class_weight)
         class_weight = class_weight.astype(dtype)

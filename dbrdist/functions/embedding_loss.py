@@ -47,6 +47,11 @@ def _finished(losses: Variable, reduce: str, like: Variable) -> Variable:
     return ops.cast(losses, like.dtype)
 
 
+def _margin(margin: Any, like: Variable) -> float | Variable:
+    """A number, or a Variable, which may be learned, in the type of ``like``."""
+    return ops.cast(margin, like.dtype) if isinstance(margin, Variable) else float(margin)
+
+
 def contrastive(x0: Operand, x1: Operand, y: Operand, margin: Margin = 1, reduce: str = "mean") -> Variable:
     """(y d^2 + (1 - y) max(margin - d, 0)^2) / 2, d the distance between the rows (Hadsell et al. 2006).
 
@@ -57,7 +62,7 @@ def contrastive(x0: Operand, x1: Operand, y: Operand, margin: Margin = 1, reduce
         x0: vectors (N, K).
         x1: vectors (N, K).
         y: integers (N,): 1 for pairs of one class, 0 for others.
-        margin: distance that others should have, > 0; default 1.
+        margin: distance that others should have, > 0; default 1. A Variable gets its gradient.
         reduce: 'mean' for one number, 'no' for one loss per element; default 'mean'.
 
     Example:
@@ -73,7 +78,7 @@ def contrastive(x0: Operand, x1: Operand, y: Operand, margin: Margin = 1, reduce
     squares = _squared_distances(x0, x1)
     is_zero = squares.array == 0
     distances = ops.where(is_zero, 0.0, ops.sqrt(ops.where(is_zero, 1.0, squares)))
-    lacking = ops.power(relu(ops.sub(float(margin), distances)), 2)
+    lacking = ops.power(relu(ops.sub(_margin(margin, distances), distances)), 2)
     similar = y.astype(squares.dtype)
     losses = ops.mul(ops.add(ops.mul(squares, similar), ops.mul(lacking, 1 - similar)), 0.5)
     return _finished(losses, reduce, x0)
@@ -90,7 +95,7 @@ def triplet(
         anchor: vectors (N, K).
         positive: vectors of the same class (N, K).
         negative: vectors of another class (N, K).
-        margin: how much nearer the positive ones should be, > 0; default 0.2.
+        margin: how much nearer the positive ones should be, > 0; default 0.2. A Variable gets its gradient.
         reduce: 'mean' for one number, 'no' for one loss per element; default 'mean'.
 
     Example:
@@ -100,7 +105,7 @@ def triplet(
     within(triplet, margin=margin)
     anchor, positive, negative = _embeddings("triplet", reduce, anchor=anchor, positive=positive, negative=negative)
     excess = ops.sub(_squared_distances(anchor, positive), _squared_distances(anchor, negative))
-    return _finished(relu(ops.add(excess, float(margin))), reduce, anchor)
+    return _finished(relu(ops.add(excess, _margin(margin, excess))), reduce, anchor)
 
 
 def _deviations(function: str, reduce: str, **xs: Any) -> tuple[Variable, ...]:

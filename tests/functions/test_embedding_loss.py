@@ -52,6 +52,24 @@ def test_losses_refuse_in_words(call, message):
         call()
 
 
+def test_margins_may_be_learned():
+    """A Variable was taken for its number, and got no gradient."""
+    a, b, c = np.random.default_rng(1).standard_normal((3, 6, 4)) / 2
+    is_similar = np.array([0, 1, 0, 0, 1, 0])
+    squares, others = ((a - b) ** 2).sum(1), ((a - c) ** 2).sum(1)
+    lacking = np.maximum(2 - np.sqrt(squares), 0)
+    for loss, margin, wanted in [
+        (lambda margin: F.triplet(a, b, c, margin), 0.5, (squares - others + 0.5 > 0).mean()),
+        (lambda margin: F.contrastive(a, b, is_similar, margin), 2.0, (lacking * (1 - is_similar)).mean()),
+    ]:
+        learned = Variable(np.array(margin))
+        y = loss(learned)
+        y.backward()
+        np.testing.assert_allclose(y.array, loss(margin).array, rtol=1e-14)
+        np.testing.assert_allclose(learned.grad, wanted, rtol=1e-12)
+        assert wanted > 0
+
+
 def test_distances_of_16_bit_types_do_not_overflow():
     a, b = np.full((2, 100), 200.0, np.float16), np.zeros((2, 100), np.float16)
     losses = F.contrastive(a, b, np.array([0, 0]), 1.0, "no")

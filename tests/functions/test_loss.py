@@ -587,3 +587,11 @@ def test_the_loss_smooths_soft_labels_as_it_does_hard_ones(smoothing, dtype):
         float(F.softmax_cross_entropy(x, hard, label_smoothing=smoothing).array),
         rtol=1e-5,
     )
+
+
+def test_weights_of_classes_that_would_be_learned_are_warned_of():
+    x, t, weights = np.ones((2, 3), np.float32), np.array([0, 2]), Variable(np.ones(3, np.float32))
+    F.softmax_cross_entropy(x, t, class_weight=weights)
+    for learned in (weights * 1.0, dbrdist.Parameter(np.ones(3, np.float32))):
+        with pytest.warns(dbrdist.errors.UsageWarning, match="class_weight gets no gradient; write class"):
+            F.softmax_cross_entropy(x, t, class_weight=learned)
