@@ -230,7 +230,43 @@ def get_batch(dataset: Any, indices: Array, seed: int, epoch: int, skipped: list
         return method(indices, seed, epoch, skipped)
     if is_array(dataset):
         return Batch(take(dataset, indices))
-    return [example for _, example in read_examples(dataset, indices, seed, epoch, skipped)]
+    return list_examples(dataset, indices, seed, epoch, skipped)
+
+
+def list_examples(dataset: Any, indices: Array, seed: int, epoch: int, skipped: list[str]) -> list[Any]:
+    """As :func:`get_batch`, one by one, and copies where the second example takes the memory of the first one."""
+    examples: list[Any] = []
+    messages: list[str] = []
+    for _, example in read_examples(dataset, indices, seed, epoch, messages):
+        if len(examples) == 1 and _is_same_memory(example, examples[0]):  # which may have been overwritten
+            messages.clear()
+            examples = [copied(e) for _, e in read_examples(dataset, indices, seed, epoch, messages)]
+            break
+        examples.append(example)
+    skipped += messages
+    return examples
+
+
+def copied(part: Any) -> Any:
+    """An example whose arrays, and whatever holds them, nobody else changes."""
+    if is_array(part):
+        return part.copy()
+    if type(part) is dict:
+        return {name: copied(value) for name, value in part.items()}
+    return type(part)(map(copied, part)) if type(part) in (tuple, list) else part
+
+
+def _is_same_memory(a: Any, b: Any) -> bool:
+    """Whether two examples lie at the same place, as those of a dataset that fills one buffer again for each."""
+    kind = type(a)
+    if kind is tuple:
+        return type(b) is tuple and any(map(_is_same_memory, a, b))
+    if kind is np.ndarray:
+        is_view = a.base is not None and type(b) is np.ndarray and a.base is b.base
+        return a is b or (is_view and a.__array_interface__["data"] == b.__array_interface__["data"])
+    if kind is dict and type(b) is dict and a is not b:
+        return any(_is_same_memory(value, b[name]) for name, value in a.items() if name in b)
+    return a is b and kind in (dict, list)
 
 
 def take(rows: Array, indices: Array) -> Array:

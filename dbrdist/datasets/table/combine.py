@@ -15,7 +15,17 @@ from dbrdist.core.array.types import Index
 from dbrdist.core.usage.foreign_names import add_hints
 from dbrdist.core.usage.mistakes import warn, warn_of_arrays
 from dbrdist.datasets.image.transforms import at_epoch, leaves_examples, transform_batch
-from dbrdist.datasets.loading.base import Batch, DatasetMixin, chosen, example_at, is_row_major, read_examples, take
+from dbrdist.datasets.loading.base import (
+    Batch,
+    DatasetMixin,
+    chosen,
+    copied,
+    example_at,
+    is_row_major,
+    list_examples,
+    read_examples,
+    take,
+)
 from dbrdist.datasets.loading.contents import known_example
 
 
@@ -111,7 +121,7 @@ class TupleDataset:
             return Batch(tuple([rows.take(indices, 0) for rows in self._datasets]))
         if self._all_arrays:
             return Batch(tuple([take(d, indices) for d in self._datasets]))
-        return [example for _, example in read_examples(self, indices, seed, epoch, skipped)]
+        return list_examples(self, indices, seed, epoch, skipped)
 
 
 class DictDataset:
@@ -160,7 +170,7 @@ class DictDataset:
         """The examples ``indices`` in ``epoch`` of a run with ``seed``; ``skipped`` gets errors of those left out."""
         if self._all_arrays:
             return Batch({k: take(d, indices) for k, d in self._datasets.items()})
-        return [example for _, example in read_examples(self, indices, seed, epoch, skipped)]
+        return list_examples(self, indices, seed, epoch, skipped)
 
 
 add_hints(TupleDataset, "DatasetMixin")
@@ -259,15 +269,6 @@ class TransformDataset(DatasetMixin):
             raise
 
 
-def _copied(part: Any) -> Any:
-    """An example for a transform that may change it in place: what is in memory is the dataset's."""
-    if is_array(part):
-        return part.copy()
-    if type(part) is dict:
-        return {name: _copied(value) for name, value in part.items()}
-    return type(part)(map(_copied, part)) if type(part) in (tuple, list) else part
-
-
 class AugmentedDataset(DatasetMixin):
     """``transform(example, rng)`` of a dataset's examples, where ``rng`` depends on (seed, epoch, i) and nothing else.
 
@@ -302,12 +303,12 @@ class AugmentedDataset(DatasetMixin):
     def example_at(self, i: int, seed: int, epoch: int) -> Any:
         """Example ``i`` as it looks in ``epoch`` (from 0) of a run with ``seed``."""
         example = example_at(self._dataset, i, seed, epoch)
-        example = _copied(example) if self._copies else example
+        example = copied(example) if self._copies else example
         return at_epoch(self._transform, epoch)(example, generator(seed, "augment", epoch, int(i) % len(self)))
 
     def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
         """The examples ``indices`` in ``epoch`` of a run with ``seed``; ``skipped`` gets errors of those left out."""
         examples = read_examples(self._dataset, indices, seed, epoch, skipped)
         if self._copies:
-            examples = ((i, _copied(example)) for i, example in examples)
+            examples = ((i, copied(example)) for i, example in examples)
         return transform_batch(self._transform, examples, len(indices), seed, epoch, skipped)

@@ -16,7 +16,7 @@ import numpy as np
 from dbrdist.core.array.backend import Array, is_array
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.types import Index
-from dbrdist.datasets.loading.base import Batch, DatasetMixin, SkipExample, read_examples
+from dbrdist.datasets.loading.base import Batch, DatasetMixin, SkipExample, list_examples
 from dbrdist.datasets.loading.convert import stack
 
 
@@ -64,7 +64,7 @@ class TabularDataset(DatasetMixin):
         try:
             columns = self.get_examples([int(i) for i in indices], None)
         except SkipExample:  # of one of them: the others are wanted
-            return [example for _, example in read_examples(self, indices, seed, epoch, skipped)]
+            return list_examples(self, indices, seed, epoch, skipped)
         if all(is_array(column) for column in columns):
             return Batch(_by_mode(self, columns))
         return [_by_mode(self, row) for row in zip(*columns)]

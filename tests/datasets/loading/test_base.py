@@ -137,3 +137,37 @@ def test_a_batch_of_one_array_has_a_length():
     rows = np.arange(6).reshape(3, 2)
     for arrays in (rows, (rows,), (rows, rows), {"x": rows}):
         assert len(base.Batch(arrays)) == 3
+
+
+class Refilled:
+    """Examples of which each takes the place of the one before."""
+
+    def __init__(self, kind):
+        self.kind, self.row, self.held = kind, np.zeros(3, np.float32), {}
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, i):
+        if i == 4:
+            raise base.SkipExample("four")
+        self.row[:] = i
+        if self.kind == "dict":
+            self.held["x"] = np.full(3, i, np.float32)
+            return self.held
+        return {"array": self.row, "tuple": (self.row, i), "view": self.row[:2], "named": {"x": self.row}}[self.kind]
+
+
+@pytest.mark.parametrize("kind", ["array", "tuple", "view", "named", "dict"])
+@pytest.mark.parametrize("wrap", [lambda data: data, lambda data: TupleDataset(data, range(5))])
+def test_examples_that_take_each_others_place_are_told_apart(kind, wrap):
+    skipped = []
+    found = base.get_batch(wrap(Refilled(kind)), np.array([3, 4, 0, 2]), 0, 0, skipped)
+    assert "".join(re.findall(r"(?<=array\(\[)\d", repr(found))) == "302" and skipped == ["four"]
+
+
+def test_examples_of_memory_of_their_own_are_given_as_they_are():
+    rows = np.arange(12.0).reshape(4, 3)
+    for data in (list(rows), [(row, 1) for row in rows], [rows[:2], rows[1:3]], [{"x": row} for row in rows]):
+        found = base.get_batch(data, np.array([1, 0]), 0, 0, [])
+        assert found[0] is data[1] and found[1] is data[0]
