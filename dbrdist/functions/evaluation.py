@@ -250,10 +250,11 @@ def r2_score(
     if p.shape != t.shape:
         raise expected("r2_score", "true", f"shape {p.shape} to match pred", t)
     xp = get_array_module(p)
-    wide = accumulation_dtype(p.dtype)
+    dtype = p.dtype if is_floating(p.dtype) else np.result_type(p.dtype, np.float32)
+    wide = accumulation_dtype(dtype)
     p, t = p.astype(wide), t.astype(wide)
     rest = ((t - p) ** 2).sum(axis=0)
     total = ((t - t.mean(axis=0)) ** 2).sum(axis=0)
     score = xp.where(total != 0, 1 - rest / xp.where(total != 0, total, 1), 0)
     score = score if multioutput == "raw_values" else score.mean()
-    return as_variable(xp.asarray(score, np.dtype(as_array(pred).dtype)))
+    return as_variable(xp.asarray(score, dtype))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist import kernels
-from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module
+from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, is_floating
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating
 from dbrdist.core.tape.function_node import FunctionNode, call
@@ -64,8 +64,9 @@ def batch_renormalization(
         mean, var = kernels.bn_statistics(as_array(x), axis)
         xp = get_array_module(mean)
         deviation = xp.sqrt(running_var + eps)
-        r = xp.clip(xp.sqrt(var + eps) / deviation, 1.0 / rmax, rmax).astype(gamma.dtype)
-        d = xp.clip((mean - running_mean) / deviation, -dmax, dmax).astype(gamma.dtype)
+        dtype = gamma.dtype if is_floating(gamma.dtype) else var.dtype
+        r = xp.clip(xp.sqrt(var + eps) / deviation, 1.0 / rmax, rmax).astype(dtype)
+        d = xp.clip((mean - running_mean) / deviation, -dmax, dmax).astype(dtype)
         if update_statistics:
             move_running(running_mean, running_var, mean, var, decay, prod(x.shape[i] for i in axis))
         return r, d

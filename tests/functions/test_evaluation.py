@@ -49,6 +49,8 @@ def test_binary_accuracy_and_r2():
     assert F.binary_accuracy(np.array([1.0, -1.0, 2.0]), np.array([1, 1, -1])).array == 0.5
     true, pred = np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 4.0])
     assert F.r2_score(pred, true).array == pytest.approx(0.5)
+    ints = np.array([1, 2, 2], np.uint8), np.array([1, 2, 3], np.uint8)  # whose score was 0
+    assert F.r2_score(*ints).array == pytest.approx(0.5) == F.r2_score(*ints[::-1]).array + 1
 
 
 def ones_of(*shape, dtype=np.float32):

@@ -51,3 +51,14 @@ def test_nan_goes_through_whitening():
     y = F.decorrelated_batch_normalization(x, groups=2).array
     assert np.isnan(y[:, :2]).all()
     assert np.isfinite(y[:, 2:]).all() or np.isnan(y[:, 2:]).all()  # LAPACK gives up on all matrices of a batch at once
+
+
+def test_integers_scale_renormalized_batches():
+    """The corrections were rounded to gamma's type, and 0 where they are below 1."""
+    x, gamma = np.random.default_rng(0).standard_normal((6, 2)), np.array([2, 3])
+    y, wanted = (
+        F.batch_renormalization(x, g, np.zeros(2), 3.0, 5.0, running_mean=np.zeros(2), running_var=np.ones(2)).array
+        for g in (gamma, gamma.astype(float))
+    )
+    np.testing.assert_array_equal(y, wanted)
+    assert np.abs(y).min() > 0
