@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from dbrdist.cli.configuration import document
 from dbrdist.cli.configuration.extend import MAX_BYTES
@@ -13,9 +16,12 @@ from dbrdist.cli.configuration.load import Origin, dump
 from dbrdist.cli.configuration.schema import Config, number_at
 from dbrdist.cli.output.refuse import alike
 from dbrdist.core.files.regular_file import regular
+from dbrdist.core.usage import mistakes
+from dbrdist.datasets.loading.contents import Known, known_examples
 from dbrdist.errors import ConfigError
 
 if TYPE_CHECKING:
+    from dbrdist.cli.builders.build import Data
     from dbrdist.comm.communicators.communicator import CommunicatorBase
     from dbrdist.core.update.optimizer import GradientMethod
 
@@ -137,11 +143,45 @@ _MEASURES = {
 }
 
 
-def data_changes(saved: dict[str, Any], now: dict[str, Any]) -> Iterator[Change]:
-    """How the data differs from that of a snapshot, where the configuration need not say so."""
+def data_facts(data: Data) -> dict[str, Any]:
+    """What a snapshot says of the data, as plain values."""
+    num_test = None if data.test is None else len(data.test)
+    some = {part: _some(getattr(data, part)) for part in ("train", "test")}
+    return {"classes": data.classes, "num_test_examples": num_test, "some_examples": some}
+
+
+def _some(dataset: Any) -> list[str | float]:
+    """A few examples, each number of which stands for an array, as far as they are known without being read."""
+    known: list[Known] = []
+    with contextlib.suppress(Exception):  # what a program's own dataset raises here: nothing can be told of it
+        if dataset is not None and not getattr(dataset, "is_one_ranks", False):  # others have other examples
+            known = known_examples(dataset)
+    return [one if isinstance(one, str) else float(np.nan_to_num(one.mean() if one.size else 0)) for one in known]
+
+
+def _are_same(before: list[str | float], now: list[str | float]) -> bool:
+    """Whether these are the same examples, but for rounding."""
+    return len(before) == len(now) and all(
+        one == other if isinstance(one, str) or isinstance(other, str) else bool(np.isclose(one, other, 1e-3, 1e-6))
+        for one, other in zip(before, now)
+    )
+
+
+def data_changes(saved: dict[str, Any], now: dict[str, Any], told: list[Change]) -> list[Change]:
+    """How the data differs from that of a snapshot, where the configuration need not say so.
+
+    Other examples, or the same in another order, are warned of, unless the changes `told` are why: where the data
+    draws them anew at each start, the run has learned some that are for testing now.
+    """
+    is_told = any(re.fullmatch(r"data(\..*)?", change.key) for change in told)
+    for part, examples in saved.get("some_examples", {}).items():
+        if not is_told and not _are_same(examples, now["some_examples"][part]):
+            mistakes.warn(
+                f"{'training' if part == 'train' else 'test'} examples are others, or in another order, than when the "
+                "snapshot was saved; where the data is shuffled or split at random, give that a fixed seed"
+            )
     before, after = saved.get("num_test_examples"), now["num_test_examples"]
-    if before is not None and before != after:
-        yield Change(_NUM_TEST, before, after)
+    return [] if before in (None, after) else [Change(_NUM_TEST, before, after)]
 
 
 def forget_best(found: list[Change], config: Config, best: Any, goal: Any) -> Iterator[str]:

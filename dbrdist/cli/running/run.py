@@ -147,8 +147,7 @@ class TrainingRun:
 
     def _data_facts(self) -> dict[str, Any]:
         """What a snapshot says of the data that the network has learned."""
-        data = self.parts.data
-        return {"classes": data.classes, "num_test_examples": None if data.test is None else len(data.test)}
+        return resume.data_facts(self.parts.data)
 
     def _trainer(self) -> Trainer:
         config, comm, end = self.config, self.comm, end_of(self.config, self.range_test)
@@ -273,7 +272,7 @@ class TrainingRun:
                     compare_classes(self.local.saved_data.get("classes"), self.parts.data.classes, self.origin)
                     resume.apply(changes, self.optimizer, self.config)
                     goal = self.trainer.stop_trigger
-                    measured = [*changes, *resume.data_changes(self.local.saved_data, self._data_facts())]
+                    measured = changes + resume.data_changes(self.local.saved_data, self._data_facts(), changes)
                     forgotten = list(resume.forget_best(measured, self.config, self.best_trigger, goal))
                     if not any(re.match(r"model\b", change.key) for change in changes):
                         set_constants(self.parts.task, self.local.saved_constants)

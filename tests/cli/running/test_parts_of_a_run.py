@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 from types import SimpleNamespace
 
@@ -380,9 +381,13 @@ def test_first_weights_are_read_unless_a_snapshot_has_all(made, monkeypatch, con
 
 def test_what_a_snapshot_says_of_the_data(made):
     run = made()
-    assert run._data_facts() == {"classes": run.parts.data.classes, "num_test_examples": len(run.parts.data.test)}
-    run.parts = SimpleNamespace(data=SimpleNamespace(classes=["a"], test=None))
-    assert run._data_facts() == {"classes": ["a"], "num_test_examples": None}
+    facts = run._data_facts()
+    some = facts.pop("some_examples")
+    assert facts == {"classes": run.parts.data.classes, "num_test_examples": len(run.parts.data.test)}
+    assert len(some["train"]) == len(some["test"]) > 16 and json.loads(json.dumps(some)) == some
+    run.parts = SimpleNamespace(data=SimpleNamespace(classes=["a"], train=[("b/c.png", 1)], test=None))
+    some = {"train": ["c.png", 1.0], "test": []}
+    assert run._data_facts() == {"classes": ["a"], "num_test_examples": None, "some_examples": some}
 
 
 @each(**{"rank, said": [(0, ["words"]), (1, [])]})

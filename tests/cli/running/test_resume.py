@@ -8,7 +8,9 @@ import os
 import re
 import sys
 import time
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -339,3 +341,43 @@ def test_normalizations_keep_the_eps_of_the_snapshot(run, cut):
     snapshots.write(str(cut), entries)
     assert run("run.yaml", *EVERY, "iterations=4", "--resume")[0] == 0
     assert json.loads(str(read_npz("result/snapshot_iter_4")[key])) == {"predictor/bn/eps": 0.5}
+
+
+class Unknown:
+    """Of which nothing is known; it has examples of this rank alone, or raises."""
+
+    is_one_ranks = True
+
+    def __len__(self):
+        raise RuntimeError("not here")
+
+
+ROWS = [(np.full((2, 2), k / 7, np.float32), k, f"folder/{k}.png") for k in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "said"),
+    [
+        (ROWS, ROWS[:3], []), ([(x * np.float32(1 + 1e-6), k, f"other/{name}") for x, k, name in ROWS], ROWS[:3], []),
+        (ROWS[::-1], ROWS[:3], ["training"]), (ROWS, ROWS[2::-1], ["test"]), (ROWS[:4], None, ["training", "test"]),
+        ([(x, k, name.upper()) for x, k, name in ROWS], ROWS[:3], ["training"]),
+        ([(k, k, name) for x, k, name in ROWS], ROWS[:3], ["training"]),
+        ([(x.astype(np.float64), k, name) for x, k, name in ROWS], ROWS[:3], ["training"]),
+    ],
+)  # fmt: skip
+def test_other_examples_than_those_of_a_snapshot_are_warned_of(train, test, said):
+    def facts(train, test):
+        return resume.data_facts(SimpleNamespace(classes=None, train=train, test=test))
+
+    saved = json.loads(json.dumps(facts(ROWS, ROWS[:3])))
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        other = [resume.Change("batch", 1, 2)]
+        changed = resume.data_changes(saved, facts(train, test), other)
+        assert [(c.old, c.new) for c in changed] == [(3, None)] * (test is None)
+        assert resume.data_changes({}, facts(train, test), []) == []  # of an earlier version
+        resume.data_changes(saved, facts(train, test), [*other, resume.Change("data.args.seed", 1, 2)])
+    assert [str(w.message).partition(" examples are others")[0] for w in heard] == said
+    strange = facts([(np.array([np.nan, np.inf]), np.zeros(0))], None)["some_examples"]["train"]
+    assert all(isinstance(one, str) or np.isfinite(one) for one in strange) and len(strange) == 4
+    assert resume._some(Unknown()) == []
