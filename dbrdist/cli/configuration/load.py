@@ -132,20 +132,22 @@ def _apply_one(words: str, data: dict[str, Any], origin: Origin, raw: dict[KeyPa
             place = _inner(place, index)
             if place is None:
                 return f"{'.'.join(parts[: i + 1])} is a value and has no entry {parts[i + 1]!r}"
-    _drop_replaced(path, words, origin, raw)
+    _drop_replaced(path, words, origin, raw, is_name=isinstance(value.data, str))
     origin.override(path, words)
     raw[path] = text
     return None
 
 
-def _drop_replaced(path: KeyPath, words: str, origin: Origin, raw: dict[KeyPath, str]) -> None:
-    """Overrides of entries of what an override behind them replaces as a whole are gone; say so."""
+def _drop_replaced(path: KeyPath, words: str, origin: Origin, raw: dict[KeyPath, str], is_name: bool) -> None:
+    """Forget overrides of entries of what a later one replaces as a whole; say so where that is a mere name."""
     for below in [other for other in raw if len(other) > len(path) and other[: len(path)] == path]:
-        mistakes.warn(
-            f"command line {origin.overrides.pop(below)!r}: this has no effect, for {words!r} behind it replaces all "
-            f"of {'.'.join(map(str, path))}; write it behind that"
-        )
+        before = origin.overrides.pop(below)
         del raw[below]
+        if is_name:
+            mistakes.warn(
+                f"command line {before!r}: this has no effect, for {words!r} behind it replaces all of "
+                f"{'.'.join(map(str, path))}; write it behind that"
+            )
 
 
 _OF_RATE = {"lr": "alpha", "alpha": "lr"}

@@ -306,9 +306,9 @@ def test_an_override_that_another_one_replaces_is_said_and_forgotten():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert checked("", "optimizer=sgd", "batch=8", "optimizer.lr=0.2", "batch=16").optimizer.lr == 0.2
-    words = ["data.root=123", "data={name: image_folder, root: 5}"]  # which is not what the first one typed
-    with pytest.warns(UsageWarning), pytest.raises(ConfigError, match=r"^command line 'data=.*expected text.*, got 5$"):
-        checked("", *words)
+        words = ["data.root=123", "data={name: image_folder, root: 5}"]  # which is not what the first one typed
+        with pytest.raises(ConfigError, match=r"^command line 'data=.*expected text.*, got 5$"):
+            checked("", *words)
 
 
 def test_a_list_is_indexed_by_number():
