@@ -153,7 +153,7 @@ def data_facts(data: Data) -> dict[str, Any]:
 def _some(dataset: Any) -> list[str | float]:
     """A few examples, each number of which stands for an array, as far as they are known without being read."""
     known: list[Known] = []
-    with contextlib.suppress(Exception):  # what a program's own dataset raises here: nothing can be told of it
+    with contextlib.suppress(Exception):  # what a program's own dataset raises here: nothing is known of it
         if dataset is not None and not getattr(dataset, "is_one_ranks", False):  # others have other examples
             known = known_examples(dataset)
     return [one if isinstance(one, str) else float(np.nan_to_num(one.mean() if one.size else 0)) for one in known]
