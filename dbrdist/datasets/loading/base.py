@@ -11,7 +11,7 @@ with the index of the wrapped dataset, so an example's augmentation does not dep
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -155,11 +155,18 @@ class Batch(Sequence):  # type: ignore[type-arg]
         return len(arrays)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return Batch(self._map_raw(lambda a: a[index]), self._finish)
+        if isinstance(index, (slice, list, np.ndarray)):
+            rows = chosen(index, len(self))
+            return Batch(self._map_raw(lambda a: a[rows]), self._finish)
         if not -len(self) <= index < len(self):
             raise IndexError(f"expected an index below {len(self)}, the number of examples, got {index}")
         return self.map(lambda a: a[index])
+
+    def __add__(self, other: Iterable[Any]) -> list[Any]:
+        return [*self, *other]
+
+    def __radd__(self, other: Iterable[Any]) -> list[Any]:
+        return [*other, *self]
 
     def __reduce__(self) -> Any:
         # pickle keeps the memory order of C-contiguous arrays only, so channels-last ones are sent as (N, H, W, C)
@@ -228,7 +235,7 @@ def get_batch(dataset: Any, indices: Array, seed: int, epoch: int, skipped: list
     method = getattr(dataset, "get_batch", None)
     if method is not None:
         return method(indices, seed, epoch, skipped)
-    if is_array(dataset):
+    if has_rows(dataset):
         return Batch(take(dataset, indices))
     return list_examples(dataset, indices, seed, epoch, skipped)
 
@@ -274,9 +281,14 @@ def take(rows: Array, indices: Array) -> Array:
     return rows.take(indices, 0) if is_row_major(rows) else rows[indices]
 
 
+def has_rows(dataset: Any) -> bool:
+    """Whether it is an array of numbers or texts; one of objects, such as arrays of several sizes, is like a list."""
+    return is_array(dataset) and not dataset.dtype.hasobject
+
+
 def is_row_major(rows: Array | Sequence[Array]) -> bool:
     """True for an array in order of memory, of which ``take`` copies rows in the least time."""
-    return type(rows) is np.ndarray and rows.flags.c_contiguous
+    return type(rows) is np.ndarray and rows.flags.c_contiguous and not rows.dtype.hasobject
 
 
 def read_examples(dataset: Any, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Iterator[tuple[int, Any]]:

@@ -21,6 +21,7 @@ from dbrdist.datasets.loading.base import (
     chosen,
     copied,
     example_at,
+    has_rows,
     is_row_major,
     list_examples,
     read_examples,
@@ -85,7 +86,7 @@ class TupleDataset:
         _check_lengths([(str(k), d) for k, d in enumerate(datasets)], "TupleDataset")
         self._datasets = datasets
         self._length = len(datasets[0])
-        self._all_arrays = all(is_array(d) for d in datasets)
+        self._all_arrays = all(map(has_rows, datasets))
         self._are_rows = all(is_row_major(d) for d in datasets)
 
     @property
@@ -142,7 +143,7 @@ class DictDataset:
         _check_lengths(list(datasets.items()), "DictDataset")
         self._datasets = datasets
         self._length = len(next(iter(datasets.values())))
-        self._all_arrays = all(is_array(d) for d in datasets.values())
+        self._all_arrays = all(map(has_rows, datasets.values()))
 
     def __getitem__(self, index: Index) -> Any:
         """A dictionary for an integer; a list of dictionaries for a slice, a list or an array of integers or booleans.

@@ -11,7 +11,7 @@ import pytest
 from dbrdist import dataset as D
 from dbrdist import iterators
 from dbrdist.core.array.backend import CpuDevice
-from dbrdist.datasets import DatasetMixin, TupleDataset
+from dbrdist.datasets import DatasetMixin, DictDataset, TupleDataset
 from dbrdist.datasets.image import mixing
 from dbrdist.datasets.loading import base
 from dbrdist.datasets.loading.base import Batch, get_batch, join
@@ -171,3 +171,29 @@ def test_examples_of_memory_of_their_own_are_given_as_they_are():
     for data in (list(rows), [(row, 1) for row in rows], [rows[:2], rows[1:3]], [{"x": row} for row in rows]):
         found = base.get_batch(data, np.array([1, 0]), 0, 0, [])
         assert found[0] is data[1] and found[1] is data[0]
+
+
+def test_batches_are_added_like_lists_and_take_lists_of_indices():
+    x, y = np.arange(6).reshape(3, 2), np.array([7, 8, 9])
+    batch = Batch((x, y))
+    for both in (batch + batch, batch + list(batch), list(batch) + batch):
+        assert [(a.tolist(), int(b)) for a, b in both] == [([0, 1], 7), ([2, 3], 8), ([4, 5], 9)] * 2
+    for index in ([2, 0], np.array([2, 0]), [True, False, True], np.array([True, False, True])):
+        part = batch[index]
+        np.testing.assert_array_equal(part.arrays[0], x[index])
+        np.testing.assert_array_equal(part.arrays[1], y[index])
+    assert Batch(x, lambda a, dtype: a * 2)[[1]].arrays.tolist() == [[4, 6]]
+
+
+def test_an_array_of_objects_is_like_a_list():
+    """It was a batch of itself, so that arrays of several sizes were neither padded nor refused."""
+    sizes = np.empty(3, object)
+    sizes[:] = [np.ones(2), np.ones(3), np.ones(1)]
+    wanted = [[1, 1, 0], [1, 1, 1], [1, 0, 0]]
+    for data in (sizes, TupleDataset(sizes, np.arange(3)), TupleDataset(sizes), DictDataset(x=sizes)):
+        batch = get_batch(data, np.arange(3), 0, 0, [])
+        made = D.concat_examples(batch, padding=0)
+        made = made["x"] if isinstance(made, dict) else made[0] if isinstance(made, tuple) else made
+        assert made.tolist() == wanted and made.dtype == np.float64
+        with pytest.raises(ValueError, match="examples of one shape"):
+            D.concat_examples(batch)
