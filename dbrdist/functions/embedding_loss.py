@@ -47,7 +47,7 @@ def _finished(losses: Variable, reduce: str, like: Variable) -> Variable:
     return ops.cast(losses, like.dtype)
 
 
-def _margin(margin: Any, like: Variable) -> float | Variable:
+def _margin(margin: float | Variable, like: Variable) -> float | Variable:
     """A number, or a Variable, which may be learned, in the type of ``like``."""
     return ops.cast(margin, like.dtype) if isinstance(margin, Variable) else float(margin)
 

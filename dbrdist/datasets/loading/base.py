@@ -24,7 +24,11 @@ from dbrdist.datasets.loading.memory import reused
 from dbrdist.errors import CorruptExampleError
 
 if TYPE_CHECKING:
+    from typing import TypeGuard, TypeVar
+
     from dbrdist.datasets.image.transforms import Finisher
+
+    Indices = TypeVar("Indices")
 
 
 class SkipExample(CorruptExampleError):
@@ -42,7 +46,7 @@ class Dataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-def chosen(indices: Any, length: int) -> Any:
+def chosen(indices: Indices, length: int) -> Indices | list[int]:
     """The indices of examples of a dataset; those where it is True for a list or an array of booleans, a mask.
 
     Raises:
@@ -52,10 +56,10 @@ def chosen(indices: Any, length: int) -> Any:
         return indices
     if len(indices) != length:
         raise IndexError(f"expected a mask of {length} booleans, one for each example, got {len(indices)}")
-    return np.flatnonzero(indices).tolist()
+    return [int(i) for i in np.flatnonzero(indices)]
 
 
-def is_mask(indices: Any) -> bool:
+def is_mask(indices: object) -> TypeGuard[list[bool]]:
     """Whether a list or an array holds booleans, which would be taken for the integers 0 and 1."""
     if isinstance(indices, list):
         return bool(indices) and isinstance(indices[0], (bool, np.bool_))
@@ -162,10 +166,10 @@ class Batch(Sequence):  # type: ignore[type-arg]
             raise IndexError(f"expected an index below {len(self)}, the number of examples, got {index}")
         return self.map(lambda a: a[index])
 
-    def __add__(self, other: Iterable[Any]) -> list[Any]:
+    def __add__(self, other: Iterable[object]) -> list[object]:
         return [*self, *other]
 
-    def __radd__(self, other: Iterable[Any]) -> list[Any]:
+    def __radd__(self, other: Iterable[object]) -> list[object]:
         return [*other, *self]
 
     def __reduce__(self) -> Any:

@@ -59,7 +59,7 @@ def _explain_transform(transform: Callable[..., Any], example: Any) -> None:
         )
 
 
-def _examples(dataset: Any, index: Any) -> Any:
+def _examples(dataset: Any, index: object) -> Any:
     """One example or several; of what takes no list of indices, such as a list, one after the other."""
     if not isinstance(index, (list, np.ndarray)) or is_array(dataset) or isinstance(dataset, DatasetMixin):
         return dataset[index]
