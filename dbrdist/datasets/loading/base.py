@@ -11,6 +11,7 @@ with the index of the wrapped dataset, so an example's augmentation does not dep
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -245,17 +246,21 @@ def get_batch(dataset: Any, indices: Array, seed: int, epoch: int, skipped: list
 
 
 def list_examples(dataset: Any, indices: Array, seed: int, epoch: int, skipped: list[str]) -> list[Any]:
-    """As :func:`get_batch`, one by one, and copies where the second example takes the memory of the first one."""
-    examples: list[Any] = []
-    messages: list[str] = []
-    for _, example in read_examples(dataset, indices, seed, epoch, messages):
-        if len(examples) == 1 and _is_same_memory(example, examples[0]):  # which may have been overwritten
-            messages.clear()
-            examples = [copied(e) for _, e in read_examples(dataset, indices, seed, epoch, messages)]
-            break
-        examples.append(example)
-    skipped += messages
-    return examples
+    """As :func:`get_batch`, one by one."""
+    return [example for _, example in separate_examples(dataset, indices, seed, epoch, skipped)]
+
+
+def separate_examples(
+    dataset: Any, indices: Array, seed: int, epoch: int, skipped: list[str]
+) -> Iterator[tuple[int, Any]]:
+    """As :func:`read_examples`, but copies where the second example takes the memory of the first one."""
+    before = len(skipped)
+    reading = read_examples(dataset, indices, seed, epoch, skipped)
+    first = list(itertools.islice(reading, 2))
+    if len(first) == 2 and _is_same_memory(first[1][1], first[0][1]):  # the first one may have been overwritten
+        del skipped[before:]
+        return ((i, copied(example)) for i, example in read_examples(dataset, indices, seed, epoch, skipped))
+    return itertools.chain(first, reading)
 
 
 def copied(part: Any) -> Any:

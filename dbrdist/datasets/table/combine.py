@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from dbrdist.datasets.loading.base import (
     is_row_major,
     list_examples,
     read_examples,
+    separate_examples,
     take,
 )
 from dbrdist.datasets.loading.contents import known_example
@@ -309,7 +310,9 @@ class AugmentedDataset(DatasetMixin):
 
     def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
         """The examples ``indices`` in ``epoch`` of a run with ``seed``; ``skipped`` gets errors of those left out."""
-        examples = read_examples(self._dataset, indices, seed, epoch, skipped)
         if self._copies:
-            examples = ((i, copied(example)) for i, example in examples)
+            read = read_examples(self._dataset, indices, seed, epoch, skipped)
+            examples: Iterator[Any] = ((i, copied(example)) for i, example in read)
+        else:
+            examples = separate_examples(self._dataset, indices, seed, epoch, skipped)
         return transform_batch(self._transform, examples, len(indices), seed, epoch, skipped)

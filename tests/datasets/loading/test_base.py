@@ -11,7 +11,7 @@ import pytest
 from dbrdist import dataset as D
 from dbrdist import iterators
 from dbrdist.core.array.backend import CpuDevice
-from dbrdist.datasets import DatasetMixin, DictDataset, TupleDataset
+from dbrdist.datasets import AugmentedDataset, Compose, DatasetMixin, DictDataset, ToCHW, TupleDataset
 from dbrdist.datasets.image import mixing
 from dbrdist.datasets.loading import base
 from dbrdist.datasets.loading.base import Batch, get_batch, join
@@ -164,6 +164,18 @@ def test_examples_that_take_each_others_place_are_told_apart(kind, wrap):
     skipped = []
     found = base.get_batch(wrap(Refilled(kind)), np.array([3, 4, 0, 2]), 0, 0, skipped)
     assert "".join(re.findall(r"(?<=array\(\[)\d", repr(found))) == "302" and skipped == ["four"]
+
+
+def test_labels_that_take_each_others_place_are_told_apart_beside_transforms():
+    images, label = np.zeros((5, 4, 4, 1), np.float32), np.zeros(1, np.float32)
+
+    class Relabelled(Refilled):
+        def __getitem__(self, i):
+            label[:] = i
+            return images[i], label
+
+    data = AugmentedDataset(Relabelled("array"), Compose([ToCHW()]))
+    assert get_batch(data, np.array([3, 0, 2]), 0, 0, []).arrays[1].ravel().tolist() == [3, 0, 2]
 
 
 def test_examples_of_memory_of_their_own_are_given_as_they_are():
