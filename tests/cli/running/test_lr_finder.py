@@ -200,8 +200,9 @@ def test_a_loss_that_explodes_ends_the_test_and_not_the_run(run):
 
 @pytest.mark.slow
 @each(
-    case=[("{lowest: 0.1, highest: 0.1}", "expected more than lowest, 0.1, got 0.1"), ("{steps: 3}", "lr_finder.steps"),
-          ("{lowest: 0}", "lr_finder.lowest"), ("{highest: .inf}", "lr_finder.highest"), ("true", "lr_finder")]
+    case=[("{lowest: 0.1, highest: 0.1}", "lr_finder.highest: expected more than lowest, 0.1, got 0.1"),
+          ("{steps: 3}", "lr_finder.steps"), ("{lowest: 0}", "lr_finder.lowest"),
+          ("{highest: .inf}", "lr_finder.highest"), ("true", "lr_finder")]
 )  # fmt: skip
 def test_what_makes_no_test_is_refused(run, case):
     code, _, err = run("run.yaml", f"lr_finder={case[0]}")

@@ -162,8 +162,9 @@ def test_a_gradient_given_at_the_start_is_kept_and_checked():
         Variable(ones(2), grad=ones(3))
 
 
-def test_gradients_are_refused_by_kind_shape_and_type():
-    x = Variable(ones(2))
+@each(kind=[Variable, Parameter])
+def test_gradients_are_refused_by_kind_shape_and_type(kind):
+    x = kind(ones(2))
     for name in ("grad", "grad_var"):
         with pytest.raises(TypeError, match="grad: expected an array or None, got list"):
             setattr(x, name, [1.0, 1.0])

@@ -284,7 +284,7 @@ LIES = {  # the columns of 5 images in shards: offsets, sizes, labels, ends of n
     "less than no images": ({"change_header": lambda h: h.update(num_images=-1)}, "damaged"),
     "a number as classes": ({"change_header": lambda h: h.update(classes=3)}, "damaged"),
     "numbers as classes": ({"change_header": lambda h: h.update(classes=[1, 2])}, "not a list of names"),
-    "no classes": ({"change_header": lambda h: h.update(classes=[])}, "damaged"),
+    "no classes": ({"change_header": lambda h: h.update(classes=[])}, "it has 0 classes, not 1 to"),
     "a root that is no text": ({"change_header": lambda h: h.update(root=3)}, "damaged"),
     "a missing entry": ({"change_header": lambda h: h.pop("identity")}, "damaged"),
 }
