@@ -12,6 +12,7 @@ import dbrdist.functions as F
 from dbrdist import Link, Variable
 from dbrdist.cli.builders import task as tasks
 from dbrdist.cli.builders.task import Task
+from dbrdist.core.array.backend import as_dtype
 from dbrdist.core.array.config import using_config
 from dbrdist.core.model.reporter import DictSummary, Reporter
 from dbrdist.functions import softmax_cross_entropy
@@ -135,3 +136,12 @@ def test_metrics_of_several_outputs_get_copies_of_each():
     first, (second,), name = tasks._copied(outputs)
     first[...] = second.array[...] = 5
     assert outputs[0].sum() == 2 and outputs[1][0].array.sum() == 3 and name == "name"
+
+
+@each(dtype=["float16", "bfloat16", "float32", "float64"])
+def test_losses_and_metrics_of_16_bit_outputs_are_computed_in_float32(dtype):
+    seen = []
+    own = Task(Identity(), softmax_cross_entropy, {"seen": lambda y, t: seen.append(y.dtype) or 0.0})
+    x = Variable(np.linspace(-1, 1, 12).reshape(4, 3).astype(as_dtype(dtype)))
+    wanted = dtype if dtype == "float64" else "float32"
+    assert own(x, np.zeros(4, int)).dtype == wanted and seen == [np.dtype(wanted)]
