@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import signal
 import sys
+import tempfile
 
 import pytest
 
@@ -25,6 +26,16 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("mpiexec"):
             item.add_marker(pytest.mark.skip(reason="no mpiexec here: pip install mpich"))
+
+
+@pytest.fixture
+def tmp_path(tmp_path):
+    """Pytest's, or where TMPDIR is long one with room for the name of a socket, which has 107 bytes in all."""
+    if len(os.fsencode(tmp_path)) <= 60:
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="d", dir="/tmp") as folder:
+        yield pathlib.Path(folder)
 
 
 @pytest.fixture

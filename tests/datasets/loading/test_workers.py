@@ -457,6 +457,7 @@ def test_a_worker_whose_rank_ends_in_the_midst_of_a_message_ends_without_a_word(
     theirs.close()
 
 
+@pytest.mark.programs
 def test_a_worker_whose_rank_ends_before_it_has_begun_says_nothing():
     ours, theirs = multiprocessing.Pipe()
     command = [sys.executable, "-S", "-c", workers._START, str(theirs.fileno())]
