@@ -37,7 +37,7 @@ FLOAT_LOOP(prod_of_rows, OUT(0, y) IN(1, x), LENGTH, {
     }
 })
 LOOP_OF_8(prod_of_columns, OUT(0, y) IN(1, x), LENGTH_AND_WIDTH,
-           BY_TURNS(COLUMN_TURNS, prod_along, y + i, x + i, n, width, 1))
+          BY_TURNS(COLUMN_TURNS, prod_along, y + i, x + i, n, width, 1))
 
 /* gy times the product of all others: of those before, then of those behind */
 INSIDE void prod_backward_along(float *restrict gx, const float *restrict x, const float *restrict gy, ptrdiff_t n,
@@ -58,6 +58,6 @@ INSIDE void prod_backward_along(float *restrict gx, const float *restrict x, con
 }
 
 LOOP_OF_8(prod_of_rows_backward, OUT(0, gx) IN(1, x) IN(2, gy), LENGTH,
-           BY_TURNS(ROW_TURNS, prod_backward_along, gx + i * n, x + i * n, gy + i, n, 1, n))
+          BY_TURNS(ROW_TURNS, prod_backward_along, gx + i * n, x + i * n, gy + i, n, 1, n))
 LOOP_OF_8(prod_of_columns_backward, OUT(0, gx) IN(1, x) IN(2, gy), LENGTH_AND_WIDTH,
-           BY_TURNS(COLUMN_TURNS, prod_backward_along, gx + i, x + i, gy + i, n, width, 1))
+          BY_TURNS(COLUMN_TURNS, prod_backward_along, gx + i, x + i, gy + i, n, width, 1))

@@ -254,9 +254,9 @@ INSIDE void fixed_rows(float *restrict gx, float *restrict sums, float *restrict
                gy + (r) * width + i, mean + i, scale + i, stop - i, turns * width, count);
 
 LOOP_OF_8(fixed_normalization_backward,
-           OUT(0, gx) OUT(1, sums) OUT(2, term_sums) IN(3, x) IN(4, gy) IN(5, mean) IN(6, scale),
-           const ptrdiff_t n = (ptrdiff_t)numbers[0]; const ptrdiff_t width = (ptrdiff_t)numbers[1];
-           const ptrdiff_t parts = (ptrdiff_t)numbers[2]; const ptrdiff_t turns = (ptrdiff_t)numbers[3];, {
+          OUT(0, gx) OUT(1, sums) OUT(2, term_sums) IN(3, x) IN(4, gy) IN(5, mean) IN(6, scale),
+          const ptrdiff_t n = (ptrdiff_t)numbers[0]; const ptrdiff_t width = (ptrdiff_t)numbers[1];
+          const ptrdiff_t parts = (ptrdiff_t)numbers[2]; const ptrdiff_t turns = (ptrdiff_t)numbers[3];, {
     const ptrdiff_t each = n / parts * turns; /* rows of the parts that take turns */
     for (ptrdiff_t part = 0; part < parts; ++part) {
         memset(sums + part * width + i, 0, (size_t)(stop - i) * sizeof(float));
@@ -455,10 +455,10 @@ enum { ROW_TURNS = 4, COLUMN_TURNS = 64 };
             for (int r = 0; r < turns; ++r) y[AT(j, r)] = sofar[r] = sofar[r] op x[AT(j, r)];                    \
         }                                                                                                        \
     }                                                                                                            \
-    LOOP_OF_8(name##_of_rows, OUT(0, y) IN(1, x), LENGTH const ptrdiff_t step = (ptrdiff_t)numbers[1];,         \
-               BY_TURNS(ROW_TURNS, name##_along, y + i * n, x + i * n, n, 1, n, step))                           \
-    LOOP_OF_8(name##_of_columns, OUT(0, y) IN(1, x),                                                            \
-               LENGTH const ptrdiff_t step = (ptrdiff_t)numbers[2]; const ptrdiff_t width = (ptrdiff_t)numbers[3];, {\
+    LOOP_OF_8(name##_of_rows, OUT(0, y) IN(1, x), LENGTH const ptrdiff_t step = (ptrdiff_t)numbers[1];,          \
+              BY_TURNS(ROW_TURNS, name##_along, y + i * n, x + i * n, n, 1, n, step))                            \
+    LOOP_OF_8(name##_of_columns, OUT(0, y) IN(1, x),                                                             \
+              LENGTH const ptrdiff_t step = (ptrdiff_t)numbers[2]; const ptrdiff_t width = (ptrdiff_t)numbers[3];, { \
         const ptrdiff_t column = i % width;                                                                      \
         const ptrdiff_t start_of = (i - column) * n + column;                                                    \
         if (stop - i >= COLUMN_TURNS && width - column >= COLUMN_TURNS) {                                        \
@@ -489,9 +489,9 @@ INSIDE void cumprod_backward_along(float *restrict gx, const float *restrict x, 
 }
 
 LOOP_OF_8(cumprod_of_rows_backward, OUT(0, gx) IN(1, x) IN(2, y) IN(3, gy), LENGTH,
-           BY_TURNS(ROW_TURNS, cumprod_backward_along, gx + i * n, x + i * n, y + i * n, gy + i * n, n, 1, n))
+          BY_TURNS(ROW_TURNS, cumprod_backward_along, gx + i * n, x + i * n, y + i * n, gy + i * n, n, 1, n))
 LOOP_OF_8(cumprod_of_columns_backward, OUT(0, gx) IN(1, x) IN(2, y) IN(3, gy), LENGTH_AND_WIDTH,
-           BY_TURNS(COLUMN_TURNS, cumprod_backward_along, gx + i, x + i, y + i, gy + i, n, width, 1))
+          BY_TURNS(COLUMN_TURNS, cumprod_backward_along, gx + i, x + i, y + i, gy + i, n, width, 1))
 
 /* In NumPy's order, one row after another. */
 INSIDE void sum_along(float *restrict y, const float *restrict x, ptrdiff_t n, ptrdiff_t width, int turns) {
